@@ -1,0 +1,41 @@
+"""steppe: let a PyTorch network learn one task after another without forgetting the earlier ones."""
+
+from steppe.benchmarks import PMNIST
+from steppe.benchmarks.base import Benchmark
+from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
+from steppe.learner import Learner, Learnt
+from steppe.methods import ER, FSDGPM, Finetune
+from steppe.methods.base import Method, MethodSettings
+from steppe.metrics import AccuracyMatrix
+from steppe.protocol import Training
+from steppe.registry import register_benchmark, register_method
+from steppe.settings import setting
+from steppe.task import Task
+from steppe.types import Batch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ER",
+    "FSDGPM",
+    "PMNIST",
+    "AccuracyMatrix",
+    "Batch",
+    "Benchmark",
+    "DataError",
+    "DivergedError",
+    "Finetune",
+    "Learner",
+    "Learnt",
+    "Method",
+    "MethodSettings",
+    "ModelError",
+    "RunError",
+    "SteppeError",
+    "Task",
+    "Training",
+    "UsageError",
+    "register_benchmark",
+    "register_method",
+    "setting",
+]

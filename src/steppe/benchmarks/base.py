@@ -1,0 +1,34 @@
+"""What a benchmark is: a sequence of tasks, a network, a training protocol, all given by its settings and a seed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from steppe.protocol import Training
+from steppe.seeding import Streams
+from steppe.settings import Settings
+from steppe.task import Task
+
+
+class Benchmark(Settings, ABC):
+    """Base of every benchmark's settings."""
+
+    training: Training
+
+    @abstractmethod
+    def stream(self, seed: int) -> Sequence[Task]:
+        """The tasks in order. They depend on the benchmark's settings and the seed alone."""
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """A new network, its weights drawn from torch's global generator as its layers do."""
+
+    def model(self, seed: int) -> nn.Module:
+        """A new network whose weights depend on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(Streams(seed).derived("model"))
+            return self.network()

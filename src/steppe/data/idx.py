@@ -1,0 +1,24 @@
+"""The IDX format of MNIST's publishers: a magic number, the dimensions, then bytes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from steppe.errors import DataError
+
+_UNSIGNED_BYTE = 0x08
+
+
+def parse(raw: bytes, name: str) -> Tensor:
+    """The array of unsigned bytes in an IDX file's content; anything else in it is refused."""
+    if len(raw) < 4 or raw[0] or raw[1] or raw[2] != _UNSIGNED_BYTE:
+        raise DataError(f"{name} is not an IDX file of unsigned bytes: get the file again.")
+    dimensions = raw[3]
+    start = 4 + 4 * dimensions
+    shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4)]
+    if dimensions == 0 or len(raw) != start + math.prod(shape):
+        raise DataError(f"{name} announces {shape} bytes but holds {len(raw) - start}: get the file again.")
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=start).reshape(shape)

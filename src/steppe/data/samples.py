@@ -1,0 +1,147 @@
+"""Labelled samples in the three forms users have them: tensors, a `Dataset`, a `DataLoader`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from steppe.errors import DataError
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Samples(ABC):
+    """A finite set of labelled samples that can be walked through in batches."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
+        """Every sample once, in batches (the last may be smaller); shuffled by `order` where one is given."""
+
+    def first(self) -> Pair:
+        """One batch to learn shapes from; draws nothing from any generator."""
+        if len(self) == 0:
+            raise DataError("is empty: it holds no sample.")
+        return next(self.batches(1, None))
+
+    def count_batches(self, size: int) -> int:
+        """How many batches a walk takes."""
+        return -(-len(self) // size)
+
+
+class TensorSamples(Samples):
+    """Samples held in memory as two tensors.
+
+    `view` turns stored samples into those of the task (a pixel permutation, say), batch by batch, so that many tasks
+    can share one copy of the images.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None) -> None:
+        if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
+            raise DataError(
+                f"holds inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}: "
+                "give as many labels as inputs, in one dimension."
+            )
+        self.x, self.y, self.view = x, checked_labels(y), view
+        check_finite(x)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
+        picks: list[Any]
+        if order is None:
+            picks = [slice(start, start + size) for start in range(0, len(self), size)]
+        else:
+            picks = list(torch.split(torch.randperm(len(self), generator=order).to(self.x.device), size))
+        for pick in picks:
+            x = self.x[pick]
+            yield (x if self.view is None else self.view(x)), self.y[pick]
+
+
+class DatasetSamples(Samples):
+    """Samples of a map-style `Dataset` that gives (input, label) pairs; read and collated as they are needed."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise DataError("is a Dataset without a length: give a map-style Dataset, a DataLoader or tensors.")
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.dataset))
+
+    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
+        indices = torch.arange(len(self)) if order is None else torch.randperm(len(self), generator=order)
+        for pick in torch.split(indices, size):
+            yield _checked_pair(default_collate([self.dataset[int(i)] for i in pick]))
+
+
+class LoaderSamples(Samples):
+    """Samples that a `DataLoader` gives; its own batch size and order are kept, as its owner set them."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+        try:
+            self._length = len(cast(Sized, loader.dataset))
+        except TypeError as error:
+            raise DataError("is a DataLoader over a dataset without a length: give one with a length.") from error
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
+        for pair in self.loader:
+            yield _checked_pair(pair)
+
+    def first(self) -> Pair:
+        if len(self) == 0:
+            raise DataError("is empty: it holds no sample.")
+        return _checked_pair(default_collate([self.loader.dataset[0]]))
+
+    def count_batches(self, size: int) -> int:
+        return len(self.loader)
+
+
+def as_samples(source: object) -> Samples:
+    """The samples behind whatever form the user gave."""
+    if isinstance(source, Samples):
+        return source
+    if isinstance(source, DataLoader):
+        return LoaderSamples(source)
+    if isinstance(source, Dataset):
+        return DatasetSamples(source)
+    if isinstance(source, (tuple, list)) and len(source) == 2:
+        return TensorSamples(torch.as_tensor(source[0]), torch.as_tensor(source[1]))
+    raise DataError(
+        f"is given as {type(source).__name__}: give a pair (inputs, labels) of tensors or arrays, "
+        "a Dataset or a DataLoader."
+    )
+
+
+def checked_labels(y: Tensor) -> Tensor:
+    """Labels as int64 class numbers; anything that is not a whole number is refused."""
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise DataError(f"has labels of type {y.dtype}: give class numbers as integers.")
+    return y.long()
+
+
+def check_finite(x: Tensor) -> None:
+    """Refuse inputs with NaN or infinity, naming the first such sample."""
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        bad = int((~torch.isfinite(x).flatten(1).all(1)).nonzero()[0]) if x.ndim > 1 else 0
+        raise DataError(f"holds NaN or infinity in its inputs, first in sample {bad}: clean the data.")
+
+
+def _checked_pair(pair: Any) -> Pair:
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
+        raise DataError("gives something else than (input, label) pairs of tensors or numbers.")
+    x, y = pair
+    check_finite(x)
+    return x, checked_labels(y)

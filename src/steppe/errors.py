@@ -1,0 +1,42 @@
+"""What can go wrong, as types: the command line turns each into one line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SteppeError(Exception):
+    """Base of every error that `steppe` raises on purpose; its text names the thing and the remedy."""
+
+    exit_code = 1
+
+
+class UsageError(SteppeError):
+    """Asked for something that does not exist or cannot be: an unknown name, a value out of range."""
+
+    exit_code = 2
+
+
+class DataError(SteppeError):
+    """The data of a task cannot be learnt from: empty, not finite, wrong shape, labels outside the head."""
+
+
+class ModelError(SteppeError):
+    """The model cannot serve the method: no covered layer, weights tied in a way we cannot project."""
+
+
+class DivergedError(SteppeError):
+    """The loss or a gradient stopped being a finite number."""
+
+
+class RunError(SteppeError):
+    """A run directory cannot be written or read."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not among the known ones, with the nearest of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,54 @@
+"""What a run tells while it goes: small records that a display, a log or another process can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Some batches further within an epoch."""
+
+    task: int
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """One epoch of a task is done."""
+
+    task: int
+    name: str
+    epoch: int
+    loss: float
+    updates: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TaskEnded:
+    """A task is learnt and all tasks seen so far are tested."""
+
+    task: int
+    tasks: int
+    name: str
+    accuracy: list[float]
+    seconds: dict[str, float]
+    bytes: dict[str, int]
+    updates: int
+    remarks: list[str] = field(default_factory=list)
+    method: dict[str, Any] = field(default_factory=dict)
+
+
+Event = Progress | EpochEnded | TaskEnded
+Watch = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Watch nothing."""

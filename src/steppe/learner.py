@@ -1,0 +1,206 @@
+"""The library's front door: a model, a method, and one task after another."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steppe.errors import DataError, DivergedError, ModelError, UsageError
+from steppe.events import Watch, ignore
+from steppe.methods.base import Method, MethodSettings
+from steppe.network import Network
+from steppe.numerics import denormals_flushed
+from steppe.projection.capture import output_weight
+from steppe.projection.layers import CoveredWeight, covered_weights
+from steppe.protocol import Training
+from steppe.seeding import Streams
+from steppe.task import Task
+from steppe.training import fit
+
+_EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record."""
+
+    updates: int
+    seconds: dict[str, float]
+    bytes: dict[str, int]
+    remarks: list[str] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+class Learner:
+    """A PyTorch model that learns tasks one after another by a given method.
+
+    The model is used as it is, in place: `learn` changes its weights and leaves nothing else behind (no hooks, no
+    change of mode). `prepare` turns stored inputs into what the model takes, on its device, batch by batch; by
+    default bytes become numbers from 0 to 1. `exclude` names layers (or weights) that a gradient memory must leave
+    alone; in multi-head learning the head is found and left alone by itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: MethodSettings,
+        *,
+        seed: int = 0,
+        device: str | torch.device | None = None,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        exclude: Sequence[str] = (),
+    ) -> None:
+        if not isinstance(method, MethodSettings):
+            raise UsageError(f"method is {method!r}: give a method's settings, such as steppe.FSDGPM().")
+        self.model = model if device is None else model.to(device)
+        self.settings = method
+        self.streams = Streams(seed)
+        self.network = Network(self.model, prepare)
+        self.tasks_learnt = 0
+        self._exclude = self._checked_exclude(tuple(exclude))
+        self._method: Method | None = None
+        self._outputs = 0
+        self._shape: tuple[int, ...] = ()
+
+    def learn(
+        self, task: Task, *, epochs: int = 1, batch_size: int = 10, glances: int = 1, watch: Watch = ignore
+    ) -> Learnt:
+        """Learn the next task."""
+        training = Training(epochs, batch_size, glances)
+        self._check(task)
+        method = self._method or self._started(task)
+        self._method = method
+        with (
+            denormals_flushed(),
+            self.streams.ambient(self.network.device),
+            self.network.mode(training=True),
+        ):
+            self.network.open_head(task.head, self._outputs)
+            method.begin_task()
+            started = time.perf_counter()
+            order = self.streams.generator("order")
+            updates = fit(method, task, self.tasks_learnt, self._outputs, training, order, watch)
+            self._check_weights(task)
+            trained = time.perf_counter()
+            remarks = method.end_task()
+            ended = time.perf_counter()
+        self.tasks_learnt += 1
+        seconds = {"train": trained - started, "memory": ended - trained}
+        return Learnt(updates, seconds, method.bytes_held(), remarks, method.record())
+
+    def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
+        """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
+        tasks = [tasks] if isinstance(tasks, Task) else tasks
+        with torch.no_grad(), self.network.mode(training=False):
+            return [self._accuracy(task) for task in tasks]
+
+    def predict(self, x: Tensor, head: range | None = None) -> Tensor:
+        """The most likely output row of each sample, within the head if one is given."""
+        with torch.no_grad(), self.network.mode(training=False):
+            return self._predicted(x, head)
+
+    def _accuracy(self, task: Task) -> float:
+        if task.test is None:
+            raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
+        right = torch.zeros((), dtype=torch.int64, device=self.network.device)
+        total = 0
+        for x, y in task.test.batches(_EVALUATION_BATCH, None):
+            right += (self._predicted(x, task.head) == y.to(self.network.device)).sum()
+            total += len(y)
+        return 100.0 * int(right) / total
+
+    def _predicted(self, x: Tensor, head: range | None) -> Tensor:
+        output: Tensor = self.model(self.network.prepare_inputs(x))
+        if head is None:
+            return output.argmax(1)
+        return output[:, head.start : head.stop].argmax(1) + head.start
+
+    def _started(self, task: Task) -> Method:
+        """The method, made when the first task shows what the model's input and head are."""
+        covered: dict[str, CoveredWeight] = {}
+        if self.settings.covers_layers:
+            covered = covered_weights(self.model, self._exclude)
+            if task.head is not None:
+                covered = self._without_head(covered, task)
+            self._warn_uncovered(covered)
+        return self.settings.start(self.network, covered, self.streams)
+
+    def _without_head(self, covered: dict[str, CoveredWeight], task: Task) -> dict[str, CoveredWeight]:
+        x, _ = task.train.first()
+        with self.network.mode(training=False):
+            head = output_weight(self.model, covered, self.network.prepare_inputs(x))
+        if head is not None:
+            return {name: weight for name, weight in covered.items() if name != head}
+        if self._exclude:
+            return covered
+        raise ModelError(
+            "the model is learnt with several heads, but no single layer gives its output: "
+            "name the head's layers with exclude=(...)."
+        )
+
+    def _warn_uncovered(self, covered: dict[str, CoveredWeight]) -> None:
+        modules = dict(self.model.named_modules())
+        passing = (nn.Embedding, nn.EmbeddingBag)
+        left = [
+            name
+            for name, p in self.network.parameters.items()
+            if p.ndim > 1
+            and name not in covered
+            and not isinstance(modules[name.rpartition(".")[0]], (*passing, nn.Linear, nn.modules.conv._ConvNd))
+        ]
+        if left:
+            warnings.warn(
+                f"these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
+                f"protection: {', '.join(left)}",
+                stacklevel=4,
+            )
+
+    def _check(self, task: Task) -> None:
+        """Refuse a task that cannot be learnt before anything is changed."""
+        x, _ = task.train.first()
+        try:
+            with torch.no_grad(), self.network.mode(training=False):
+                output = self.model(self.network.prepare_inputs(x))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            known = f" (earlier tasks had {self._shape})" if self._shape else ""
+            raise DataError(
+                f"{task.name}: inputs of shape {tuple(x.shape[1:])}{known} do not fit the model: {error}"
+            ) from error
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
+            found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {found}.")
+        self._outputs, self._shape = output.shape[1], tuple(x.shape[1:])
+        if task.head is not None and task.head.stop > self._outputs:
+            raise DataError(
+                f"{task.name}: the head {task.head} reaches beyond the model's {self._outputs} outputs: "
+                "enlarge the model's last layer or correct the head."
+            )
+        for part in (task.train, task.test, task.valid):
+            labels = getattr(part, "y", None)
+            if labels is not None:
+                task.check_labels(labels, self._outputs)
+        if task.test is not None and task.test.first()[0].shape[1:] != x.shape[1:]:
+            raise DataError(
+                f"{task.name}: test inputs have shape {tuple(task.test.first()[0].shape[1:])}, "
+                f"training inputs {self._shape}: give both the same shape."
+            )
+
+    def _check_weights(self, task: Task) -> None:
+        for name, parameter in self.network.parameters.items():
+            if not bool(torch.isfinite(parameter).all()):
+                raise DivergedError(
+                    f"the weight {name!r} is no longer finite after task {task.name!r}: lower the step size."
+                )
+
+    def _checked_exclude(self, exclude: tuple[str, ...]) -> tuple[str, ...]:
+        known = {name for name, _ in self.model.named_modules()} | {name for name, _ in self.model.named_parameters()}
+        for entry in exclude:
+            if entry not in known:
+                raise UsageError(f"exclude names {entry!r}, which is no layer and no weight of the model.")
+        return exclude

@@ -1,0 +1,64 @@
+"""Record what linear layers take in and give out during a forward, so that their gradients can be had as factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from steppe.types import Outer
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCall:
+    """One call: its input vectors, (rows, in), and the place of its output in the graph.
+
+    The place is taken at once, so an operation that later overwrites the output (ReLU in place) does not disturb it.
+    """
+
+    input: Tensor
+    output: GradientEdge
+
+    @property
+    def rows(self) -> int:
+        """How many input vectors there were."""
+        return len(self.input)
+
+
+@contextmanager
+def recorded_calls(linear: Mapping[str, Sequence[nn.Module]]) -> Iterator[dict[str, list[LinearCall]]]:
+    """Inside, every call of the layers is recorded under the name of their weight."""
+    calls: dict[str, list[LinearCall]] = {name: [] for name in linear}
+
+    def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            x = args[0] if args else kwargs["input"]
+            calls[name].append(LinearCall(x.detach().reshape(-1, x.shape[-1]), get_gradient_edge(output)))
+
+        return hook
+
+    handles = []
+    try:
+        for name, layers in linear.items():
+            for layer in dict.fromkeys(layers):
+                handles.append(layer.register_forward_hook(hook_for(name), with_kwargs=True))
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def outer_product(calls: Sequence[LinearCall], slopes: Sequence[Tensor | None], outputs: int) -> Outer:
+    """The weight's gradient from the gradients of the calls' outputs; an output the loss did not use has none."""
+    lefts = [
+        call.input.new_zeros(call.rows, outputs) if slope is None else slope.reshape(call.rows, -1)
+        for call, slope in zip(calls, slopes, strict=True)
+    ]
+    if len(calls) == 1:
+        return Outer(lefts[0], calls[0].input)
+    return Outer(torch.cat(lefts), torch.cat([call.input for call in calls]))

@@ -1,0 +1,7 @@
+"""The methods, one file each; importing this package makes them known by name."""
+
+from steppe.methods.er import ER
+from steppe.methods.finetune import Finetune
+from steppe.methods.fs_dgpm import FSDGPM
+
+__all__ = ["ER", "FSDGPM", "Finetune"]

@@ -1,0 +1,56 @@
+"""What a method is: settings that can start it, and a learner that sees one batch after another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from steppe.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steppe.network import Network
+    from steppe.projection.layers import CoveredWeight
+    from steppe.seeding import Streams
+    from steppe.types import Batch
+
+
+class MethodSettings(Settings, ABC):
+    """Base of every method's settings; `start` gives the running method."""
+
+    covers_layers = False
+    """Whether the method projects gradients, and so needs the model's covered layers."""
+
+    @abstractmethod
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """The method at work on a network. `covered` is empty unless `covers_layers` is set."""
+
+
+class Method(ABC):
+    """A method at work. Per task: begin, then for each batch `observe` once per glance and `remember` once (in the
+    first epoch), then end.
+    """
+
+    def begin_task(self) -> None:  # noqa: B027 - many methods have nothing to do here
+        """The next task starts."""
+
+    @abstractmethod
+    def observe(self, batch: Batch) -> Tensor:
+        """One update from a batch of the current task, as stored; returns the loss it descended."""
+
+    def remember(self, batch: Batch) -> None:  # noqa: B027 - nor here
+        """The batch has been learnt from and will not be offered again."""
+
+    def end_task(self) -> list[str]:
+        """The task is over; returns remarks for the log."""
+        return []
+
+    def bytes_held(self) -> dict[str, int]:
+        """Memory kept from task to task, in bytes, by kind."""
+        return {"replay": 0, "bases": 0}
+
+    def record(self) -> dict[str, Any]:
+        """What is worth recording after a task: ranks, importances, whatever figures will want."""
+        return {}

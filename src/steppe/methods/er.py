@@ -1,0 +1,80 @@
+"""ER and FS-ER: replay of a reservoir, without and with flattened sharpness (Algorithm FS-ER).
+
+FS-ER's v climbs the loss on D ∪ N in the full space; with no ascent steps it is ER.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.network import Network
+from steppe.perturbation import Ascent
+from steppe.projection.importance import Ones
+from steppe.projection.layers import CoveredWeight
+from steppe.projection.memory import GradientMemory
+from steppe.registry import register_method
+from steppe.replay import Reservoir
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch
+
+
+@dataclass(frozen=True)
+class ER(MethodSettings):
+    """Settings of ER and FS-ER."""
+
+    lr: float = setting(0.01, "step size of SGD (η3)", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
+    buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
+    ascent_steps: int = setting(0, "steps of the perturbation (K); 0: plain ER", at_least=0)
+    ascent_lr: float = setting(0.05, "step size of the perturbation (η1)", above=0)
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """ER at work."""
+        return _ER(self, network, streams)
+
+
+class _ER(Method):
+    def __init__(self, settings: ER, network: Network, streams: Streams) -> None:
+        self.settings, self.network = settings, network
+        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
+        self.ascent = Ascent(settings.ascent_lr, settings.ascent_steps) if settings.ascent_steps else None
+        self.descent = Descent(network, settings.lr, settings.momentum)
+        self._full_space = GradientMemory(Ones())  # an empty memory projects nothing
+
+    def begin_task(self) -> None:
+        self.descent.restart()
+
+    def observe(self, batch: Batch) -> Tensor:
+        union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))
+        if self.ascent is None:
+            loss, gradient = self.network.gradient(union)
+        else:
+            perturbed = self.ascent(self.network, self._full_space, union, union)
+            loss, gradient = perturbed.loss, perturbed.gradient
+        self.descent.step(clipped(gradient, self.settings.clip))
+        return loss
+
+    def remember(self, batch: Batch) -> None:
+        self.replay.push(batch)
+
+    def bytes_held(self) -> dict[str, int]:
+        return {"replay": self.replay.bytes_held(), "bases": 0}
+
+
+_PRESETS = {
+    "pmnist": {"lr": 0.005, "buffer": 200},
+    "cifar100-split": {"lr": 0.03, "buffer": 1000},
+    "cifar100-superclass": {"lr": 0.01, "buffer": 1000},
+    "tiny-imagenet": {"lr": 0.01, "buffer": 400},
+}
+register_method("er", ER, "Experience replay of a reservoir.", presets=_PRESETS)
+register_method(
+    "fs-er", ER, "Experience replay at weights perturbed uphill.", variant={"ascent_steps": 2}, presets=_PRESETS
+)

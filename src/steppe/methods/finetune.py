@@ -1,0 +1,47 @@
+"""Finetune: plain SGD on whatever comes; the lower bound that forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.network import Network
+from steppe.projection.layers import CoveredWeight
+from steppe.registry import register_method
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch
+
+
+@dataclass(frozen=True)
+class Finetune(MethodSettings):
+    """Settings of Finetune."""
+
+    lr: float = setting(0.01, "step size of SGD", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """Finetune at work."""
+        return _Finetune(self, network)
+
+
+class _Finetune(Method):
+    def __init__(self, settings: Finetune, network: Network) -> None:
+        self.settings, self.network = settings, network
+        self.descent = Descent(network, settings.lr, settings.momentum)
+
+    def begin_task(self) -> None:
+        self.descent.restart()
+
+    def observe(self, batch: Batch) -> Tensor:
+        loss, gradient = self.network.gradient(self.network.prepare(batch))
+        self.descent.step(clipped(gradient, self.settings.clip))
+        return loss
+
+
+register_method("finetune", Finetune, "Plain SGD on the current task; forgets.")

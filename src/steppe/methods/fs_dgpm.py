@@ -1,0 +1,221 @@
+"""FS-DGPM and its family (Algorithm 1): flatten sharpness within the gradient memory, learn outside it.
+
+| member    | perturbation             | importances λ            |
+| --------- | ------------------------ | ------------------------ |
+| fs-dgpm   | ascent                   | the paper's rule         |
+| fs-gpm    | ascent                   | 1                        |
+| fs-sgpm   | ascent                   | spectral, fixed per task |
+| la-dgpm   | descent (look-ahead)     | the paper's rule, climbing |
+| dgpm      | only to move λ           | the paper's rule         |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steppe.errors import ModelError
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.network import Network
+from steppe.perturbation import Ascent
+from steppe.projection.importance import ImportanceRule, Importances, Ones, Sigmoid, Spectral
+from steppe.projection.layers import CoveredWeight
+from steppe.projection.memory import GradientMemory
+from steppe.registry import register_method
+from steppe.replay import Reservoir
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch, Gradient
+
+_NEARLY_ALL = 1 - 1e-11  # a threshold of 1 would keep directions that are only rounding noise
+
+
+@dataclass(frozen=True)
+class FSDGPM(MethodSettings):
+    """Settings of the family; the defaults are FS-DGPM as the paper runs it on Permuted MNIST."""
+
+    covers_layers = True
+
+    lr: float = setting(0.01, "step size of SGD (η3)", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(2.0, "norm to which the gradient is clipped before projection; 0: never", at_least=0)
+    ascent_steps: int = setting(2, "steps of the perturbation (K)", at_least=1)
+    ascent_lr: float = setting(0.05, "step size of the perturbation (η1)", above=0)
+    ascent_clamp: float = setting(2.0, "bound on each element of a projected ascent gradient", above=0)
+    ascent_form: str = setting(
+        "whole",
+        "each step on the whole batch (paper) or on a chunk of it (released code)",
+        choices=("whole", "chunked"),
+    )
+    second_order: bool = setting(False, "differentiate through the ascent")
+    perturbation: str = setting(
+        "ascend",
+        "climb; look ahead by descending; or perturb for the importances alone",
+        choices=("ascend", "look-ahead", "importance-only"),
+    )
+    importance: str = setting(
+        "sigmoid", "rule for the importances λ of the bases", choices=("sigmoid", "ones", "spectral")
+    )
+    importance_lr: float = setting(0.01, "step size of the importances (η2), for `sigmoid`", at_least=0)
+    temperature: float = setting(10.0, "temperature of the sigmoid, for `sigmoid`", above=0)
+    alpha: float = setting(25.0, "how fast λ falls with the singular value, for `spectral`; larger: later", above=0)
+    buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
+    basis_samples: int = setting(200, "samples drawn from the buffer to build the bases (n_s)", at_least=1)
+    threshold: float = setting(0.99, "share of energy the bases hold after the first task (ε0)", above=0, at_most=1)
+    threshold_step: float = setting(0.0005, "what each further task adds to it (Δε)", at_least=0, at_most=1)
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """The method at work."""
+        if not covered:
+            raise ModelError(
+                "the model has no layer that a gradient memory can cover (Linear, Conv1d, Conv2d, Conv3d with a "
+                "trainable weight, the head of a multi-head model aside): use a replay method such as er."
+            )
+        return _FSDGPM(self, network, covered, streams)
+
+    def importance_rule(self) -> ImportanceRule:
+        """The rule by which λ starts and moves."""
+        if self.importance == "sigmoid":
+            sign = -1 if self.perturbation == "look-ahead" else 1
+            return Sigmoid(self.importance_lr, self.temperature, sign=sign)
+        return Spectral(self.alpha) if self.importance == "spectral" else Ones()
+
+    def ascent(self) -> Ascent:
+        """How v is found."""
+        lr = -self.ascent_lr if self.perturbation == "look-ahead" else self.ascent_lr
+        return Ascent(lr, self.ascent_steps, self.ascent_clamp, self.ascent_form == "chunked", self.second_order)
+
+
+class _FSDGPM(Method):
+    def __init__(
+        self, settings: FSDGPM, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams
+    ) -> None:
+        self.settings, self.network = settings, network
+        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
+        self.memory = GradientMemory(settings.importance_rule(), covered)
+        self.ascent = settings.ascent()
+        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.tasks_done = 0
+        self._importances_reached: dict[str, Any] = {}
+
+    def begin_task(self) -> None:
+        self.descent.restart()
+
+    def observe(self, batch: Batch) -> Tensor:
+        union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))  # D ∪ N
+        current = union[: len(batch)]  # D
+
+        # Sharpness evaluation: v, K steps within the memory; then L_{D∪N}(w + v) and its gradients.
+        loss, gradient, importance_gradient = self._perturbed(current, union)
+        # Dynamic gradient projection memory: Λ, from the second task on.
+        self.memory.move_importances(importance_gradient)
+        # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient.
+        self.descent.step(self.memory.outside(clipped(gradient, self.settings.clip)))
+        return loss
+
+    def _perturbed(self, current: Batch, union: Batch) -> tuple[Tensor, Gradient, Importances]:
+        if self.settings.perturbation != "importance-only":
+            found = self.ascent(self.network, self.memory, current, union)
+            return found.loss, found.gradient, found.importance_gradient
+        # DGPM: v serves Λ alone, and the step is taken with the gradient at w.
+        slopes: Importances = {}
+        if self.memory and self.memory.rule.dynamic:
+            slopes = self.ascent(self.network, self.memory, current, union, statistics=False).importance_gradient
+        loss, gradient = self.network.gradient(union, factored=self.memory.linear)
+        return loss, gradient, slopes
+
+    def remember(self, batch: Batch) -> None:
+        self.replay.push(batch)
+
+    def end_task(self) -> list[str]:
+        """UpdateGPM: bases of the buffer's representations replace the old ones."""
+        self._importances_reached = {name: _distribution(p.held) for name, p in self.memory.projectors.items()}
+        wanted, held = self.settings.basis_samples, len(self.replay)
+        samples = self.replay.draw(min(wanted, held))
+        threshold = min(self.settings.threshold + self.tasks_done * self.settings.threshold_step, _NEARLY_ALL)
+        if samples is not None:
+            self.memory.rebuild(self.network, samples.x, threshold)
+        self.tasks_done += 1
+        if wanted > held:
+            return [f"basis_samples = {wanted} is more than the buffer holds: {held} samples were used."]
+        return []
+
+    def bytes_held(self) -> dict[str, int]:
+        return {"replay": self.replay.bytes_held(), "bases": self.memory.bytes_held()}
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "importances": self._importances_reached,
+            "ranks": {name: {"rank": p.rank, "of": p.size} for name, p in self.memory.projectors.items()},
+        }
+
+
+def _distribution(importance: Tensor) -> dict[str, Any]:
+    """λ's distribution over one layer's bases: mean and deciles."""
+    values = importance.double()
+    deciles = torch.quantile(values, torch.linspace(0, 1, 11, dtype=values.dtype, device=values.device))
+    return {"mean": float(values.mean()), "deciles": deciles.tolist()}
+
+
+_PRESETS = {
+    "pmnist": {
+        "ascent_lr": 0.05,
+        "buffer": 200,
+        "basis_samples": 200,
+        "threshold": 0.99,
+        "threshold_step": 0.0005,
+    },
+    "cifar100-split": {
+        "ascent_lr": 0.001,
+        "buffer": 1000,
+        "basis_samples": 125,
+        "threshold": 0.97,
+        "threshold_step": 0.003,
+    },
+    "cifar100-superclass": {
+        "ascent_lr": 0.01,
+        "buffer": 1000,
+        "basis_samples": 125,
+        "threshold": 0.98,
+        "threshold_step": 0.001,
+    },
+    "tiny-imagenet": {
+        "ascent_lr": 0.001,
+        "buffer": 400,
+        "basis_samples": 200,
+        "threshold": 0.90,
+        "threshold_step": 0.0025,
+    },
+}
+register_method(
+    "fs-dgpm", FSDGPM, "Flattened sharpness, dynamic gradient projection memory: the paper's method.", presets=_PRESETS
+)
+register_method(
+    "fs-gpm", FSDGPM, "FS-DGPM with hard projection (λ = 1).", variant={"importance": "ones"}, presets=_PRESETS
+)
+register_method(
+    "fs-sgpm",
+    FSDGPM,
+    "FS-DGPM with importances from the singular values: our strongest.",
+    variant={"importance": "spectral"},
+    presets={**_PRESETS, "pmnist": {**_PRESETS["pmnist"], "ascent_lr": 0.075, "alpha": 25.0}},
+)
+register_method(
+    "dgpm",
+    FSDGPM,
+    "FS-DGPM whose perturbation serves the importances alone.",
+    variant={"perturbation": "importance-only"},
+    presets=_PRESETS,
+)
+register_method(
+    "la-dgpm",
+    FSDGPM,
+    "FS-DGPM that looks ahead downhill instead of perturbing uphill.",
+    variant={"perturbation": "look-ahead"},
+    presets=_PRESETS,
+)

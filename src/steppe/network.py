@@ -1,0 +1,166 @@
+"""The user's model as the methods see it: losses and gradients at w or at w + v, by parameter name.
+
+The model itself is never changed: weights shifted for a gradient are put back bit for bit, running statistics move
+only when asked, and train or eval mode is restored module by module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from steppe.errors import ModelError
+from steppe.linear_calls import outer_product, recorded_calls
+from steppe.types import Batch, Direction, Gradient, Outer
+
+
+class Network:
+    """A model, its trainable parameters by name, and the heads of the tasks met so far."""
+
+    def __init__(self, model: nn.Module, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+            raise ModelError("the model has lazy layers without weights yet: run one forward through it first.")
+        self.model = model
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ModelError("the model has no trainable parameter: set requires_grad on those to be learnt.")
+        first = next(iter(self.parameters.values()))
+        self.device, self.dtype = first.device, first.dtype
+        self._prepare = prepare or unit_range
+        self._kept: Direction = {}  # w while the model stands at w + v
+        self._heads: list[range | None] = []
+        self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
+
+    @property
+    def heads(self) -> list[range | None]:
+        """The head of each task met so far, in order of learning."""
+        return self._heads
+
+    def open_head(self, head: range | None, outputs: int) -> None:
+        """Make room for the next task, whose samples use these rows of the output."""
+        self._heads.append(head)
+        if any(rows is not None for rows in self._heads):
+            columns = torch.arange(outputs)
+            self._allowed = torch.stack(
+                [
+                    torch.ones(outputs, dtype=torch.bool)
+                    if rows is None
+                    else (columns >= rows.start) & (columns < rows.stop)
+                    for rows in self._heads
+                ]
+            ).to(self.device)
+
+    def prepare_inputs(self, x: Tensor) -> Tensor:
+        """Stored samples as the model takes them: on its device, in its number type, normalised."""
+        x = self._prepare(x.to(self.device, non_blocking=True))
+        return x.to(self.dtype) if x.is_floating_point() else x
+
+    def prepare(self, batch: Batch) -> Batch:
+        """A stored batch as the model takes it."""
+        return Batch(self.prepare_inputs(batch.x), batch.y.to(self.device), batch.task.to(self.device))
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The model's output with everything outside each sample's own head shut off."""
+        output: Tensor = self.model(batch.x)
+        if self._allowed is not None:
+            output = output.masked_fill(~self._allowed[batch.task], -torch.inf)
+        return output
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy over the batch, each sample on its own task's head."""
+        return cross_entropy(self.logits(batch), batch.y)
+
+    def gradient(
+        self,
+        batch: Batch,
+        shift: Direction | None = None,
+        *,
+        factored: Mapping[str, Sequence[nn.Module]] = MappingProxyType({}),
+        statistics: bool = True,
+    ) -> tuple[Tensor, Gradient]:
+        """The loss on a prepared batch and its gradient, at w or at w + shift.
+
+        `factored` names weights of linear layers, each with the layers that use it: their gradients come as factors
+        wherever the layers saw fewer input vectors than the weight has rows, and the products are never formed.
+        `statistics=False` leaves running statistics (BatchNorm) as they are: exactly one forward of an update may
+        move them.
+        """
+        with self._shifted(shift), self._still(not statistics):
+            with recorded_calls(factored) as calls:
+                loss = self.loss(batch)
+            kept = {
+                name: seen
+                for name, seen in calls.items()
+                if seen and sum(call.rows for call in seen) < len(self.parameters[name])
+            }
+            whole = {name: p for name, p in self.parameters.items() if name not in kept}
+            wanted: list[Any] = [*whole.values(), *(call.output for seen in kept.values() for call in seen)]
+            found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+        gradient: dict[str, Tensor | Outer] = {}
+        for name, p in whole.items():
+            gradient[name] = torch.zeros_like(p) if (g := next(found)) is None else g
+        for name, seen in kept.items():
+            gradient[name] = outer_product(seen, [next(found) for _ in seen], len(self.parameters[name]))
+        return loss.detach(), {name: gradient[name] for name in self.parameters}
+
+    def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
+        """The loss with the given weights in place of the model's own, differentiable through them."""
+        with self._still(not statistics):
+            output: Tensor = torch.func.functional_call(self.model, weights, (batch.x,))
+            if self._allowed is not None:
+                output = output.masked_fill(~self._allowed[batch.task], -torch.inf)
+            return cross_entropy(output, batch.y)
+
+    @contextmanager
+    def _shifted(self, shift: Direction | None) -> Iterator[None]:
+        """Stand at w + shift, then return to w exactly: the old values are kept, not recomputed."""
+        if shift is None:
+            yield
+            return
+        with torch.no_grad():
+            for name in shift:
+                if name not in self._kept:  # allocated once: fresh memory costs more than the copy
+                    self._kept[name] = torch.empty_like(self.parameters[name])
+                self._kept[name].copy_(self.parameters[name])
+        try:
+            with torch.no_grad():
+                for name, v in shift.items():
+                    self.parameters[name].add_(v)
+            yield
+        finally:
+            with torch.no_grad():
+                for name in shift:
+                    self.parameters[name].copy_(self._kept[name])
+
+    @contextmanager
+    def _still(self, active: bool) -> Iterator[None]:
+        """Whatever forwards do to buffers inside is undone."""
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()] if active else []
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
+
+    @contextmanager
+    def mode(self, *, training: bool) -> Iterator[None]:
+        """Train or eval mode inside; afterwards every module is in the mode it was found in."""
+        found = [(module, module.training) for module in self.model.modules()]
+        self.model.train(training)
+        try:
+            yield
+        finally:
+            for module, was in found:
+                module.training = was
+
+
+def unit_range(x: Tensor) -> Tensor:
+    """The default preparation: bytes become numbers from 0 to 1; everything else stays as it is."""
+    return x.float().div_(255) if x.dtype == torch.uint8 else x

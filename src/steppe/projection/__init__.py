@@ -1,0 +1,1 @@
+"""The gradient memory: layer inputs, their leading directions, and soft projectors onto them."""

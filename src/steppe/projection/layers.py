@@ -1,0 +1,110 @@
+"""Which layers a gradient memory covers, and how each turns its input into the columns of R (SPEC: the gradient
+memory). A new layer type is one registered function.
+
+A rule maps a layer and its input to a tensor (groups, n, in): every row is one input vector that the layer multiplies
+by one row of its weight, viewed as (groups, out / groups, in). Therefore each row of the weight's gradient lies in
+the span of these vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from steppe.errors import ModelError
+
+Rule = Callable[[nn.Module, Tensor], Tensor]
+RULES: dict[type[nn.Module], Rule] = {}
+
+
+def covers(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Register a rule for layer types (and their subclasses)."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(kinds, rule))
+        return rule
+
+    return register
+
+
+@covers(nn.Linear)
+def linear_inputs(layer: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer's input vectors; every dimension but the last counts samples."""
+    return x.reshape(1, -1, x.shape[-1])
+
+
+@covers(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """All patches a convolution looks at, padding included, in the order of weight.view(out, -1)."""
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = pad(x, _padding(layer), mode=mode)
+    for axis, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
+        x = x.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
+    samples, channels = x.shape[:2]
+    space = len(layer.kernel_size)
+    x = x.reshape(samples, layer.groups, channels // layer.groups, *x.shape[2:])
+    # (samples, groups, channels, places..., taps...) -> (groups, samples, places..., channels, taps...)
+    places = range(3, 3 + space)
+    taps = range(3 + space, 3 + 2 * space)
+    x = x.permute(1, 0, *places, 2, *taps)
+    return x.reshape(layer.groups, -1, channels // layer.groups * math.prod(layer.kernel_size))
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
+    """Padding before and after each axis, the last axis first, as `pad` wants it."""
+    amounts: list[int] = []
+    for axis in reversed(range(len(layer.kernel_size))):
+        if layer.padding == "same":
+            total = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+            amounts += [total // 2, total - total // 2]
+        elif layer.padding == "valid":
+            amounts += [0, 0]
+        else:
+            amounts += [int(layer.padding[axis])] * 2
+    return amounts
+
+
+@dataclass(frozen=True)
+class CoveredWeight:
+    """One weight that the memory covers, with every layer that uses it."""
+
+    name: str
+    layers: tuple[nn.Module, ...]
+    rule: Rule
+
+
+def covered_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str, CoveredWeight]:
+    """The trainable weights of all layers that have a rule, by parameter name.
+
+    A weight shared by several covered layers is covered once, with the inputs of all of them. A weight shared with a
+    module of another kind is refused: that module's gradient would not lie in the span of the layer's inputs.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}  # a shared parameter appears once
+    opaque = {id(part) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()}
+    found: dict[str, CoveredWeight] = {}
+    others: dict[str, str] = {}
+    for path, module in model.named_modules():
+        rule = next((rule for kind, rule in RULES.items() if isinstance(module, kind)), None)
+        for own, parameter in module.named_parameters(recurse=False):
+            name = names[id(parameter)]
+            if rule is None or own != "weight" or id(module) in opaque:
+                others[name] = path
+            elif parameter.requires_grad and not _listed(name, path, exclude):
+                known = found.get(name)
+                layers = (module,) if known is None else (*known.layers, module)
+                found[name] = CoveredWeight(name, layers, rule)
+    for name in found.keys() & others.keys():
+        raise ModelError(
+            f"the weight {name!r} is shared with {others[name]!r}, which is no linear or convolution layer: "
+            f"its gradient cannot be projected. Untie it, or leave it out with exclude=({name!r},)."
+        )
+    return found
+
+
+def _listed(name: str, path: str, exclude: tuple[str, ...]) -> bool:
+    return any(entry in (name, path) or path.startswith(entry + ".") for entry in exclude)

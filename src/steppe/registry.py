@@ -1,0 +1,81 @@
+"""Where methods and benchmarks announce themselves by name, with the paper's values as presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from steppe.errors import unknown
+from steppe.settings import Settings
+
+S = TypeVar("S", bound=type[Settings])
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A name on the command line: settings of one kind, what sets this member of the family apart, and presets."""
+
+    name: str
+    settings: type[Settings]
+    summary: str
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def values(self, benchmark: str) -> dict[str, Any]:
+        """The settings' values for a benchmark: its preset where there is one, then what makes the member."""
+        return {**self.presets.get(benchmark, {}), **self.variant}
+
+
+@dataclass(frozen=True)
+class BenchmarkEntry:
+    """A name on the command line and the settings class that makes the benchmark."""
+
+    name: str
+    settings: type[Settings]
+    summary: str
+
+
+METHODS: dict[str, MethodEntry] = {}
+BENCHMARKS: dict[str, BenchmarkEntry] = {}
+
+
+def register_method(
+    name: str,
+    settings: type[Settings],
+    summary: str,
+    *,
+    variant: Mapping[str, Any] | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Make a method known by name. `variant` holds what tells it from its family, whatever the benchmark; `presets`
+    holds values per benchmark.
+    """
+    entry = MethodEntry(name, settings, summary, variant or {}, presets or {})
+    for benchmark in ("", *entry.presets):  # a preset that could not be used is found out here, not in a run
+        settings.from_mapping(entry.values(benchmark))
+    METHODS[name] = entry
+
+
+def register_benchmark(name: str, summary: str) -> Callable[[S], S]:
+    """Make a benchmark known by name."""
+
+    def register(settings: S) -> S:
+        BENCHMARKS[name] = BenchmarkEntry(name, settings, summary)
+        return settings
+
+    return register
+
+
+def find_method(name: str) -> MethodEntry:
+    """The method of that name, or an error that lists them."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def find_benchmark(name: str) -> BenchmarkEntry:
+    """The benchmark of that name, or an error that lists them."""
+    if name not in BENCHMARKS:
+        raise unknown("benchmark", name, BENCHMARKS)
+    return BENCHMARKS[name]

@@ -1,0 +1,60 @@
+"""Replay: a reservoir of samples in preallocated tensors, kept in the form the data came in (bytes stay bytes)."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from steppe.types import Batch
+
+
+class Reservoir:
+    """A uniform sample of everything ever pushed (Vitter's algorithm R).
+
+    The n-th sample pushed is appended while there is room; afterwards it takes slot p, uniform in 0..n−1, if that slot
+    exists. Draws and pushes cost the same however large the buffer is.
+    """
+
+    def __init__(self, capacity: int, draws: random.Random, pushes: random.Random) -> None:
+        self.capacity = capacity
+        self.age = 0
+        self._draws, self._pushes = draws, pushes
+        self._stored: Batch | None = None  # preallocated to the capacity at the first push
+
+    def __len__(self) -> int:
+        return min(self.age, self.capacity)
+
+    def push(self, batch: Batch) -> None:
+        """Offer every sample of the batch, in order."""
+        if self._stored is None:
+            self._stored = Batch(*(_room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
+        slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
+        for sample in range(len(batch)):
+            slot = self.age if self.age < self.capacity else self._pushes.randrange(self.age + 1)
+            self.age += 1
+            if slot < self.capacity:
+                slots[slot] = sample
+        if slots:
+            where, which = torch.tensor(list(slots)), torch.tensor(list(slots.values()))
+            for kept, new in zip(_parts(self._stored), _parts(batch), strict=True):
+                kept[where] = new[which]
+
+    def draw(self, count: int) -> Batch | None:
+        """Up to `count` distinct samples, uniformly; None from an empty buffer."""
+        if self._stored is None:
+            return None
+        return self._stored[torch.tensor(self._draws.sample(range(len(self)), min(count, len(self))))]
+
+    def bytes_held(self) -> int:
+        """Memory of the buffer as allocated."""
+        return 0 if self._stored is None else sum(part.nbytes for part in _parts(self._stored))
+
+
+def _parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.x, batch.y, batch.task
+
+
+def _room(like: Tensor, capacity: int) -> Tensor:
+    return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)

@@ -1,0 +1,129 @@
+"""Settings as frozen dataclasses that check themselves: types, ranges, choices, unknown keys.
+
+A method or a benchmark declares its settings as fields made by `setting`; everything that enters from outside
+(command line, TOML, keyword arguments) passes through the same checks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from steppe.errors import UsageError, unknown
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a setting may be: a documented range or a list of choices."""
+
+    help: str
+    above: float | None = None
+    below: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """The allowed values in words, empty where everything of the type is allowed."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        bounds = (
+            (self.above, "above"),
+            (self.at_least, "at least"),
+            (self.below, "below"),
+            (self.at_most, "at most"),
+        )
+        return " and ".join(f"{word} {bound:g}" for bound, word in bounds if bound is not None)
+
+    def admit(self, value: Value) -> bool:
+        """Whether the value lies within the limits."""
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, (bool, str)):
+            return True
+        return (
+            math.isfinite(value)
+            and (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field with its documentation and its limits."""
+    limits = Limits(help, above, below, at_least, at_most, choices)
+    return dataclasses.field(default=default, metadata={"limits": limits})
+
+
+class Settings:
+    """Base of settings dataclasses: checks every field when made, whoever makes it."""
+
+    def __post_init__(self) -> None:
+        for name, (kind, limits) in self.schema().items():
+            value = _converted(name, getattr(self, name), kind, type(self).__name__)
+            if not limits.admit(value):
+                raise UsageError(f"{name} = {value!r} is out of range: it must be {limits.describe() or 'finite'}.")
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def schema(cls) -> dict[str, tuple[type, Limits]]:
+        """Every setting's type and limits, in the order of declaration."""
+        kinds = typing.get_type_hints(cls)
+        return {
+            field.name: (kinds[field.name], field.metadata["limits"])
+            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        }
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Make the settings from untrusted keys and values; unknown keys are refused by name."""
+        known = cls.schema()
+        for key in values:
+            if key not in known:
+                raise unknown(f"setting of {cls.__name__}", key, known)
+        return cls(**values)
+
+    def as_dict(self) -> dict[str, Value]:
+        """The settings as plain values, for config files and records."""
+        return {name: getattr(self, name) for name in self.schema()}
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some changed, checked again."""
+        return self.from_mapping({**self.as_dict(), **changes})
+
+
+def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
+    """The value as the setting's type: text from a command line is parsed, an int may stand for a float."""
+    try:
+        if kind is bool:
+            if isinstance(value, bool):
+                return value
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+        if kind is str and isinstance(value, str):
+            return value
+        if kind is int and not isinstance(value, (bool, float)):
+            return int(value)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if kind is float and not isinstance(value, bool):
+            return float(value)
+    except (ValueError, KeyError, TypeError):
+        pass
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    raise UsageError(f"{name} = {value!r} is not {wanted} ({owner}).")

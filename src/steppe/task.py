@@ -1,0 +1,62 @@
+"""A task: what is to be learnt next, and on which outputs of the model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from steppe.data.samples import Samples, as_samples
+from steppe.errors import DataError
+
+
+class Task:
+    """Labelled samples to learn from, samples to test on, and the head.
+
+    `train`, `test` and `valid` are pairs (inputs, labels) of tensors or arrays, `Dataset`s or `DataLoader`s. Labels
+    are rows of the model's output. `head` is the range of rows that this task may use: None (single head) is all of
+    them; with `head=range(10, 20)` loss and prediction look at rows 10 to 19 alone.
+    """
+
+    def __init__(
+        self,
+        train: object,
+        test: object | None = None,
+        *,
+        valid: object | None = None,
+        head: range | None = None,
+        name: str = "task",
+    ) -> None:
+        if head is not None and (head.step != 1 or head.start < 0 or len(head) == 0):
+            raise DataError(f"{name}: the head {head} is not a non-empty range of output rows with step 1.")
+        self.name, self.head = name, head
+        self.train = self._part("training", train)
+        self.test = None if test is None else self._part("test", test)
+        self.valid = None if valid is None else self._part("validation", valid)
+
+    def _part(self, part: str, source: object) -> Samples:
+        try:
+            samples = as_samples(source)
+            if len(samples) == 0:
+                raise DataError("is empty: it holds no sample.")
+        except DataError as error:
+            raise DataError(f"{self.name}: the {part} data {error}") from error
+        return samples
+
+    def check_labels(self, y: Tensor, outputs: int) -> None:
+        """Refuse labels outside the task's head."""
+        rows = self.head if self.head is not None else range(outputs)
+        if len(y) == 0:
+            return
+        low, high = int(y.min()), int(y.max())
+        if low < rows.start or high >= rows.stop:
+            remedy = (
+                f"labels are rows of the model's output; if they count from 0 within the task, add {rows.start}."
+                if self.head is not None and high - low < len(rows)
+                else "enlarge the head or correct the labels."
+            )
+            raise DataError(
+                f"{self.name}: labels {low} to {high} lie outside the head, "
+                f"rows {rows.start} to {rows.stop - 1}: {remedy}"
+            )
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, {len(self.train)} samples, head={self.head})"

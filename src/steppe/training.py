@@ -1,0 +1,84 @@
+"""One task: epochs over its samples, glances at each batch; losses watched for anything that is not a number."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from steppe.errors import DivergedError
+from steppe.events import EpochEnded, Progress, Watch
+from steppe.methods.base import Method
+from steppe.protocol import Training
+from steppe.task import Task
+from steppe.types import Batch
+
+_REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
+
+
+def fit(
+    method: Method,
+    task: Task,
+    place: int,
+    outputs: int,
+    training: Training,
+    order: torch.Generator,
+    watch: Watch,
+) -> int:
+    """Teach the method one task, the `place`-th; returns the number of updates."""
+    updates = 0
+    batches = task.train.count_batches(training.batch_size)
+    for epoch in range(training.epochs):
+        losses = _Losses(task, epoch, updates)
+        started = reported = time.perf_counter()
+        for number, (x, y) in enumerate(task.train.batches(training.batch_size, order), start=1):
+            task.check_labels(y, outputs)
+            batch = Batch(x, y, torch.full_like(y, place))
+            for _ in range(training.glances):
+                losses.add(method.observe(batch))
+            if epoch == 0:
+                method.remember(batch)
+            updates += training.glances
+            now = time.perf_counter()
+            if now - reported > _REPORT_EVERY:
+                reported = now
+                watch(Progress(place, epoch, training.epochs, number, batches, losses.settle()))
+        losses.settle()
+        seconds = time.perf_counter() - started
+        watch(EpochEnded(place, task.name, epoch, losses.mean, updates, seconds))
+    return updates
+
+
+class _Losses:
+    """The losses of an epoch, left on their device until somebody looks."""
+
+    def __init__(self, task: Task, epoch: int, updates_before: int) -> None:
+        self._task, self._epoch, self._done = task, epoch, updates_before
+        self._pending: list[Tensor] = []
+        self._sum, self._count, self._recent = 0.0, 0, 0.0
+
+    def add(self, loss: Tensor) -> None:
+        self._pending.append(loss)
+
+    def settle(self) -> float:
+        """Read what has come in, refuse what is not finite, and give its mean."""
+        if self._pending:
+            values = torch.stack(self._pending).double().cpu()
+            bad = (~torch.isfinite(values)).nonzero()
+            if len(bad):
+                update = self._done + int(bad[0]) + 1
+                raise DivergedError(
+                    f"the loss became {float(values[int(bad[0])])} in task {self._task.name!r}, epoch "
+                    f"{self._epoch + 1}, update {update}: lower the step size (lr, ascent_lr) or check the data."
+                )
+            self._done += len(values)
+            self._sum += float(values.sum())
+            self._count += len(values)
+            self._recent = float(values.mean())
+            self._pending = []
+        return self._recent
+
+    @property
+    def mean(self) -> float:
+        return self._sum / max(self._count, 1)

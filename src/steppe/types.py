@@ -1,0 +1,68 @@
+"""The nouns of the library: a batch, a direction in weight space, a gradient not multiplied out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Direction = dict[str, Tensor]
+"""A vector in weight space: one tensor per trainable parameter, by the parameter's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """A matrix G = δᵀX kept as its factors, δ (n, out) and X (n, in).
+
+    The gradient of a linear layer is of this form, with n the number of samples. While n is below `out`, everything
+    that multiplies G from the right is cheaper on X: G A = δᵀ(X A).
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __matmul__(self, other: Tensor) -> Outer:
+        return Outer(self.left, self.right @ other)
+
+    def __mul__(self, columns: Tensor) -> Outer:
+        return Outer(self.left, self.right * columns)
+
+    def dense(self) -> Tensor:
+        """G itself, (out, in)."""
+        return self.left.T @ self.right
+
+    def squared_norm(self) -> Tensor:
+        """‖G‖² = Σ (δδᵀ) ∘ (XXᵀ), without G."""
+        return ((self.left @ self.left.T) * (self.right @ self.right.T)).sum()
+
+
+Gradient = Mapping[str, Tensor | Outer]
+"""A direction some of whose tensors are kept as factors."""
+
+
+def multiplied(g: Tensor | Outer) -> Tensor:
+    """A matrix, multiplied out if it came as factors."""
+    return g.dense() if isinstance(g, Outer) else g
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples with their labels and, for each, the place of its task in the order of learning."""
+
+    x: Tensor
+    y: Tensor
+    task: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: slice | Tensor) -> Batch:
+        return Batch(self.x[index], self.y[index], self.task[index])
+
+    def joined(self, other: Batch | None) -> Batch:
+        """The batch followed by the other's samples."""
+        if other is None or len(other) == 0:
+            return self
+        return Batch(torch.cat((self.x, other.x)), torch.cat((self.y, other.y)), torch.cat((self.task, other.task)))
