@@ -12,8 +12,7 @@ from steppe.registry import register_benchmark, register_method
 from steppe.settings import setting
 from steppe.task import Task
 from steppe.types import Batch
-
-__version__ = "0.1.0"
+from steppe.version import __version__
 
 __all__ = [
     "ER",
@@ -35,6 +34,7 @@ __all__ = [
     "Task",
     "Training",
     "UsageError",
+    "__version__",
     "register_benchmark",
     "register_method",
     "setting",

@@ -8,6 +8,14 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class RunStarted:
+    """The tasks are there and learning begins."""
+
+    tasks: int
+    batches: int
+
+
+@dataclass(frozen=True)
 class Progress:
     """Some batches further within an epoch."""
 
@@ -26,6 +34,7 @@ class EpochEnded:
     task: int
     name: str
     epoch: int
+    batches: int
     loss: float
     updates: int
     seconds: float
@@ -36,7 +45,6 @@ class TaskEnded:
     """A task is learnt and all tasks seen so far are tested."""
 
     task: int
-    tasks: int
     name: str
     accuracy: list[float]
     seconds: dict[str, float]
@@ -46,7 +54,7 @@ class TaskEnded:
     method: dict[str, Any] = field(default_factory=dict)
 
 
-Event = Progress | EpochEnded | TaskEnded
+Event = RunStarted | Progress | EpochEnded | TaskEnded
 Watch = Callable[[Event], None]
 
 

@@ -73,9 +73,7 @@ class Learner:
     ) -> Learnt:
         """Learn the next task."""
         training = Training(epochs, batch_size, glances)
-        self._check(task)
-        method = self._method or self._started(task)
-        self._method = method
+        method = self.check(task)
         with (
             denormals_flushed(),
             self.streams.ambient(self.network.device),
@@ -116,7 +114,8 @@ class Learner:
         return 100.0 * int(right) / total
 
     def _predicted(self, x: Tensor, head: range | None) -> Tensor:
-        output: Tensor = self.model(self.network.prepare_inputs(x))
+        x = self.network.prepare_inputs(x)
+        output: Tensor = self.model(x) if self._method is None else self._method.scores(x)
         if head is None:
             return output.argmax(1)
         return output[:, head.start : head.stop].argmax(1) + head.start
@@ -161,8 +160,14 @@ class Learner:
                 stacklevel=4,
             )
 
-    def _check(self, task: Task) -> None:
-        """Refuse a task that cannot be learnt before anything is changed."""
+    def check(self, task: Task) -> Method:
+        """Refuse a task that the model and the method cannot learn, before anything is changed."""
+        self._check_task(task)
+        if self._method is None:
+            self._method = self._started(task)
+        return self._method
+
+    def _check_task(self, task: Task) -> None:
         x, _ = task.train.first()
         try:
             with torch.no_grad(), self.network.mode(training=False):

@@ -46,7 +46,7 @@ def fit(
                 watch(Progress(place, epoch, training.epochs, number, batches, losses.settle()))
         losses.settle()
         seconds = time.perf_counter() - started
-        watch(EpochEnded(place, task.name, epoch, losses.mean, updates, seconds))
+        watch(EpochEnded(place, task.name, epoch, batches, losses.mean, updates, seconds))
     return updates
 
 

@@ -33,6 +33,8 @@ class Method(ABC):
     first epoch), then end.
     """
 
+    network: Network
+
     def begin_task(self) -> None:  # noqa: B027 - many methods have nothing to do here
         """The next task starts."""
 
@@ -47,8 +49,17 @@ class Method(ABC):
         """The task is over; returns remarks for the log."""
         return []
 
+    def scores(self, x: Tensor) -> Tensor:
+        """What prediction compares, (n, outputs), from prepared inputs in eval mode: the model's output unless the
+        method predicts in a way of its own.
+        """
+        scores: Tensor = self.network.model(x)
+        return scores
+
     def bytes_held(self) -> dict[str, int]:
-        """Memory kept from task to task, in bytes, by kind."""
+        """Memory kept from task to task, in bytes, by kind (replay, logits, gradients, weights, bases, importances);
+        replay and bases are always named.
+        """
         return {"replay": 0, "bases": 0}
 
     def record(self) -> dict[str, Any]:

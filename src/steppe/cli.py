@@ -1,0 +1,270 @@
+"""The command line: run, study, list, show, figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steppe.errors import SteppeError, UsageError
+from steppe.version import __version__
+
+if TYPE_CHECKING:
+    from steppe.config import RunConfig
+
+_RUN_EXAMPLES = """\
+examples:
+  steppe run pmnist fs-dgpm                          the paper's method on Permuted MNIST, seed 0
+  steppe run pmnist fs-sgpm --seeds 5 --jobs 2       five seeds, two at a time, with a table
+  steppe run pmnist er --set buffer=500 --out er500  another buffer, a directory of your choice
+  steppe run --config er500/config.toml --out again  the same run once more
+  steppe run pmnist mine --plugin mine.py            a method of your own
+"""
+_STUDY_EXAMPLES = """\
+examples:
+  steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
+  steppe study pmnist fs-dgpm fs-sgpm --seeds 3 --set benchmark.tasks=10 --out short
+"""
+_SHOW_EXAMPLES = """\
+examples:
+  steppe show runs/pmnist-fs-dgpm-seed0     one run: figures, settings, accuracy matrix
+  steppe show study                         a study: its table
+"""
+_FIGURE_EXAMPLES = """\
+examples:
+  steppe figures forgetting runs/pmnist-fs-dgpm-seed0 -o forgetting.png
+  steppe figures forgetting study -o forgetting.pdf       every run of a study, averaged over seeds
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (2: asked for wrongly, 1: failed, 130: stopped by Ctrl-C)."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.action(options)
+    except SteppeError as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"steppe: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("steppe: stopped by Ctrl-C; what was finished is kept.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    from steppe.config import RunConfig
+
+    if options.config is not None:
+        given = [
+            name for name in ("benchmark", "method", "seed", "seeds", "device") if getattr(options, name) is not None
+        ]
+        if given or options.set or options.plugin:
+            raise UsageError("--config holds the whole run: give no benchmark, method, seed, device or --set with it.")
+        return _run_one(RunConfig.load(options.config), options.out)
+    if options.benchmark is None or options.method is None:
+        raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
+    if options.seeds is not None:
+        if options.seed is not None:
+            raise UsageError("give --seed N (one run) or --seeds N (seeds 0 to N-1), not both.")
+        return _run_many(options, [options.method])
+    return _run_one(_config(options, options.method, options.seed or 0), options.out)
+
+
+def _study(options: argparse.Namespace) -> int:
+    repeated = [name for name in dict.fromkeys(options.methods) if options.methods.count(name) > 1]
+    if repeated:
+        raise UsageError(f"the method {repeated[0]!r} is named twice.")
+    return _run_many(options, options.methods)
+
+
+def _config(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
+    from steppe.config import RunConfig
+
+    return RunConfig.make(
+        options.benchmark,
+        method,
+        options.set,
+        seed=seed,
+        device=options.device or "cpu",
+        threads=options.threads,
+        plugins=options.plugin,
+    )
+
+
+def _run_one(config: RunConfig, out: Path | None) -> int:
+    from steppe.display import make_display
+    from steppe.experiment import run
+    from steppe.study import Finished
+    from steppe.tables import summary
+
+    name = f"{config.benchmark}-{config.method}-seed{config.seed}"
+    out = out or _free(Path("runs") / name)
+    with make_display([name]) as display:
+        result = run(config, out, lambda event: display(0, event))
+        display(0, Finished(result))
+    print(summary(result))
+    print(f"  everything is in {out}: start with {out / 'report.md'}")
+    return 0
+
+
+def _run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
+    from steppe.display import make_display
+    from steppe.study import Job, run_all, write_tables
+    from steppe.tables import markdown
+
+    if options.seeds is None or options.seeds < 1:
+        raise UsageError(f"--seeds {options.seeds}: give how many seeds to run, at least 1.")
+    if options.jobs is not None and options.jobs < 1:
+        raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
+    out = options.out or _free(Path("runs") / f"{options.benchmark}-{'-'.join(methods)}-{options.seeds}seeds")
+    jobs = [
+        Job(_config(options, method, seed), out / method / f"seed-{seed}")
+        for method in methods
+        for seed in range(options.seeds)
+    ]
+    workers = min(options.jobs or os.cpu_count() or 1, len(jobs))
+    with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
+        outcome = run_all(jobs, workers, display)
+    results = [outcome.results[number] for number in sorted(outcome.results)]
+    if results:
+        sets = "".join(f" --set {override}" for override in options.set)
+        command = f"steppe study {options.benchmark} {' '.join(methods)} --seeds {options.seeds} --jobs {workers}{sets}"
+        write_tables(out, results, command)
+        print(markdown(results), end="")
+        print(f"\neverything is in {out}: table.md, table.tex, table.json, and a directory for each run")
+    for number, failure in sorted(outcome.failures.items()):
+        job = jobs[number]
+        print(f"steppe: {job.config.method} seed {job.config.seed} failed: {failure.reason}", file=sys.stderr)
+        if options.debug and failure.details:
+            print(failure.details, file=sys.stderr)
+    return 1 if outcome.failures else 0
+
+
+def _free(path: Path) -> Path:
+    """The path itself, or with a number behind it where it is taken."""
+    number, free = 2, path
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free
+
+
+def _list(options: argparse.Namespace) -> int:
+    from steppe.catalogue import catalogue
+    from steppe.config import load_plugins
+
+    load_plugins(options.plugin)
+    print(catalogue(options.name))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from steppe.runs import read_result
+    from steppe.tables import markdown, run_report
+
+    results = _results([options.directory])
+    if (options.directory / "result.json").exists():
+        print(run_report(read_result(options.directory)), end="")
+    else:
+        print(markdown(results), end="")
+    return 0
+
+
+def _figures(options: argparse.Namespace) -> int:
+    from steppe.figures import FIGURES
+
+    FIGURES[options.figure](_results(options.directories), options.out)
+    print(f"wrote {options.out}")
+    return 0
+
+
+def _results(directories: Sequence[Path]) -> list[dict[str, object]]:
+    """The results of runs and studies on disk."""
+    from steppe.runs import RESULT, read_result
+
+    found = []
+    for directory in directories:
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is no directory: give a run's or a study's.")
+        inner = sorted(file.parent for file in directory.glob(f"*/*/{RESULT}"))
+        found += [read_result(path) for path in inner] if inner else [read_result(directory)]
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="steppe",
+        description="Let a network learn one task after another without forgetting the earlier ones.",
+        epilog="start with: steppe run pmnist fs-dgpm",
+    )
+    parser.add_argument("--version", action="version", version=f"steppe {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show where an error came from")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, examples: str = "") -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+
+    def running(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
+        sub.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
+        sub.add_argument(
+            "--threads", type=int, default=1, metavar="N", help="threads of each run; recorded (default: 1)"
+        )
+        sub.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; may be repeated"
+        )
+        plugin(sub)
+
+    def plugin(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--plugin",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="a Python file that registers methods or benchmarks of your own",
+        )
+
+    run = command("run", "Train one method on one benchmark.", _RUN_EXAMPLES)
+    run.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="which tasks (see steppe list)")
+    run.add_argument("method", nargs="?", metavar="METHOD", help="how to learn them (see steppe list)")
+    run.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")
+    run.add_argument("--seeds", type=int, metavar="N", help="run seeds 0 to N-1 and give mean ± std")
+    run.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one under runs/)")
+    run.add_argument("--config", type=Path, metavar="FILE", help="rerun a run from its config.toml")
+    running(run)
+    run.set_defaults(action=_run)
+
+    study = command("study", "Train several methods with several seeds, and compare.", _STUDY_EXAMPLES)
+    study.add_argument("benchmark", metavar="BENCHMARK", help="which tasks (see steppe list)")
+    study.add_argument("methods", nargs="+", metavar="METHOD", help="the methods to compare")
+    study.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 of each (default: 5)")
+    study.add_argument("--out", type=Path, metavar="DIR", help="the study's directory (default: a new one under runs/)")
+    running(study)
+    study.set_defaults(action=_study)
+
+    lists = command("list", "List methods and benchmarks; with a name, its settings and presets.")
+    lists.add_argument("name", nargs="?", metavar="NAME", help="a method or a benchmark")
+    plugin(lists)
+    lists.set_defaults(action=_list)
+
+    show = command("show", "Show a finished run or study.", _SHOW_EXAMPLES)
+    show.add_argument("directory", type=Path, metavar="DIR", help="a run's or a study's directory")
+    show.set_defaults(action=_show)
+
+    figures = command("figures", "Draw a figure from finished runs.", _FIGURE_EXAMPLES)
+    figures.add_argument("figure", choices=("forgetting",), help="which figure")
+    figures.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="runs or studies")
+    figures.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="a .png, .pdf or .svg file")
+    figures.set_defaults(action=_figures)
+    return parser

@@ -1,0 +1,202 @@
+"""The whole description of one run: names, settings, seed, device. Written to config.toml, from which it reruns."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from steppe.benchmarks.base import Benchmark
+from steppe.errors import UsageError, unknown
+from steppe.methods.base import MethodSettings
+from steppe.protocol import Training
+from steppe.registry import find_benchmark, find_method
+from steppe.settings import Settings
+
+_SECTIONS = ("benchmark", "method", "training")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, fully specified."""
+
+    benchmark: str
+    method: str
+    benchmark_settings: Benchmark
+    method_settings: MethodSettings
+    training: Training
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 1
+    plugins: tuple[str, ...] = ()
+
+    @classmethod
+    def make(
+        cls,
+        benchmark: str,
+        method: str,
+        overrides: Iterable[str] = (),
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        threads: int = 1,
+        plugins: Sequence[str] = (),
+    ) -> RunConfig:
+        """From names on a command line: the presets, then `key=value` overrides; everything is checked here."""
+        load_plugins(plugins)
+        kind, entry = find_benchmark(benchmark), find_method(method)
+        values: dict[str, dict[str, Any]] = {
+            "benchmark": {},
+            "method": entry.values(benchmark),
+            "training": kind.settings.training.as_dict(),  # type: ignore[attr-defined]
+        }
+        kinds: dict[str, type[Settings]] = {
+            "benchmark": kind.settings,
+            "method": entry.settings,
+            "training": Training,
+        }
+        for override in overrides:
+            section, key, value = _parsed(override, kinds)
+            values[section][key] = value
+        made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
+        return cls._checked(benchmark, method, made, seed, device, threads, tuple(plugins))
+
+    @classmethod
+    def load(cls, path: Path) -> RunConfig:
+        """From a config.toml."""
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{path} cannot be read as a run's configuration: {error}") from error
+        for section in data:
+            if section not in ("run", *_SECTIONS):
+                raise unknown(f"section of {path.name}", section, ("run", *_SECTIONS))
+        run = dict(data.get("run", {}))
+        run.pop("steppe", None)
+        names = {key: run.pop(key, None) for key in ("benchmark", "method")}
+        for key, name in names.items():
+            if not isinstance(name, str):
+                raise UsageError(f"{path.name} names no {key} in its section [run].")
+        plugins = tuple(run.pop("plugins", ()))
+        load_plugins(plugins)
+        kinds: dict[str, type[Settings]] = {
+            "benchmark": find_benchmark(names["benchmark"]).settings,
+            "method": find_method(names["method"]).settings,
+            "training": Training,
+        }
+        made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
+        seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
+        for key in run:
+            raise unknown("key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins"))
+        return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, plugins)
+
+    @classmethod
+    def _checked(
+        cls,
+        benchmark: str,
+        method: str,
+        made: Mapping[str, Settings],
+        seed: int,
+        device: str,
+        threads: int,
+        plugins: tuple[str, ...],
+    ) -> RunConfig:
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise UsageError(f"seed = {seed!r} is out of range: it must be a whole number from 0 to 2**63 - 1.")
+        if not isinstance(threads, int) or threads < 1:
+            raise UsageError(f"threads = {threads!r} is out of range: it must be at least 1.")
+        described, settings, training = made["benchmark"], made["method"], made["training"]
+        assert isinstance(described, Benchmark)
+        assert isinstance(settings, MethodSettings)
+        assert isinstance(training, Training)
+        return cls(benchmark, method, described, settings, training, seed, device, threads, plugins)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        return {
+            "run": {
+                "benchmark": self.benchmark,
+                "method": self.method,
+                "seed": self.seed,
+                "device": self.device,
+                "threads": self.threads,
+                "plugins": list(self.plugins),
+            },
+            "benchmark": self.benchmark_settings.as_dict(),
+            "method": self.method_settings.as_dict(),
+            "training": self.training.as_dict(),
+        }
+
+    def as_toml(self) -> str:
+        """The text of config.toml."""
+        return tomli_w.dumps(self.as_dict())
+
+    def changes(self) -> dict[str, Any]:
+        """Where the run differs from its preset, by dotted key."""
+        preset = RunConfig.make(self.benchmark, self.method).as_dict()
+        mine = self.as_dict()
+        return {
+            f"{section}.{key}": value
+            for section in _SECTIONS
+            for key, value in mine[section].items()
+            if preset[section][key] != value
+        }
+
+    @property
+    def full_length(self) -> bool:
+        """Whether tasks and training are the benchmark's own, so that published figures may stand beside it."""
+        return not any(key.startswith(("benchmark.", "training.")) for key in self.changes())
+
+    def command(self) -> str:
+        """The command line that gives this run."""
+        sets = "".join(f" --set {key}={value}" for key, value in self.changes().items())
+        device = "" if self.device == "cpu" else f" --device {self.device}"
+        plugins = "".join(f" --plugin {Path(plugin).name}" for plugin in self.plugins)
+        return f"steppe run {self.benchmark} {self.method} --seed {self.seed}{device}{plugins}{sets}"
+
+
+def load_plugins(paths: Iterable[str]) -> None:
+    """Import the user's own files, which register methods or benchmarks; each once per process."""
+    for path in paths:
+        file = Path(path).resolve()
+        name = f"steppe_plugin_{file.stem}"
+        if name in sys.modules:
+            continue
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None or not file.is_file():
+            raise UsageError(f"the plugin {path} is no Python file.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise UsageError(f"the plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, str, str]:
+    """`section.key=value`, or `key=value` where only one section has such a key."""
+    name, equals, value = override.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"--set {override}: write key=value, for example --set method.lr=0.02.")
+    name = name.strip()
+    section, dot, key = name.partition(".")
+    if dot:
+        if section not in kinds:
+            raise unknown("section in --set", section, kinds)
+        if key not in kinds[section].schema():
+            raise unknown(f"setting of the {section}", key, kinds[section].schema())
+        return section, key, value
+    holders = [section for section, kind in kinds.items() if name in kind.schema()]
+    if not holders:
+        every = [f"{section}.{key}" for section, kind in kinds.items() for key in kind.schema()]
+        raise unknown("setting", name, every)
+    if len(holders) > 1:
+        raise UsageError(f"--set {override}: which one? {' or '.join(f'{holder}.{name}' for holder in holders)}.")
+    return holders[0], name, value

@@ -1,0 +1,108 @@
+"""One run: tasks in order, each learnt, every one seen so far tested, everything recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steppe.config import RunConfig
+from steppe.errors import RunError, UsageError
+from steppe.events import Event, Progress, RunStarted, TaskEnded, Watch, ignore
+from steppe.learner import Learner
+from steppe.metrics import AccuracyMatrix
+from steppe.runs import REPORT, RunDirectory, refuse_taken
+from steppe.tables import run_report
+from steppe.version import versions
+
+
+def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> dict[str, Any]:
+    """Do the run and give its result; with `out`, leave a run directory there.
+
+    Everything that can be refused is refused before the directory is made.
+    """
+    device = resolved_device(config.device)
+    config = dataclasses.replace(config, device=device)
+    if out is not None:
+        refuse_taken(out)
+    torch.set_num_threads(config.threads)
+    benchmark, training = config.benchmark_settings, config.training
+    tasks = benchmark.stream(config.seed)
+    model = benchmark.model(config.seed)
+    learner = Learner(model, config.method_settings, seed=config.seed, device=device)
+    for task in tasks:
+        learner.check(task)
+    directory = None if out is None else RunDirectory.create(out, config)
+
+    def tell(event: Event) -> None:
+        if directory is not None and not isinstance(event, Progress):
+            directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
+        watch(event)
+
+    batches = sum(training.epochs * task.train.count_batches(training.batch_size) for task in tasks)
+    matrix = AccuracyMatrix()
+    seconds = {"train": 0.0, "evaluate": 0.0, "memory": 0.0}
+    updates = 0
+    held: dict[str, int] = {}
+    try:
+        tell(RunStarted(len(tasks), batches))
+        for place, task in enumerate(tasks):
+            learnt = learner.learn(
+                task,
+                epochs=training.epochs,
+                batch_size=training.batch_size,
+                glances=training.glances,
+                watch=tell,
+            )
+            started = time.perf_counter()
+            matrix.append(learner.evaluate(tasks[: place + 1]))
+            spent = {**learnt.seconds, "evaluate": time.perf_counter() - started}
+            seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}
+            updates += learnt.updates
+            held = learnt.bytes
+            if directory is not None:
+                directory.save_weights(model, place)
+            tell(
+                TaskEnded(place, task.name, matrix.rows[-1], spent, held, learnt.updates, learnt.remarks, learnt.record)
+            )
+    except BaseException as error:
+        if directory is not None:
+            with suppress(RunError):  # the disk may be what stopped the run
+                directory.log({"event": "Stopped", "reason": str(error) or type(error).__name__})
+        raise
+    result = {
+        "benchmark": config.benchmark,
+        "method": config.method,
+        "seed": config.seed,
+        "acc": matrix.acc,
+        "bwt": matrix.bwt,
+        "learning_acc": matrix.learning_acc,
+        "forgetting": matrix.forgetting,
+        "accuracy": matrix.square(),
+        "updates": updates,
+        "seconds": seconds,
+        "bytes": held,
+        "full_length": config.full_length,
+        "command": config.command(),
+        "versions": versions(),
+        "config": config.as_dict(),
+    }
+    if directory is not None:
+        directory.write_result(result)
+        directory.write_text(REPORT, run_report(result))
+    return result
+
+
+def resolved_device(name: str) -> str:
+    """The device by name, `auto` being CUDA where there is one; a device that is not there is refused."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UsageError(f"device {name!r} is unknown. Known: auto, cpu, cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda: this machine or this build of torch has none; use --device cpu or auto.")
+    return name

@@ -1,0 +1,31 @@
+"""Published figures to stand beside ours; the numbers are data, in published.toml."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published mean, with its standard deviation where one was given."""
+
+    mean: float
+    std: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
+
+
+@functools.cache
+def _all() -> dict[str, Any]:
+    return tomllib.loads(files("steppe").joinpath("published.toml").read_text(encoding="utf-8"))
+
+
+def published(benchmark: str, method: str, source: str = "paper") -> dict[str, Figure]:
+    """ACC and BWT that the paper, or its released code, reports; empty where it reports none."""
+    found = _all().get(benchmark, {}).get(method, {}).get(source, {})
+    return {measure: Figure(*found[measure]) for measure in ("acc", "bwt") if measure in found}

@@ -1,0 +1,117 @@
+"""The run directory: config.toml, log.jsonl, a checkpoint of the weights after each task, result.json, report.md."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from steppe.config import RunConfig
+from steppe.errors import RunError, UsageError
+
+CONFIG, LOG, RESULT, REPORT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "report.md", "checkpoints"
+
+
+class RunDirectory:
+    """A directory that one run fills; made only when the run is ready to start."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> RunDirectory:
+        """Make the directory and write the configuration; a directory that holds a run already is refused."""
+        refuse_taken(path)
+        made = not path.exists()
+        directory = cls(path)
+        try:
+            with writing(path):
+                (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+                write_whole(path / CONFIG, config.as_toml().encode())
+        except RunError:
+            if made:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        return directory
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append one record to the log."""
+        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def save_weights(self, model: nn.Module, task: int) -> None:
+        """Keep the model as it is after a task."""
+        path = self.path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        with writing(path):
+            write_whole(path, save(tensors))
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write the result; it appears whole or not at all."""
+        with writing(self.path / RESULT):
+            write_whole(self.path / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file beside the result."""
+        with writing(self.path / name):
+            write_whole(self.path / name, text.encode())
+
+
+def refuse_taken(path: Path) -> None:
+    """Refuse a directory that already holds a run."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: choose another --out.")
+    for name in (CONFIG, RESULT):
+        if (path / name).exists():
+            raise UsageError(f"{path} already holds a run ({name}): choose another --out, or remove it.")
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The result of a finished run."""
+    file = path / RESULT
+    if not file.exists():
+        state = "an unfinished run" if (path / CONFIG).exists() else "no run"
+        raise UsageError(f"{path} holds {state}: there is no {RESULT} in it.")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or not {"benchmark", "method", "accuracy", "acc", "bwt"} <= data.keys():
+            raise ValueError("it lacks the fields of a result")
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read as a result: {error}") from error
+    return data
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all: beside its place, flushed, then moved."""
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = {
+            errno.ENOSPC: "no space is left on the disk: free some, or choose another --out",
+            errno.EDQUOT: "the disk quota is used up: free some space, or choose another --out",
+            errno.EACCES: "permission is denied: choose a directory you may write to with --out",
+            errno.EROFS: "the file system is read-only: choose another --out",
+        }.get(error.errno or 0, error.strerror or str(error))
+        raise RunError(f"cannot write {path}: {remedy}.") from error

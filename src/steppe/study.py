@@ -1,0 +1,131 @@
+"""Many runs in parallel processes, each with its own directory; one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from steppe.config import RunConfig, load_plugins
+from steppe.errors import SteppeError
+from steppe.events import Event
+from steppe.experiment import run
+from steppe.runs import refuse_taken, write_whole, writing
+from steppe.tables import as_json, latex, markdown
+
+_POLL = 0.2  # seconds between looks for a process that ended without a word
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study and where it goes."""
+
+    config: RunConfig
+    out: Path
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run is done."""
+
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run could not be done, and why."""
+
+    reason: str
+    details: str = ""
+
+
+@dataclass
+class Outcome:
+    """What became of all runs, by their place in the list."""
+
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[int, Failed] = field(default_factory=dict)
+
+
+Message = Event | Finished | Failed
+StudyWatch = Callable[[int, Message], None]
+
+
+def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch) -> Outcome:
+    """Do all runs, `workers` at a time, each in a process of its own."""
+    for job in jobs:
+        refuse_taken(job.out)
+    context = _context()
+    messages: multiprocessing.Queue[tuple[int, Message]] = context.Queue()
+    waiting = list(enumerate(jobs))[::-1]
+    running: dict[int, BaseProcess] = {}
+    outcome = Outcome()
+
+    def take(number: int, message: Message) -> None:
+        if isinstance(message, Finished):
+            outcome.results[number] = message.result
+        elif isinstance(message, Failed):
+            outcome.failures[number] = message
+        if isinstance(message, (Finished, Failed)) and number in running:
+            running.pop(number).join()
+        watch(number, message)
+
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                number, job = waiting.pop()
+                running[number] = context.Process(target=_work, args=(number, job, messages), daemon=True)  # type: ignore[attr-defined]
+                running[number].start()
+            try:
+                take(*messages.get(timeout=_POLL))
+            except queue.Empty:
+                for number, process in list(running.items()):
+                    if process.exitcode is not None and messages.empty():
+                        take(number, Failed(f"its process ended with exit code {process.exitcode}"))
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.join()
+    return outcome
+
+
+def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> None:
+    """The study's table beside its runs: table.md, table.tex, table.json."""
+    texts = {"table.md": markdown(results), "table.tex": latex(results), "table.json": as_json(results, command)}
+    for name, text in texts.items():
+        with writing(out / name):
+            write_whole(out / name, text.encode())
+
+
+def _context() -> BaseContext:
+    """Processes forked from a server that has torch loaded already, where the system can; else spawned."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["steppe.experiment"])
+        return context
+    return multiprocessing.get_context("spawn")
+
+
+def _work(number: int, job: Job, messages: multiprocessing.Queue[tuple[int, Message]]) -> None:
+    """One run, in its process. Ctrl-C is the parent's business: it ends us by SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        load_plugins(job.config.plugins)
+        messages.put((number, Finished(run(job.config, job.out, lambda event: messages.put((number, event))))))
+    except SteppeError as error:
+        messages.put((number, Failed(str(error))))
+    except Exception as error:
+        messages.put((number, Failed(f"{type(error).__name__}: {error}", traceback.format_exc())))
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise SystemExit(128 + signum)

@@ -1,0 +1,177 @@
+"""Results as people read them: one run's report, a study's table in Markdown, LaTeX and JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steppe.published import Figure, published
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a study: figures over its seeds."""
+
+    method: str
+    seeds: list[int]
+    acc: Figure
+    bwt: Figure
+    learning_acc: Figure
+    forgetting: Figure
+    seconds: Figure
+    paper: dict[str, Figure]
+    released: dict[str, Figure]
+
+
+def rows(results: Sequence[Result]) -> list[Row]:
+    """Results by method, in the order in which the methods first appear; mean and sample standard deviation."""
+    methods = dict.fromkeys(result["method"] for result in results)
+    return [_row([result for result in results if result["method"] == method]) for method in methods]
+
+
+def _row(results: Sequence[Result]) -> Row:
+    def over_seeds(value: Callable[[Result], float]) -> Figure:
+        values = [value(result) for result in results]
+        return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    first = results[0]
+    comparable = all(result["full_length"] for result in results)
+    return Row(
+        method=first["method"],
+        seeds=sorted(result["seed"] for result in results),
+        acc=over_seeds(lambda result: result["acc"]),
+        bwt=over_seeds(lambda result: result["bwt"]),
+        learning_acc=over_seeds(lambda result: result["learning_acc"]),
+        forgetting=over_seeds(lambda result: result["forgetting"]),
+        seconds=over_seeds(lambda result: sum(result["seconds"].values())),
+        paper=published(first["benchmark"], first["method"]) if comparable else {},
+        released=published(first["benchmark"], first["method"], "released") if comparable else {},
+    )
+
+
+_HEADER = ("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "released ACC", "released BWT", "seconds")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as text, for any of the formats."""
+    return (
+        row.method,
+        str(len(row.seeds)),
+        str(row.acc),
+        str(row.bwt),
+        *(str(source.get(measure, "")) for source in (row.paper, row.released) for measure in ("acc", "bwt")),
+        f"{row.seconds.mean:.0f}",
+    )
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The study's table in Markdown."""
+    lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(row)) for row in rows(results))]
+    notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
+    if not all(result["full_length"] for result in results):
+        notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
+    return "\n".join([*lines, *notes]) + "\n"
+
+
+def latex(results: Sequence[Result]) -> str:
+    """The study's table in LaTeX (booktabs)."""
+
+    def line(values: Sequence[str]) -> str:
+        return " & ".join(values) + r" \\"
+
+    body = [line([cells(row)[0], *map(_latex_number, cells(row)[1:])]) for row in rows(results)]
+    columns = "l" + "r" * (len(_HEADER) - 1)
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_HEADER), r"\midrule", *body, r"\bottomrule"]
+        + [r"\end{tabular}", ""]
+    )
+
+
+def as_json(results: Sequence[Result], command: str) -> str:
+    """The study's table with everything that identifies it."""
+
+    def plain(figure: Figure) -> dict[str, float | None]:
+        return {"mean": figure.mean, "std": figure.std}
+
+    table = [
+        {
+            "method": row.method,
+            "seeds": row.seeds,
+            **{name: plain(getattr(row, name)) for name in ("acc", "bwt", "learning_acc", "forgetting", "seconds")},
+            "paper": {measure: plain(figure) for measure, figure in row.paper.items()},
+            "released": {measure: plain(figure) for measure, figure in row.released.items()},
+        }
+        for row in rows(results)
+    ]
+    versions = [dict(pairs) for pairs in dict.fromkeys(tuple(result["versions"].items()) for result in results)]
+    described = {
+        "benchmark": results[0]["benchmark"],
+        "command": command,
+        "full_length": all(result["full_length"] for result in results),
+        "versions": versions,
+        "rows": table,
+    }
+    return json.dumps(described, indent=1) + "\n"
+
+
+def summary(result: Result) -> str:
+    """One run in a few lines, the published figures beside it."""
+    lines = [
+        f"{result['benchmark']} · {result['method']} · seed {result['seed']}",
+        f"  ACC {result['acc']:.2f}   BWT {result['bwt']:.2f}   "
+        f"learning accuracy {result['learning_acc']:.2f}   forgetting {result['forgetting']:.2f}",
+    ]
+    for source, words in (("paper", "paper (5 seeds)"), ("released", "its released code (5 seeds)")):
+        figures = published(result["benchmark"], result["method"], source) if result["full_length"] else {}
+        if figures:
+            lines.append(f"  {words}: " + "   ".join(f"{name.upper()} {figure}" for name, figure in figures.items()))
+    if not result["full_length"]:
+        lines.append("  tasks or training differ from the benchmark's own: published figures do not apply")
+    seconds = result["seconds"]
+    lines.append(
+        f"  {result['updates']} updates in {sum(seconds.values()):.0f} s "
+        f"(training {seconds['train']:.0f}, testing {seconds['evaluate']:.0f}, memory {seconds['memory']:.1f}); "
+        + ", ".join(f"{kind} {size / 2**20:.2f} MiB" for kind, size in result["bytes"].items())
+    )
+    return "\n".join(lines)
+
+
+def run_report(result: Result) -> str:
+    """report.md of one run: figures, settings, and the accuracy matrix."""
+    matrix = result["accuracy"]
+    names = [str(place + 1) for place in range(len(matrix))]
+    table = [
+        _line(["after task", *names]),
+        _line(["---:"] * (len(names) + 1)),
+        *(
+            _line([name, *("" if value is None else f"{value:.1f}" for value in row)])
+            for name, row in zip(names, matrix, strict=True)
+        ),
+    ]
+    settings = [
+        f"- `{section}.{key}` = `{value}`"
+        for section in ("benchmark", "training", "method")
+        for key, value in result["config"][section].items()
+    ]
+    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    return "\n".join(
+        [f"# {result['benchmark']}, {result['method']}, seed {result['seed']}", "", "```", summary(result), "```", ""]
+        + ["## Test accuracy on each task (column) after each task (row), percent", "", *table, ""]
+        + ["## How to run it again", "", "```", result["command"], "```", "", versions, ""]
+        + ["## Settings", "", *settings, ""]
+    )
+
+
+def _line(values: Sequence[str]) -> str:
+    return "| " + " | ".join(values) + " |"
+
+
+def _latex_number(cell: str) -> str:
+    """A number with its deviation in maths mode, so that the minus and the ± are set right."""
+    maths = cell.replace(" ± ", r" \pm ")
+    return f"${maths}$" if cell else "--"
