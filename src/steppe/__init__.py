@@ -4,7 +4,7 @@ from steppe.benchmarks import PMNIST
 from steppe.benchmarks.base import Benchmark
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
 from steppe.learner import Learner, Learnt
-from steppe.methods import ER, FSDGPM, Finetune
+from steppe.methods import ER, FSDGPM, Finetune, Multitask, Oracle
 from steppe.methods.base import Method, MethodSettings
 from steppe.metrics import AccuracyMatrix
 from steppe.protocol import Training
@@ -29,6 +29,8 @@ __all__ = [
     "Method",
     "MethodSettings",
     "ModelError",
+    "Multitask",
+    "Oracle",
     "RunError",
     "SteppeError",
     "Task",

@@ -54,7 +54,7 @@ class RunConfig:
         values: dict[str, dict[str, Any]] = {
             "benchmark": {},
             "method": entry.values(benchmark),
-            "training": kind.settings.training.as_dict(),  # type: ignore[attr-defined]
+            "training": {**kind.settings.training.as_dict(), **entry.training.get(benchmark, {})},  # type: ignore[attr-defined]
         }
         kinds: dict[str, type[Settings]] = {
             "benchmark": kind.settings,

@@ -44,7 +44,8 @@ class _State:
         elif isinstance(message, TaskEnded):
             self.accuracy = sum(message.accuracy) / len(message.accuracy)
         elif isinstance(message, Finished):
-            self.outcome = f"ACC {message.result['acc']:.2f}  BWT {message.result['bwt']:.2f}"
+            bwt = message.result["bwt"]
+            self.outcome = f"ACC {message.result['acc']:.2f}" + ("" if bwt is None else f"  BWT {bwt:.2f}")
         elif isinstance(message, Failed):
             self.outcome = f"failed: {message.reason}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from steppe.learner import Learner
 from steppe.metrics import AccuracyMatrix
 from steppe.runs import REPORT, RunDirectory, refuse_taken
 from steppe.tables import run_report
+from steppe.task import Task
 from steppe.version import versions
 
 
@@ -25,15 +27,12 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
 
     Everything that can be refused is refused before the directory is made.
     """
-    device = resolved_device(config.device)
-    config = dataclasses.replace(config, device=device)
+    config = dataclasses.replace(config, device=resolved_device(config.device))
     if out is not None:
         refuse_taken(out)
     torch.set_num_threads(config.threads)
-    benchmark, training = config.benchmark_settings, config.training
-    tasks = benchmark.stream(config.seed)
-    model = benchmark.model(config.seed)
-    learner = Learner(model, config.method_settings, seed=config.seed, device=device)
+    tasks = config.benchmark_settings.stream(config.seed)
+    learner = _learner(config)
     for task in tasks:
         learner.check(task)
     directory = None if out is None else RunDirectory.create(out, config)
@@ -43,38 +42,46 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
             directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
         watch(event)
 
-    batches = sum(training.epochs * task.train.count_batches(training.batch_size) for task in tasks)
-    matrix = AccuracyMatrix()
-    seconds = {"train": 0.0, "evaluate": 0.0, "memory": 0.0}
-    updates = 0
-    held: dict[str, int] = {}
     try:
-        tell(RunStarted(len(tasks), batches))
-        for place, task in enumerate(tasks):
-            learnt = learner.learn(
-                task,
-                epochs=training.epochs,
-                batch_size=training.batch_size,
-                glances=training.glances,
-                watch=tell,
-            )
-            started = time.perf_counter()
-            matrix.append(learner.evaluate(tasks[: place + 1]))
-            spent = {**learnt.seconds, "evaluate": time.perf_counter() - started}
-            seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}
-            updates += learnt.updates
-            held = learnt.bytes
-            if directory is not None:
-                directory.save_weights(model, place)
-            tell(
-                TaskEnded(place, task.name, matrix.rows[-1], spent, held, learnt.updates, learnt.remarks, learnt.record)
-            )
+        result = _learnt_in_order(config, tasks, learner, directory, tell)
     except BaseException as error:
         if directory is not None:
             with suppress(RunError):  # the disk may be what stopped the run
                 directory.log({"event": "Stopped", "reason": str(error) or type(error).__name__})
         raise
-    result = {
+    if directory is not None:
+        directory.write_result(result)
+        directory.write_text(REPORT, run_report(result))
+    return result
+
+
+def _learnt_in_order(
+    config: RunConfig, tasks: Sequence[Task], learner: Learner, directory: RunDirectory | None, tell: Watch
+) -> dict[str, Any]:
+    training = config.training
+    stages = _stages(config.method_settings.schedule, len(tasks))
+    each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
+    tell(RunStarted(len(tasks), sum(sum(each[stage.start : stage.stop]) for stage in stages)))
+    matrix = AccuracyMatrix()
+    seconds = {"train": 0.0, "evaluate": 0.0, "memory": 0.0}
+    updates = 0
+    held: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        if stage.start == 0 and number > 0:  # learn everything so far from the start
+            learner = _learner(config)
+        learnt = learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), watch=tell)  # type: ignore[arg-type]
+        started = time.perf_counter()
+        matrix.append(learner.evaluate(tasks[: stage.stop]), learnt=stage.stop - len(matrix))
+        spent = {**learnt.seconds, "evaluate": time.perf_counter() - started}
+        seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}
+        updates += learnt.updates
+        held = learnt.bytes
+        place = stage.stop - 1
+        if directory is not None:
+            directory.save_weights(learner.model, place)
+        name = tasks[place].name
+        tell(TaskEnded(place, name, matrix.last, spent, held, learnt.updates, learnt.remarks, learnt.record))
+    return {
         "benchmark": config.benchmark,
         "method": config.method,
         "seed": config.seed,
@@ -91,10 +98,20 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
         "versions": versions(),
         "config": config.as_dict(),
     }
-    if directory is not None:
-        directory.write_result(result)
-        directory.write_text(REPORT, run_report(result))
-    return result
+
+
+def _learner(config: RunConfig) -> Learner:
+    model = config.benchmark_settings.model(config.seed)
+    return Learner(model, config.method_settings, seed=config.seed, device=config.device)
+
+
+def _stages(schedule: str, tasks: int) -> list[range]:
+    """Which tasks are learnt together at each stage."""
+    if schedule == "joint":
+        return [range(tasks)]
+    if schedule == "retrain":
+        return [range(place + 1) for place in range(tasks)]
+    return [range(place, place + 1) for place in range(tasks)]
 
 
 def resolved_device(name: str) -> str:

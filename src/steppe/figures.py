@@ -20,12 +20,15 @@ def forgetting(results: Sequence[dict[str, Any]], out: Path) -> None:
     pyplot = _pyplot()
     if out.suffix not in _SUFFIXES:
         raise UsageError(f"{out}: a figure is written as {', '.join(_SUFFIXES)}.")
-    methods = dict.fromkeys(result["method"] for result in results)
-    if len({len(result["accuracy"]) for result in results}) != 1:
+    drawn = [result for result in results if all(row[0] is not None for row in result["accuracy"])]
+    if not drawn:
+        raise UsageError("none of these runs learnt its tasks one after another: there is no forgetting to draw.")
+    methods = dict.fromkeys(result["method"] for result in drawn)
+    if len({len(result["accuracy"]) for result in drawn}) != 1:
         raise UsageError("the runs have different numbers of tasks: draw them apart.")
     figure, (first, average) = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     for place, method in enumerate(methods):
-        matrices = [result["accuracy"] for result in results if result["method"] == method]
+        matrices = [result["accuracy"] for result in drawn if result["method"] == method]
         colour = _COLOURS[place % len(_COLOURS)]
         _curve(first, [[row[0] for row in matrix] for matrix in matrices], method, colour)
         means = [[sum(row[: i + 1]) / (i + 1) for i, row in enumerate(matrix)] for matrix in matrices]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steppe.curriculum import Curriculum
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
 from steppe.methods.base import Method, MethodSettings
@@ -69,26 +70,34 @@ class Learner:
         self._shape: tuple[int, ...] = ()
 
     def learn(
-        self, task: Task, *, epochs: int = 1, batch_size: int = 10, glances: int = 1, watch: Watch = ignore
+        self,
+        tasks: Task | Sequence[Task],
+        *,
+        epochs: int = 1,
+        batch_size: int = 10,
+        glances: int = 1,
+        watch: Watch = ignore,
     ) -> Learnt:
-        """Learn the next task."""
+        """Learn the next task; or several at once, shuffled together."""
         training = Training(epochs, batch_size, glances)
-        method = self.check(task)
+        curriculum = Curriculum([tasks] if isinstance(tasks, Task) else tasks, self.tasks_learnt)
+        for task in curriculum.tasks:
+            method = self.check(task)
         with (
             denormals_flushed(),
             self.streams.ambient(self.network.device),
             self.network.mode(training=True),
         ):
-            self.network.open_head(task.head, self._outputs)
+            for task in curriculum.tasks:
+                self.network.open_head(task.head, self._outputs)
             method.begin_task()
             started = time.perf_counter()
-            order = self.streams.generator("order")
-            updates = fit(method, task, self.tasks_learnt, self._outputs, training, order, watch)
-            self._check_weights(task)
+            updates = fit(method, curriculum, self._outputs, training, self.streams.generator("order"), watch)
+            self._check_weights(curriculum.name)
             trained = time.perf_counter()
             remarks = method.end_task()
             ended = time.perf_counter()
-        self.tasks_learnt += 1
+        self.tasks_learnt += len(curriculum.tasks)
         seconds = {"train": trained - started, "memory": ended - trained}
         return Learnt(updates, seconds, method.bytes_held(), remarks, method.record())
 
@@ -196,11 +205,11 @@ class Learner:
                 f"training inputs {self._shape}: give both the same shape."
             )
 
-    def _check_weights(self, task: Task) -> None:
-        for name, parameter in self.network.parameters.items():
+    def _check_weights(self, name: str) -> None:
+        for weight, parameter in self.network.parameters.items():
             if not bool(torch.isfinite(parameter).all()):
                 raise DivergedError(
-                    f"the weight {name!r} is no longer finite after task {task.name!r}: lower the step size."
+                    f"the weight {weight!r} is no longer finite after task {name!r}: lower the step size."
                 )
 
     def _checked_exclude(self, exclude: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,15 +8,20 @@ from steppe.errors import DataError
 
 
 class AccuracyMatrix:
-    """The lower triangle of R, grown by a row after each task."""
+    """The lower triangle of R, grown by a row after each task.
+
+    Tasks learnt together leave rows out: `append(row, learnt=3)` tells that three tasks came at once, so only the row
+    after the last of them exists, and measures that need the others are None.
+    """
 
     def __init__(self, rows: Sequence[Sequence[float]] = ()) -> None:
-        self.rows: list[list[float]] = []
+        self.rows: list[list[float] | None] = []
         for row in rows:
             self.append(row)
 
-    def append(self, row: Sequence[float]) -> None:
-        """The accuracies on every task seen so far, after one more task."""
+    def append(self, row: Sequence[float], learnt: int = 1) -> None:
+        """The accuracies on every task seen so far, after one more task, or after several learnt together."""
+        self.rows += [None] * (learnt - 1)
         if len(row) != len(self.rows) + 1:
             raise DataError(f"row {len(self.rows) + 1} of the accuracy matrix has {len(row)} entries.")
         self.rows.append([float(value) for value in row])
@@ -25,31 +30,46 @@ class AccuracyMatrix:
         return len(self.rows)
 
     @property
+    def last(self) -> list[float]:
+        """The accuracies after the last task."""
+        if not self.rows or self.rows[-1] is None:
+            raise DataError("the accuracy matrix is empty: append a row first.")
+        return self.rows[-1]
+
+    @property
     def acc(self) -> float:
         """Mean accuracy over all tasks after the last."""
-        return _mean(self.rows[-1])
+        return _mean(self.last)
 
     @property
-    def bwt(self) -> float:
+    def bwt(self) -> float | None:
         """Backward transfer: mean of R[T][j] − R[j][j] over the T − 1 earlier tasks; 0 for one task."""
-        last = self.rows[-1]
-        return _mean([last[j] - self.rows[j][j] for j in range(len(last) - 1)])
+        rows = self._complete()
+        return None if rows is None else _mean([now - row[-1] for now, row in zip(self.last, rows[:-1], strict=False)])
 
     @property
-    def learning_acc(self) -> float:
+    def learning_acc(self) -> float | None:
         """Mean accuracy on each task just after it was learnt."""
-        return _mean([row[-1] for row in self.rows])
+        rows = self._complete()
+        return None if rows is None else _mean([row[-1] for row in rows])
 
     @property
-    def forgetting(self) -> float:
+    def forgetting(self) -> float | None:
         """Mean fall from each earlier task's best accuracy, over the T − 1 earlier tasks; 0 for one task."""
-        last = self.rows[-1]
-        best = [max(row[j] for row in self.rows[j:-1]) for j in range(len(last) - 1)]
-        return _mean([top - now for top, now in zip(best, last[:-1], strict=True)])
+        rows = self._complete()
+        if rows is None:
+            return None
+        best = [max(row[j] for row in rows[j:-1]) for j in range(len(rows) - 1)]
+        return _mean([top - now for top, now in zip(best, self.last[:-1], strict=True)])
 
     def square(self) -> list[list[float | None]]:
-        """R as a square with None above the diagonal."""
-        return [[*row, *[None] * (len(self.rows) - len(row))] for row in self.rows]
+        """R as a square with None above the diagonal and in rows left out."""
+        size = len(self.rows)
+        return [[None] * size if row is None else [*row, *[None] * (size - len(row))] for row in self.rows]
+
+    def _complete(self) -> list[list[float]] | None:
+        rows = [row for row in self.rows if row is not None]
+        return rows if len(rows) == len(self.rows) else None
 
 
 def _mean(values: Sequence[float]) -> float:

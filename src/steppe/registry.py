@@ -21,6 +21,7 @@ class MethodEntry:
     summary: str
     variant: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def values(self, benchmark: str) -> dict[str, Any]:
         """The settings' values for a benchmark: its preset where there is one, then what makes the member."""
@@ -47,11 +48,12 @@ def register_method(
     *,
     variant: Mapping[str, Any] | None = None,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    training: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Make a method known by name. `variant` holds what tells it from its family, whatever the benchmark; `presets`
-    holds values per benchmark.
+    holds values per benchmark, and `training` what it changes in a benchmark's training.
     """
-    entry = MethodEntry(name, settings, summary, variant or {}, presets or {})
+    entry = MethodEntry(name, settings, summary, variant or {}, presets or {}, training or {})
     for benchmark in ("", *entry.presets):  # a preset that could not be used is found out here, not in a run
         settings.from_mapping(entry.values(benchmark))
     METHODS[name] = entry

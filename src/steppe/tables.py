@@ -19,11 +19,11 @@ class Row:
 
     method: str
     seeds: list[int]
-    acc: Figure
-    bwt: Figure
-    learning_acc: Figure
-    forgetting: Figure
-    seconds: Figure
+    acc: Figure | None
+    bwt: Figure | None
+    learning_acc: Figure | None
+    forgetting: Figure | None
+    seconds: Figure | None
     paper: dict[str, Figure]
     released: dict[str, Figure]
 
@@ -35,8 +35,10 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 
 def _row(results: Sequence[Result]) -> Row:
-    def over_seeds(value: Callable[[Result], float]) -> Figure:
-        values = [value(result) for result in results]
+    def over_seeds(value: Callable[[Result], float | None]) -> Figure | None:
+        values = [found for result in results if (found := value(result)) is not None]
+        if not values:  # tasks learnt together have no backward transfer
+            return None
         return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     first = results[0]
@@ -62,10 +64,10 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row.method,
         str(len(row.seeds)),
-        str(row.acc),
-        str(row.bwt),
-        *(str(source.get(measure, "")) for source in (row.paper, row.released) for measure in ("acc", "bwt")),
-        f"{row.seconds.mean:.0f}",
+        _text(row.acc),
+        _text(row.bwt),
+        *(_text(source.get(measure)) for source in (row.paper, row.released) for measure in ("acc", "bwt")),
+        "" if row.seconds is None else f"{row.seconds.mean:.0f}",
     )
 
 
@@ -95,8 +97,8 @@ def latex(results: Sequence[Result]) -> str:
 def as_json(results: Sequence[Result], command: str) -> str:
     """The study's table with everything that identifies it."""
 
-    def plain(figure: Figure) -> dict[str, float | None]:
-        return {"mean": figure.mean, "std": figure.std}
+    def plain(figure: Figure | None) -> dict[str, float | None] | None:
+        return None if figure is None else {"mean": figure.mean, "std": figure.std}
 
     table = [
         {
@@ -119,12 +121,14 @@ def as_json(results: Sequence[Result], command: str) -> str:
     return json.dumps(described, indent=1) + "\n"
 
 
+_MEASURES = {"acc": "ACC", "bwt": "BWT", "learning_acc": "learning accuracy", "forgetting": "forgetting"}
+
+
 def summary(result: Result) -> str:
     """One run in a few lines, the published figures beside it."""
     lines = [
         f"{result['benchmark']} · {result['method']} · seed {result['seed']}",
-        f"  ACC {result['acc']:.2f}   BWT {result['bwt']:.2f}   "
-        f"learning accuracy {result['learning_acc']:.2f}   forgetting {result['forgetting']:.2f}",
+        "  " + "   ".join(f"{words} {result[key]:.2f}" for key, words in _MEASURES.items() if result[key] is not None),
     ]
     for source, words in (("paper", "paper (5 seeds)"), ("released", "its released code (5 seeds)")):
         figures = published(result["benchmark"], result["method"], source) if result["full_length"] else {}
@@ -165,6 +169,10 @@ def run_report(result: Result) -> str:
         + ["## How to run it again", "", "```", result["command"], "```", "", versions, ""]
         + ["## Settings", "", *settings, ""]
     )
+
+
+def _text(figure: Figure | None) -> str:
+    return "" if figure is None else str(figure)
 
 
 def _line(values: Sequence[str]) -> str:

@@ -7,34 +7,26 @@ import time
 import torch
 from torch import Tensor
 
+from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError
 from steppe.events import EpochEnded, Progress, Watch
 from steppe.methods.base import Method
 from steppe.protocol import Training
-from steppe.task import Task
-from steppe.types import Batch
 
 _REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
 
 
 def fit(
-    method: Method,
-    task: Task,
-    place: int,
-    outputs: int,
-    training: Training,
-    order: torch.Generator,
-    watch: Watch,
+    method: Method, curriculum: Curriculum, outputs: int, training: Training, order: torch.Generator, watch: Watch
 ) -> int:
-    """Teach the method one task, the `place`-th; returns the number of updates."""
+    """Teach the method one task, or several together; returns the number of updates."""
     updates = 0
-    batches = task.train.count_batches(training.batch_size)
+    place = curriculum.first + len(curriculum.tasks) - 1
+    batches = curriculum.count_batches(training.batch_size)
     for epoch in range(training.epochs):
-        losses = _Losses(task, epoch, updates)
+        losses = _Losses(curriculum.name, epoch, updates)
         started = reported = time.perf_counter()
-        for number, (x, y) in enumerate(task.train.batches(training.batch_size, order), start=1):
-            task.check_labels(y, outputs)
-            batch = Batch(x, y, torch.full_like(y, place))
+        for number, batch in enumerate(curriculum.batches(training.batch_size, order, outputs), start=1):
             for _ in range(training.glances):
                 losses.add(method.observe(batch))
             if epoch == 0:
@@ -46,15 +38,15 @@ def fit(
                 watch(Progress(place, epoch, training.epochs, number, batches, losses.settle()))
         losses.settle()
         seconds = time.perf_counter() - started
-        watch(EpochEnded(place, task.name, epoch, batches, losses.mean, updates, seconds))
+        watch(EpochEnded(place, curriculum.name, epoch, batches, losses.mean, updates, seconds))
     return updates
 
 
 class _Losses:
     """The losses of an epoch, left on their device until somebody looks."""
 
-    def __init__(self, task: Task, epoch: int, updates_before: int) -> None:
-        self._task, self._epoch, self._done = task, epoch, updates_before
+    def __init__(self, name: str, epoch: int, updates_before: int) -> None:
+        self._name, self._epoch, self._done = name, epoch, updates_before
         self._pending: list[Tensor] = []
         self._sum, self._count, self._recent = 0.0, 0, 0.0
 
@@ -69,7 +61,7 @@ class _Losses:
             if len(bad):
                 update = self._done + int(bad[0]) + 1
                 raise DivergedError(
-                    f"the loss became {float(values[int(bad[0])])} in task {self._task.name!r}, epoch "
+                    f"the loss became {float(values[int(bad[0])])} in task {self._name!r}, epoch "
                     f"{self._epoch + 1}, update {update}: lower the step size (lr, ascent_lr) or check the data."
                 )
             self._done += len(values)

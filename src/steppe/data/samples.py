@@ -22,8 +22,14 @@ class Samples(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
+    def take(self, indices: Tensor) -> Pair:
+        """The samples at these places."""
+
     def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
         """Every sample once, in batches (the last may be smaller); shuffled by `order` where one is given."""
+        indices = torch.arange(len(self)) if order is None else torch.randperm(len(self), generator=order)
+        for pick in torch.split(indices, size):
+            yield self.take(pick)
 
     def first(self) -> Pair:
         """One batch to learn shapes from; draws nothing from any generator."""
@@ -55,15 +61,19 @@ class TensorSamples(Samples):
     def __len__(self) -> int:
         return len(self.y)
 
+    def take(self, indices: Tensor) -> Pair:
+        return self._viewed(indices.to(self.x.device))
+
     def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
-        picks: list[Any]
-        if order is None:
-            picks = [slice(start, start + size) for start in range(0, len(self), size)]
-        else:
-            picks = list(torch.split(torch.randperm(len(self), generator=order).to(self.x.device), size))
-        for pick in picks:
-            x = self.x[pick]
-            yield (x if self.view is None else self.view(x)), self.y[pick]
+        if order is not None:
+            yield from super().batches(size, order)
+            return
+        for start in range(0, len(self), size):  # slices need no copy
+            yield self._viewed(slice(start, start + size))
+
+    def _viewed(self, pick: slice | Tensor) -> Pair:
+        x = self.x[pick]
+        return (x if self.view is None else self.view(x)), self.y[pick]
 
 
 class DatasetSamples(Samples):
@@ -77,10 +87,8 @@ class DatasetSamples(Samples):
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
-    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
-        indices = torch.arange(len(self)) if order is None else torch.randperm(len(self), generator=order)
-        for pick in torch.split(indices, size):
-            yield _checked_pair(default_collate([self.dataset[int(i)] for i in pick]))
+    def take(self, indices: Tensor) -> Pair:
+        return _checked_pair(default_collate([self.dataset[int(i)] for i in indices]))
 
 
 class LoaderSamples(Samples):
@@ -95,6 +103,9 @@ class LoaderSamples(Samples):
 
     def __len__(self) -> int:
         return self._length
+
+    def take(self, indices: Tensor) -> Pair:
+        raise DataError("is a DataLoader, whose samples come in its own order: give a Dataset or tensors here.")
 
     def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
         for pair in self.loader:

@@ -3,5 +3,6 @@
 from steppe.methods.er import ER
 from steppe.methods.finetune import Finetune
 from steppe.methods.fs_dgpm import FSDGPM
+from steppe.methods.multitask import Multitask, Oracle
 
-__all__ = ["ER", "FSDGPM", "Finetune"]
+__all__ = ["ER", "FSDGPM", "Finetune", "Multitask", "Oracle"]

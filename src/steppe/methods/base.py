@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.settings import Settings
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 class MethodSettings(Settings, ABC):
     """Base of every method's settings; `start` gives the running method."""
 
-    covers_layers = False
+    covers_layers: ClassVar[bool] = False
     """Whether the method projects gradients, and so needs the model's covered layers."""
+
+    schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
+    """How a benchmark's tasks are presented: one after another; all at once; or, at each, all so far from the start."""
 
     @abstractmethod
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:

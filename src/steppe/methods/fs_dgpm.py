@@ -5,7 +5,7 @@
 | fs-dgpm   | ascent                   | the paper's rule         |
 | fs-gpm    | ascent                   | 1                        |
 | fs-sgpm   | ascent                   | spectral, fixed per task |
-| la-dgpm   | descent (look-ahead)     | the paper's rule, climbing |
+| la-dgpm   | descent (look-ahead), chunked | the paper's rule, climbing |
 | dgpm      | only to move λ           | the paper's rule         |
 """
 
@@ -216,6 +216,6 @@ register_method(
     "la-dgpm",
     FSDGPM,
     "FS-DGPM that looks ahead downhill instead of perturbing uphill.",
-    variant={"perturbation": "look-ahead"},
+    variant={"perturbation": "look-ahead", "ascent_form": "chunked"},
     presets=_PRESETS,
 )

@@ -1,0 +1,33 @@
+"""Multitask and Oracle: upper bounds that see all tasks at once.
+
+Multitask learns every task of the benchmark together; Oracle learns, at each task, all tasks so far from the start.
+Both take plain SGD steps on the cross-entropy of each sample on its own head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steppe.methods.finetune import Finetune
+from steppe.registry import register_method
+
+
+@dataclass(frozen=True)
+class Multitask(Finetune):
+    """Settings of Multitask."""
+
+    schedule = "joint"
+
+
+@dataclass(frozen=True)
+class Oracle(Finetune):
+    """Settings of Oracle."""
+
+    schedule = "retrain"
+
+
+_TRAINING = {"pmnist": {"epochs": 5, "glances": 1}}
+register_method(
+    "multitask", Multitask, "All tasks at once; an upper bound, not continual learning.", training=_TRAINING
+)
+register_method("oracle", Oracle, "At each task, all tasks so far from the start; an upper bound.", training=_TRAINING)
