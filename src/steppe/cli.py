@@ -27,6 +27,7 @@ examples:
 _STUDY_EXAMPLES = """\
 examples:
   steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
+  steppe study pmnist --methods paper --seeds 5 --jobs 2     the paper's whole table
   steppe study pmnist fs-dgpm fs-sgpm --seeds 3 --set benchmark.tasks=10 --out short
 """
 _SHOW_EXAMPLES = """\
@@ -81,10 +82,21 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _study(options: argparse.Namespace) -> int:
-    repeated = [name for name in dict.fromkeys(options.methods) if options.methods.count(name) > 1]
-    if repeated:
-        raise UsageError(f"the method {repeated[0]!r} is named twice.")
-    return _run_many(options, options.methods)
+    from steppe.config import load_plugins
+    from steppe.published import methods_with_figures
+    from steppe.registry import METHODS, find_benchmark
+
+    load_plugins(options.plugin)
+    find_benchmark(options.benchmark)
+    named = list(options.names)
+    if options.methods == "paper":
+        named += [name for name in methods_with_figures(options.benchmark) if name in METHODS and name not in named]
+    if not named:
+        raise UsageError("name the methods to compare, or give --methods paper (see steppe list).")
+    for name in named:
+        if named.count(name) > 1:
+            raise UsageError(f"the method {name!r} is named twice.")
+    return _run_many(options, named)
 
 
 def _config(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
@@ -247,7 +259,10 @@ def _parser() -> argparse.ArgumentParser:
 
     study = command("study", "Train several methods with several seeds, and compare.", _STUDY_EXAMPLES)
     study.add_argument("benchmark", metavar="BENCHMARK", help="which tasks (see steppe list)")
-    study.add_argument("methods", nargs="+", metavar="METHOD", help="the methods to compare")
+    study.add_argument("names", nargs="*", metavar="METHOD", help="the methods to compare")
+    study.add_argument(
+        "--methods", choices=("paper",), help="paper: every method with published figures on the benchmark"
+    )
     study.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 of each (default: 5)")
     study.add_argument("--out", type=Path, metavar="DIR", help="the study's directory (default: a new one under runs/)")
     running(study)

@@ -25,6 +25,11 @@ def _all() -> dict[str, Any]:
     return tomllib.loads(files("steppe").joinpath("published.toml").read_text(encoding="utf-8"))
 
 
+def methods_with_figures(benchmark: str) -> list[str]:
+    """The methods for which the paper or its released code has figures on a benchmark."""
+    return list(_all().get(benchmark, {}))
+
+
 def published(benchmark: str, method: str, source: str = "paper") -> dict[str, Figure]:
     """ACC and BWT that the paper, or its released code, reports; empty where it reports none."""
     found = _all().get(benchmark, {}).get(method, {}).get(source, {})

@@ -118,9 +118,16 @@ def _work(number: int, job: Job, messages: multiprocessing.Queue[tuple[int, Mess
     """One run, in its process. Ctrl-C is the parent's business: it ends us by SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
+    parent = multiprocessing.parent_process()
+
+    def tell(event: Event) -> None:
+        if parent is not None and not parent.is_alive():  # killed without a chance to stop us
+            raise SystemExit("the process that started the study is gone")
+        messages.put((number, event))
+
     try:
         load_plugins(job.config.plugins)
-        messages.put((number, Finished(run(job.config, job.out, lambda event: messages.put((number, event))))))
+        messages.put((number, Finished(run(job.config, job.out, tell))))
     except SteppeError as error:
         messages.put((number, Failed(str(error))))
     except Exception as error:

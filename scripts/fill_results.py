@@ -1,0 +1,57 @@
+"""Put results into the documents that quote them, so that no number is typed by hand.
+
+A document marks a place with `<!-- results:begin FILE -->` and `<!-- results:end -->`. What stands between them is
+written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of these methods), for a run's result.json
+the summary that `steppe run` prints.
+`--check` changes nothing and fails where a document is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from steppe.tables import summary
+
+ROOT = Path(__file__).parents[1]
+_MARKED = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """The document with every marked place up to date."""
+    return _MARKED.sub(lambda place: place[1] + _content(*place[2].partition("#")[::2]) + place[4], text)
+
+
+def _content(file: str, methods: str) -> str:
+    source = ROOT / file
+    if source.suffix == ".md":
+        header, rule, *rows = [line for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        by_method = {row.split("|")[1].strip(): row for row in rows}
+        chosen = [by_method[name] for name in methods.split(",")] if methods else rows
+        return "\n".join([header, rule, *chosen, ""])
+    lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
+    return "\n".join(["```text", *(line for line in lines if " updates in " not in line), "```", ""])
+
+
+def main() -> int:
+    """Fill every document, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where a document is out of date")
+    check = parser.parse_args().check
+    stale = []
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        before = document.read_text(encoding="utf-8")
+        after = filled(before)
+        if after != before:
+            stale.append(str(document.relative_to(ROOT)))
+            if not check:
+                document.write_text(after, encoding="utf-8")
+    print("\n".join(stale) if stale else "everything is up to date")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Imports go one way: each module may import only from the layers below its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "steppe"
+
+# From the bottom up; modules of one layer may import each other only where listed in the same tuple entry is absent:
+# a layer is a set of modules or packages (by their first name), and everything below it is open to it.
+LAYERS = [
+    {"errors", "version"},
+    {"settings", "types"},
+    {"registry", "seeding", "numerics", "protocol", "events", "published", "metrics", "linear_calls"},
+    {"data", "network", "models"},
+    {"task", "projection", "replay", "rings", "task_gradients"},
+    {"curriculum", "perturbation"},
+    {"methods", "benchmarks"},
+    {"training"},
+    {"learner"},
+    {"config", "catalogue"},
+    {"tables", "runs"},
+    {"experiment"},
+    {"study", "figures"},
+    {"display"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
+APART = {("methods", "benchmarks"), ("benchmarks", "methods")}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def owner(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    """The first names under `steppe` that a file imports, lazily or not; what only a type checker sees counts too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("steppe."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.ImportFrom) and node.module == "steppe":
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("steppe."))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_down(path: Path) -> None:
+    own = owner(path)
+    assert own in LEVEL, f"{path.name}: give the module its layer in this test"
+    for name in imported(path) - {own}:
+        assert LEVEL[name] <= LEVEL[own], f"{own} imports {name}, which lies above it"
+        assert (own, name) not in APART, "methods and benchmarks never import each other"
+
+
+def test_layers_of_equal_level_do_not_import_in_circles() -> None:
+    edges = {own: set() for own in LEVEL}
+    for path in FILES:
+        own = owner(path)
+        edges[own] |= {name for name in imported(path) - {own} if LEVEL[name] == LEVEL[own]}
+    for start in edges:
+        seen, todo = set(), list(edges[start])
+        while todo:
+            name = todo.pop()
+            assert name != start, f"{start} imports itself in a circle"
+            if name not in seen:
+                seen.add(name)
+                todo += edges[name]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_loaded_can_execute_code(path: Path) -> None:
+    """No reader that runs what it reads: pickle, torch.load, eval and their like stay out of the source."""
+    text = path.read_text(encoding="utf-8")
+    for word in ("import pickle", "torch.load(", "marshal", " eval(", " exec("):
+        assert word not in text

@@ -1,0 +1,183 @@
+"""The command line as a user meets it: what it prints, what it refuses, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steppe.cli import main
+from steppe.registry import METHODS
+
+SHORT = ["--set", "tasks=2", "--set", "samples=50", "--set", "test_samples=100"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("run pmnist fs-dgmp", "fs-dgpm"),
+        ("run pmnst er", "pmnist"),
+        ("run pmnist er --set bufer=3", "method.buffer"),
+        ("run pmnist er --set method.bufer=3", "buffer"),
+        ("run pmnist er --set metod.buffer=3", "method"),
+        ("run pmnist er --set buffer", "key=value"),
+        ("run pmnist er --set buffer=0", "at least 1"),
+        ("run pmnist er --set lr=nan", "lr"),
+        ("run pmnist er --set lr=fast", "number"),
+        ("run pmnist er --set buffer=2.5", "whole number"),
+        ("run pmnist fs-dgpm --set ascent_steps=0", "at least 1"),
+        ("run pmnist fs-dgpm --set threshold=0", "above 0 and at most 1"),
+        ("run pmnist fs-dgpm --set threshold=1.01", "above 0 and at most 1"),
+        ("run pmnist fs-dgpm --set second_order=maybe", "true or false"),
+        ("run pmnist fs-dgpm --set importance=free", "sigmoid"),
+        ("run pmnist er --device cuda", "--device cpu"),
+        ("run pmnist er --seed -1", "seed"),
+        ("run pmnist er --seed 1 --seeds 2", "not both"),
+        ("run pmnist er --seeds 0", "at least 1"),
+        ("run pmnist er --threads 0", "at least 1"),
+        ("run pmnist", "steppe list"),
+        ("run --config missing.toml", "missing.toml"),
+        ("run pmnist er --config missing.toml", "--config"),
+        ("run pmnist er --plugin missing.py", "missing.py"),
+        ("study pmnist er er", "twice"),
+        ("study pmnist er --jobs 0", "at least 1"),
+        ("list nothing", "er"),
+        ("show .", "no run"),
+        ("show missing", "missing"),
+        ("figures forgetting missing -o a.png", "missing"),
+    ],
+)
+def test_refused_before_any_work(arguments: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("steppe: ")
+    assert captured.err.count("\n") == 1
+    assert named in captured.err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["run", "--sed", "1"], ["fly"], [], ["run", "pmnist", "er", "--device", "tpu"]])
+def test_what_argparse_refuses(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+
+
+def test_run_show_and_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "pmnist", "fs-dgpm", *SHORT]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(Path("runs/pmnist-fs-dgpm-seed0/result.json").read_text(encoding="utf-8"))
+    assert f"ACC {result['acc']:.2f}" in captured.out
+    assert "task 2/2" in captured.err
+    assert main(["show", "runs/pmnist-fs-dgpm-seed0"]) == 0
+    assert f"BWT {result['bwt']:.2f}" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    assert main(["figures", "forgetting", "runs/pmnist-fs-dgpm-seed0", "-o", "f.png"]) == 0
+    assert Path("f.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["figures", "forgetting", "runs/pmnist-fs-dgpm-seed0", "-o", "f.txt"]) == 2
+
+
+def test_default_directories_are_new_and_given_ones_are_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["run", "pmnist", "finetune", *SHORT]) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == [
+        "pmnist-finetune-seed0",
+        "pmnist-finetune-seed0-2",
+    ]
+    assert main(["run", "pmnist", "finetune", *SHORT, "--out", "runs/pmnist-finetune-seed0"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_study_writes_tables_and_matches_single_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "pmnist", "er", "finetune", "--seeds", "2", "--jobs", "2", *SHORT, "--out", "s"]) == 0
+    out = capsys.readouterr().out
+    table = json.loads(Path("s/table.json").read_text(encoding="utf-8"))
+    assert [row["method"] for row in table["rows"]] == ["er", "finetune"]
+    assert table["rows"][0]["seeds"] == [0, 1]
+    assert "| er | 2 |" in out
+    assert r"\begin{tabular}" in Path("s/table.tex").read_text(encoding="utf-8")
+    assert main(["run", "pmnist", "er", "--seed", "1", *SHORT, "--out", "alone"]) == 0
+    alone = json.loads(Path("alone/result.json").read_text(encoding="utf-8"))
+    within = json.loads(Path("s/er/seed-1/result.json").read_text(encoding="utf-8"))
+    assert {**alone, "seconds": 0} == {**within, "seconds": 0}
+    capsys.readouterr()
+    assert main(["show", "s"]) == 0
+    assert "| finetune | 2 |" in capsys.readouterr().out
+    assert main(["study", "pmnist", "er", "--seeds", "1", *SHORT, "--out", "s"]) == 2
+
+
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(
+        "import steppe\n"
+        "steppe.register_method('failing', steppe.Finetune, 'diverges', variant={'lr': 1e30, 'clip': 0})\n",
+        encoding="utf-8",
+    )
+    try:
+        code = main(
+            ["study", "pmnist", "failing", "finetune", "--seeds", "1", "--plugin", str(plugin), *SHORT, "--out", "s"]
+        )
+    finally:
+        METHODS.pop("failing", None)
+    captured = capsys.readouterr()
+    assert code == 1
+    assert "failing seed 0 failed: the loss became" in captured.err
+    assert "| finetune | 1 |" in captured.out
+
+
+def test_ctrl_c_stops_cleanly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "steppe", "run", "pmnist", "fs-dgpm", "--out", "stopped"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = Path("stopped/log.jsonl")
+    deadline = time.monotonic() + 60
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped by Ctrl-C" in err
+    assert "Traceback" not in err
+    assert json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["event"] == "Stopped"
+    assert not list(Path("stopped").rglob("*.part"))
+
+
+@pytest.mark.parametrize("name", [None, "fs-dgpm", "er", "pmnist"])
+def test_list(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", *([name] if name else [])]) == 0
+    out = capsys.readouterr().out
+    for word in {
+        None: [*METHODS, "pmnist"],
+        "fs-dgpm": ["threshold_step = 0.0005", "cifar100-split: ascent_lr=0.001", "76.96 ± 0.51"],
+        "er": ["pmnist: lr=0.005"],
+        "pmnist": ["tasks = 20", "glances = 5", "fs-sgpm"],
+    }[name]:
+        assert word in out
+
+
+@pytest.mark.parametrize("command", ["run", "study", "list", "show", "figures"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert command == "list" or "examples:" in out
+
+
+def test_a_reader_that_goes_away_is_no_crash() -> None:
+    command = f"{sys.executable} -m steppe list fs-dgpm | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, check=False)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,71 @@
+"""The code shown to readers runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steppe.cli import main
+from steppe.registry import BENCHMARKS, METHODS
+
+ROOT = Path(__file__).parents[1]
+
+
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_main_job_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    """The README's ten lines, shortened in nothing but the number of tasks and samples."""
+    main_job = python_blocks("README.md")[0]
+    shortened = main_job.replace("steppe.PMNIST()", "steppe.PMNIST(tasks=2, samples=100, test_samples=500)")
+    assert shortened != main_job
+    exec(compile(shortened, "README.md", "exec"), {})
+    assert re.fullmatch(r"ACC \d+\.\d\d  BWT -?\d+\.\d\d\n", capsys.readouterr().out)
+    assert len([line for line in main_job.splitlines() if line.strip()]) <= 12
+
+
+def test_own_model_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(python_blocks("README.md")[1], "README.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_a_method_in_one_file(tmp_path: Path) -> None:
+    plugin = tmp_path / "anchor.py"
+    plugin.write_text(python_blocks("CONTRIBUTING.md")[0], encoding="utf-8")
+    sets = ["--set", "tasks=2", "--set", "samples=50", "--set", "test_samples=100"]
+    try:
+        assert main(["run", "pmnist", "anchor", "--plugin", str(plugin), *sets, "--out", str(tmp_path / "out")]) == 0
+    finally:
+        METHODS.pop("anchor", None)
+    result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+    assert result["config"]["method"]["pull"] == 0.05
+
+
+def test_a_benchmark_in_one_file(tmp_path: Path) -> None:
+    plugin = tmp_path / "rotated.py"
+    plugin.write_text(python_blocks("CONTRIBUTING.md")[1], encoding="utf-8")
+    arguments = ["run", "rotated", "er", "--plugin", str(plugin), "--set", "samples=50", "--out", str(tmp_path / "out")]
+    try:
+        assert main(arguments) == 0
+    finally:
+        BENCHMARKS.pop("rotated", None)
+    result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+    assert len(result["accuracy"]) == 4
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8")):
+        assert target.startswith("http") or (ROOT / target).exists(), target
+
+
+def test_numbers_in_documents_come_from_results() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "fill_results.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"out of date, run scripts/fill_results.py: {done.stdout}{done.stderr}"

@@ -1,0 +1,166 @@
+"""The run directory: complete when a run ends well, honest when it does not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import steppe
+from steppe import runs
+from steppe.config import RunConfig
+from steppe.errors import DivergedError, RunError, UsageError
+from steppe.experiment import run
+
+SHORT = ["tasks=3", "samples=60", "test_samples=200"]
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key != "seconds"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("runs") / "one"
+    return out, run(RunConfig.make("pmnist", "fs-dgpm", SHORT, seed=3), out)
+
+
+def test_result_holds_what_figures_need(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, result = finished
+    stored = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert stored == json.loads(json.dumps(result))
+    matrix = stored["accuracy"]
+    assert [[value is None for value in row] for row in matrix] == [
+        [False, True, True],
+        [False, False, True],
+        [False, False, False],
+    ]
+    assert stored["acc"] == pytest.approx(sum(matrix[2]) / 3)
+    assert stored["bwt"] == pytest.approx(((matrix[2][0] - matrix[0][0]) + (matrix[2][1] - matrix[1][1])) / 2)
+    assert stored["updates"] == 3 * 6 * 5
+    assert set(stored["seconds"]) == {"train", "evaluate", "memory"}
+    assert stored["bytes"]["replay"] == 200 * (784 + 8 + 8)
+    assert stored["versions"]["torch"] == torch.__version__
+    assert not stored["full_length"]
+
+
+def test_log_has_a_record_per_task_and_epoch(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, result = finished
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    kinds = [record["event"] for record in records]
+    assert kinds == ["RunStarted", *["EpochEnded", "TaskEnded"] * 3]
+    ended = [record for record in records if record["event"] == "TaskEnded"]
+    assert [record["accuracy"] for record in ended] == [row[: i + 1] for i, row in enumerate(result["accuracy"])]
+    assert ended[0]["method"]["importances"] == {}
+    assert len(ended[1]["method"]["importances"]["first.weight"]["deciles"]) == 11
+    assert 0 < ended[0]["method"]["ranks"]["head.weight"]["rank"] <= 100
+    assert "basis_samples = 200 is more than the buffer holds: 60" in ended[0]["remarks"][0]
+
+
+def test_checkpoints_are_the_weights_after_each_task(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, result = finished
+    benchmark = steppe.PMNIST(tasks=3, samples=60, test_samples=200)
+    model = benchmark.model(99)
+    learner = steppe.Learner(model, steppe.Finetune())
+    for place in range(3):
+        model.load_state_dict(load_file(out / "checkpoints" / f"task-{place + 1:03d}.safetensors"))
+        assert learner.evaluate(benchmark.stream(3)[: place + 1]) == result["accuracy"][place][: place + 1]
+
+
+def test_config_file_reruns_it_exactly(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out, result = finished
+    again = run(RunConfig.load(out / "config.toml"), tmp_path / "again")
+    assert without_times(again) == without_times(result)
+
+
+def test_report_names_the_run(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, result = finished
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert f"ACC {result['acc']:.2f}" in text
+    assert result["command"] in text
+    assert "published figures do not apply" in text
+
+
+def test_a_directory_that_holds_a_run_is_refused(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = finished
+    before = sorted(path.name for path in out.iterdir())
+    with pytest.raises(UsageError, match="already holds a run"):
+        run(RunConfig.make("pmnist", "er", SHORT), out)
+    assert sorted(path.name for path in out.iterdir()) == before
+
+
+def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"no space is left.*--out"):
+        run(RunConfig.make("pmnist", "er", SHORT), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_space_later_keeps_what_was_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def soon_full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 2:  # the configuration and one checkpoint fit
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", soon_full)
+    with pytest.raises(RunError, match="no space is left"):
+        run(RunConfig.make("pmnist", "er", SHORT), tmp_path / "out")
+    files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert files == {"config.toml", "log.jsonl", "checkpoints/task-001.safetensors"}
+    last = json.loads((tmp_path / "out" / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert last["event"] == "Stopped"
+    with pytest.raises(UsageError, match="unfinished run"):
+        runs.read_result(tmp_path / "out")
+
+
+def test_divergence_is_told_and_recorded(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"task 'permutation \d', epoch 1, update \d+"):
+        run(RunConfig.make("pmnist", "finetune", [*SHORT, "lr=1e30", "clip=0"]), tmp_path / "out")
+    assert not (tmp_path / "out" / "result.json").exists()
+    assert "the loss became" in (tmp_path / "out" / "log.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"acc": 1', "\x00\xff"])
+def test_a_damaged_result_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match="cannot be read as a result"):
+        runs.read_result(tmp_path)
+
+
+def test_the_tasks_do_not_depend_on_the_method() -> None:
+    """The same seed gives the same samples whatever learns them, whatever its buffer (the first task's untrained
+    network included).
+    """
+    benchmark = steppe.PMNIST(tasks=2, samples=50)
+    wanted = [task.train.take(torch.arange(50)) for task in benchmark.stream(5)]
+    for method in (steppe.FSDGPM(buffer=20), steppe.ER(buffer=7), steppe.Finetune()):
+        tasks = benchmark.stream(5)
+        learner = steppe.Learner(benchmark.model(5), method, seed=5)
+        for task, (x, y) in zip(tasks, wanted, strict=True):
+            learner.learn(task, glances=2)
+            found_x, found_y = task.train.take(torch.arange(50))
+            assert torch.equal(found_x, x)
+            assert torch.equal(found_y, y)
+
+
+def test_library_and_command_line_agree(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, result = finished
+    benchmark = steppe.PMNIST(tasks=3, samples=60, test_samples=200)
+    tasks = benchmark.stream(3)
+    learner = steppe.Learner(benchmark.model(3), steppe.FSDGPM(), seed=3)
+    matrix = steppe.AccuracyMatrix()
+    for place, task in enumerate(tasks):
+        learner.learn(task, epochs=1, batch_size=10, glances=5)
+        matrix.append(learner.evaluate(tasks[: place + 1]))
+    assert matrix.square() == result["accuracy"]
