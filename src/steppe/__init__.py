@@ -4,7 +4,22 @@ from steppe.benchmarks import PMNIST
 from steppe.benchmarks.base import Benchmark
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
 from steppe.learner import Learner, Learnt
-from steppe.methods import ER, FSDGPM, Finetune, Multitask, Oracle
+from steppe.methods import (
+    AGEM,
+    ER,
+    EWC,
+    FSDGPM,
+    GEM,
+    GPM,
+    SAMER,
+    SGP,
+    DERPlusPlus,
+    Finetune,
+    ICaRL,
+    LaMAML,
+    Multitask,
+    Oracle,
+)
 from steppe.methods.base import Method, MethodSettings
 from steppe.metrics import AccuracyMatrix
 from steppe.protocol import Training
@@ -15,15 +30,24 @@ from steppe.types import Batch
 from steppe.version import __version__
 
 __all__ = [
+    "AGEM",
     "ER",
+    "EWC",
     "FSDGPM",
+    "GEM",
+    "GPM",
     "PMNIST",
+    "SAMER",
+    "SGP",
     "AccuracyMatrix",
     "Batch",
     "Benchmark",
+    "DERPlusPlus",
     "DataError",
     "DivergedError",
     "Finetune",
+    "ICaRL",
+    "LaMAML",
     "Learner",
     "Learnt",
     "Method",

@@ -36,10 +36,15 @@ class Curriculum:
         """Every sample once, in batches of all tasks mixed; labels outside a task's head are refused."""
         if len(self.tasks) == 1:
             task = self.tasks[0]
-            for x, y in task.train.batches(size, order):
+            pairs = task.train.batches(size, order)
+            while True:
+                with task.blamed("training"):
+                    pair = next(pairs, None)
+                if pair is None:
+                    return
+                x, y = pair
                 task.check_labels(y, outputs)
                 yield Batch(x, y, torch.full_like(y, self.first))
-            return
         lengths = torch.tensor([len(task.train) for task in self.tasks])
         owner = torch.repeat_interleave(torch.arange(len(self.tasks)), lengths)
         start = lengths.cumsum(0) - lengths
@@ -53,6 +58,7 @@ class Curriculum:
 
     def _part(self, number: int, indices: torch.Tensor, outputs: int) -> Batch:
         task = self.tasks[number]
-        x, y = task.train.take(indices)
+        with task.blamed("training"):
+            x, y = task.train.take(indices)
         task.check_labels(y, outputs)
         return Batch(x, y, torch.full_like(y, self.first + number))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from steppe.curriculum import Curriculum
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
+from steppe.linear_calls import factorable
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
 from steppe.projection.capture import output_weight
-from steppe.projection.layers import CoveredWeight, covered_weights
+from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
 from steppe.protocol import Training
 from steppe.seeding import Streams
 from steppe.task import Task
@@ -67,7 +68,7 @@ class Learner:
         self._exclude = self._checked_exclude(tuple(exclude))
         self._method: Method | None = None
         self._outputs = 0
-        self._shape: tuple[int, ...] = ()
+        self._kind: tuple[tuple[int, ...], torch.dtype] | None = None  # shape and type of the inputs
 
     def learn(
         self,
@@ -90,6 +91,7 @@ class Learner:
         ):
             for task in curriculum.tasks:
                 self.network.open_head(task.head, self._outputs)
+            self.tasks_learnt += len(curriculum.tasks)  # even if it fails: its samples and its head stay its own
             method.begin_task()
             started = time.perf_counter()
             updates = fit(method, curriculum, self._outputs, training, self.streams.generator("order"), watch)
@@ -97,7 +99,6 @@ class Learner:
             trained = time.perf_counter()
             remarks = method.end_task()
             ended = time.perf_counter()
-        self.tasks_learnt += len(curriculum.tasks)
         seconds = {"train": trained - started, "memory": ended - trained}
         return Learnt(updates, seconds, method.bytes_held(), remarks, method.record())
 
@@ -117,9 +118,12 @@ class Learner:
             raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
         right = torch.zeros((), dtype=torch.int64, device=self.network.device)
         total = 0
-        for x, y in task.test.batches(_EVALUATION_BATCH, None):
-            right += (self._predicted(x, task.head) == y.to(self.network.device)).sum()
-            total += len(y)
+        with task.blamed("test"):
+            for x, y in task.test.batches(_EVALUATION_BATCH, None):
+                right += (self._predicted(x, task.head) == y.to(self.network.device)).sum()
+                total += len(y)
+            if total == 0:
+                raise DataError("gave no batch (a DataLoader that drops its last?).")
         return 100.0 * int(right) / total
 
     def _predicted(self, x: Tensor, head: range | None) -> Tensor:
@@ -133,63 +137,76 @@ class Learner:
         """The method, made when the first task shows what the model's input and head are."""
         covered: dict[str, CoveredWeight] = {}
         if self.settings.covers_layers:
-            covered = covered_weights(self.model, self._exclude)
-            if task.head is not None:
-                covered = self._without_head(covered, task)
-            self._warn_uncovered(covered)
+            with task.blamed("training"):
+                x, _ = task.train.first()
+            covered = self._covered(self.network.prepare_inputs(x), multi_head=task.head is not None)
         return self.settings.start(self.network, covered, self.streams)
 
-    def _without_head(self, covered: dict[str, CoveredWeight], task: Task) -> dict[str, CoveredWeight]:
-        x, _ = task.train.first()
+    def _covered(self, x: Tensor, *, multi_head: bool) -> dict[str, CoveredWeight]:
+        """The weights that a gradient memory covers, seen with prepared inputs."""
+        covered = covered_weights(self.model, self._exclude)
+        known = coverable_weights(self.model)
+        if multi_head:
+            with self.network.mode(training=False):
+                head = output_weight(self.model, known, x)
+            if head is None and not self._exclude:
+                raise ModelError(
+                    "the model is learnt with several heads, but no single layer gives its output: "
+                    "name the head's layers with exclude=(...)."
+                )
+            covered = {name: weight for name, weight in covered.items() if name != head}
+        self._warn_uncovered(known.keys())
+        linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
         with self.network.mode(training=False):
-            head = output_weight(self.model, covered, self.network.prepare_inputs(x))
-        if head is not None:
-            return {name: weight for name, weight in covered.items() if name != head}
-        if self._exclude:
-            return covered
-        raise ModelError(
-            "the model is learnt with several heads, but no single layer gives its output: "
-            "name the head's layers with exclude=(...)."
-        )
+            factored = factorable(self.model, linear, x)
+        return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
 
-    def _warn_uncovered(self, covered: dict[str, CoveredWeight]) -> None:
-        modules = dict(self.model.named_modules())
-        passing = (nn.Embedding, nn.EmbeddingBag)
+    def _warn_uncovered(self, known: Collection[str]) -> None:
+        """Name the matrices that have no rule and no other reason to pass through."""
+        embedded = {
+            id(p)
+            for module in self.model.modules()
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+            for p in module.parameters()
+        }
         left = [
             name
             for name, p in self.network.parameters.items()
-            if p.ndim > 1
-            and name not in covered
-            and not isinstance(modules[name.rpartition(".")[0]], (*passing, nn.Linear, nn.modules.conv._ConvNd))
+            if p.ndim > 1 and name not in known and id(p) not in embedded
         ]
         if left:
             warnings.warn(
-                f"these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
+                "these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
                 f"protection: {', '.join(left)}",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def check(self, task: Task) -> Method:
         """Refuse a task that the model and the method cannot learn, before anything is changed."""
         self._check_task(task)
+        self.settings.check(task, self.network.heads)
         if self._method is None:
             self._method = self._started(task)
         return self._method
 
     def _check_task(self, task: Task) -> None:
-        x, _ = task.train.first()
+        with task.blamed("training"):
+            x, _ = task.train.first()
+        kind = (tuple(x.shape[1:]), x.dtype)
+        if self._kind is not None and kind != self._kind:
+            raise DataError(
+                f"{task.name}: inputs are {x.dtype} of shape {kind[0]}, those of earlier tasks {self._kind[1]} of "
+                f"shape {self._kind[0]}: give all tasks inputs of one kind."
+            )
         try:
             with torch.no_grad(), self.network.mode(training=False):
                 output = self.model(self.network.prepare_inputs(x))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            known = f" (earlier tasks had {self._shape})" if self._shape else ""
-            raise DataError(
-                f"{task.name}: inputs of shape {tuple(x.shape[1:])}{known} do not fit the model: {error}"
-            ) from error
+            raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {error}") from error
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
             found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {found}.")
-        self._outputs, self._shape = output.shape[1], tuple(x.shape[1:])
+        self._outputs, self._kind = output.shape[1], kind
         if task.head is not None and task.head.stop > self._outputs:
             raise DataError(
                 f"{task.name}: the head {task.head} reaches beyond the model's {self._outputs} outputs: "
@@ -199,11 +216,13 @@ class Learner:
             labels = getattr(part, "y", None)
             if labels is not None:
                 task.check_labels(labels, self._outputs)
-        if task.test is not None and task.test.first()[0].shape[1:] != x.shape[1:]:
-            raise DataError(
-                f"{task.name}: test inputs have shape {tuple(task.test.first()[0].shape[1:])}, "
-                f"training inputs {self._shape}: give both the same shape."
-            )
+        if task.test is not None:
+            with task.blamed("test"):
+                shape = tuple(task.test.first()[0].shape[1:])
+            if shape != kind[0]:
+                raise DataError(
+                    f"{task.name}: test inputs have shape {shape}, training inputs {kind[0]}: give both the same shape."
+                )
 
     def _check_weights(self, name: str) -> None:
         for weight, parameter in self.network.parameters.items():

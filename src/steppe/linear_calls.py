@@ -37,6 +37,8 @@ def recorded_calls(linear: Mapping[str, Sequence[nn.Module]]) -> Iterator[dict[s
 
     def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Tensor], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            if not output.requires_grad:  # called where no gradient is wanted
+                return
             x = args[0] if args else kwargs["input"]
             calls[name].append(LinearCall(x.detach().reshape(-1, x.shape[-1]), get_gradient_edge(output)))
 
@@ -45,12 +47,38 @@ def recorded_calls(linear: Mapping[str, Sequence[nn.Module]]) -> Iterator[dict[s
     handles = []
     try:
         for name, layers in linear.items():
-            for layer in dict.fromkeys(layers):
-                handles.append(layer.register_forward_hook(hook_for(name), with_kwargs=True))
+            for layer in dict.fromkeys(layers):  # before hooks of the user's own, which may change the output
+                handles.append(layer.register_forward_hook(hook_for(name), with_kwargs=True, prepend=True))
         yield calls
     finally:
         for handle in handles:
             handle.remove()
+
+
+def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: Tensor) -> list[str]:
+    """The weights whose gradient really is the sum of their layers' outer products.
+
+    Not so where a layer computes something else with its weight, or the model uses the weight elsewhere too; seen by
+    comparison with autograd on a few prepared inputs.
+    """
+    weights = dict(model.named_parameters())
+    with torch.enable_grad(), recorded_calls(linear) as calls:
+        output: Tensor = model(x)
+        measure = output.logsumexp(-1).sum()
+    seen = {name: made for name, made in calls.items() if made}
+    edges = [call.output for made in seen.values() for call in made]
+    wanted: list[Any] = [*(weights[name] for name in seen), *edges]
+    if not wanted:
+        return []
+    found = torch.autograd.grad(measure, wanted, allow_unused=True)
+    truths, slopes = found[: len(seen)], iter(found[len(seen) :])
+    true = []
+    for (name, made), truth in zip(seen.items(), truths, strict=True):
+        product = outer_product(made, [next(slopes) for _ in made], len(weights[name])).dense()
+        expected = torch.zeros_like(product) if truth is None else truth
+        if torch.allclose(product, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max() + 1)):
+            true.append(name)
+    return true
 
 
 def outer_product(calls: Sequence[LinearCall], slopes: Sequence[Tensor | None], outputs: int) -> Outer:

@@ -33,6 +33,7 @@ class Network:
         first = next(iter(self.parameters.values()))
         self.device, self.dtype = first.device, first.dtype
         self._prepare = prepare or unit_range
+        self._has_buffers = any(True for _ in model.buffers())
         self._kept: Direction = {}  # w while the model stands at w + v
         self._heads: list[range | None] = []
         self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
@@ -67,10 +68,13 @@ class Network:
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's output with everything outside each sample's own head shut off."""
-        output: Tensor = self.model(batch.x)
-        if self._allowed is not None:
-            output = output.masked_fill(~self._allowed[batch.task], -torch.inf)
-        return output
+        return self.within_heads(self.model(batch.x), batch.task)
+
+    def within_heads(self, output: Tensor, task: Tensor) -> Tensor:
+        """An output, (n, outputs), with everything outside the heads of the samples' tasks shut off."""
+        if self._allowed is None:
+            return output
+        return output.masked_fill(~self._allowed[task], -torch.inf)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean cross-entropy over the batch, each sample on its own task's head."""
@@ -111,11 +115,11 @@ class Network:
 
     def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
         """The loss with the given weights in place of the model's own, differentiable through them."""
-        with self._still(not statistics):
-            output: Tensor = torch.func.functional_call(self.model, weights, (batch.x,))
-            if self._allowed is not None:
-                output = output.masked_fill(~self._allowed[batch.task], -torch.inf)
-            return cross_entropy(output, batch.y)
+        # Copies take the place of buffers that must not move: put back afterwards, they would count as changed, and a
+        # graph that goes through BatchNorm refuses that.
+        copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        output: Tensor = torch.func.functional_call(self.model, {**weights, **copies}, (batch.x,))
+        return cross_entropy(self.within_heads(output, batch.task), batch.y)
 
     @contextmanager
     def _shifted(self, shift: Direction | None) -> Iterator[None]:
@@ -140,14 +144,22 @@ class Network:
 
     @contextmanager
     def _still(self, active: bool) -> Iterator[None]:
-        """Whatever forwards do to buffers inside is undone."""
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()] if active else []
+        """Whatever forwards do to buffers inside is undone: changing one, or putting another in its place."""
+        kept = (
+            [
+                (module, name, buffer, buffer.clone())
+                for module in self.model.modules()
+                for name, buffer in module.named_buffers(recurse=False)
+            ]
+            if active and self._has_buffers
+            else []
+        )
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
+                for module, name, buffer, value in kept:
+                    setattr(module, name, buffer.copy_(value))
 
     @contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:

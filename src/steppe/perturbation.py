@@ -73,7 +73,7 @@ def _first_order(
         _, g = network.gradient(part, shift=v, factored=memory.linear, statistics=False)
         along = memory.coordinates(g)
         step = {
-            name: d.clamp_(-ascent.clamp, ascent.clamp).mul_(ascent.lr) for name, d in memory.within(g, along).items()
+            name: d.clamp(-ascent.clamp, ascent.clamp).mul_(ascent.lr) for name, d in memory.within(g, along).items()
         }
         v = step if v is None else {name: v[name].add_(d) for name, d in step.items()}
         walked = {name: walked.get(name, 0) + multiplied(c) for name, c in along.items()}

@@ -14,7 +14,8 @@ class Reservoir:
     """A uniform sample of everything ever pushed (Vitter's algorithm R).
 
     The n-th sample pushed is appended while there is room; afterwards it takes slot p, uniform in 0..n−1, if that slot
-    exists. Draws and pushes cost the same however large the buffer is.
+    exists. Draws and pushes cost the same however large the buffer is. Beside each sample a note may be kept, such as
+    the logits it had.
     """
 
     def __init__(self, capacity: int, draws: random.Random, pushes: random.Random) -> None:
@@ -22,14 +23,16 @@ class Reservoir:
         self.age = 0
         self._draws, self._pushes = draws, pushes
         self._stored: Batch | None = None  # preallocated to the capacity at the first push
+        self._notes: Tensor | None = None  # likewise, where there are any
 
     def __len__(self) -> int:
         return min(self.age, self.capacity)
 
-    def push(self, batch: Batch) -> None:
-        """Offer every sample of the batch, in order."""
+    def push(self, batch: Batch, notes: Tensor | None = None) -> None:
+        """Offer every sample of the batch, in order, each with its row of the notes."""
         if self._stored is None:
-            self._stored = Batch(*(_room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
+            self._stored = Batch(*(room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
+            self._notes = None if notes is None else room(notes, self.capacity)
         slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
         for sample in range(len(batch)):
             slot = self.age if self.age < self.capacity else self._pushes.randrange(self.age + 1)
@@ -40,21 +43,38 @@ class Reservoir:
             where, which = torch.tensor(list(slots)), torch.tensor(list(slots.values()))
             for kept, new in zip(_parts(self._stored), _parts(batch), strict=True):
                 kept[where] = new[which]
+            if self._notes is not None and notes is not None:
+                self._notes[where] = notes[which]
 
     def draw(self, count: int) -> Batch | None:
         """Up to `count` distinct samples, uniformly; None from an empty buffer."""
         if self._stored is None:
             return None
-        return self._stored[torch.tensor(self._draws.sample(range(len(self)), min(count, len(self))))]
+        return self._stored[self._picked(count)]
+
+    def draw_noted(self, count: int) -> tuple[Batch, Tensor] | None:
+        """The same, with the notes of the samples drawn."""
+        if self._stored is None or self._notes is None:
+            return None
+        picked = self._picked(count)
+        return self._stored[picked], self._notes[picked]
+
+    def _picked(self, count: int) -> Tensor:
+        return torch.tensor(self._draws.sample(range(len(self)), min(count, len(self))))
 
     def bytes_held(self) -> int:
-        """Memory of the buffer as allocated."""
+        """Memory of the samples as allocated, without their notes."""
         return 0 if self._stored is None else sum(part.nbytes for part in _parts(self._stored))
+
+    def note_bytes_held(self) -> int:
+        """Memory of the notes as allocated."""
+        return 0 if self._notes is None else self._notes.nbytes
+
+
+def room(like: Tensor, capacity: int) -> Tensor:
+    """An empty tensor for so many rows of the kind."""
+    return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
 
 
 def _parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.x, batch.y, batch.task
-
-
-def _room(like: Tensor, capacity: int) -> Tensor:
-    return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)

@@ -48,7 +48,7 @@ class Limits:
         if isinstance(value, (bool, str)):
             return True
         return (
-            math.isfinite(value)
+            (isinstance(value, int) or math.isfinite(value))
             and (self.above is None or value > self.above)
             and (self.at_least is None or value >= self.at_least)
             and (self.below is None or value < self.below)
@@ -96,7 +96,7 @@ class Settings:
         known = cls.schema()
         for key in values:
             if key not in known:
-                raise unknown(f"setting of {cls.__name__}", key, known)
+                raise unknown(f"setting of {cls.__name__}", str(key), known)
         return cls(**values)
 
     def as_dict(self) -> dict[str, Value]:
@@ -117,13 +117,13 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
         if kind is str and isinstance(value, str):
             return value
-        if kind is int and not isinstance(value, (bool, float)):
-            return int(value)
-        if kind is int and isinstance(value, float) and value.is_integer():
-            return int(value)
+        if kind is int and not isinstance(value, bool):
+            whole = int(value)
+            if isinstance(value, str) or whole == value:
+                return whole
         if kind is float and not isinstance(value, bool):
             return float(value)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         pass
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
     raise UsageError(f"{name} = {value!r} is not {wanted} ({owner}).")

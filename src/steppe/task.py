@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from steppe.data.samples import Samples, as_samples
@@ -33,13 +36,19 @@ class Task:
         self.valid = None if valid is None else self._part("validation", valid)
 
     def _part(self, part: str, source: object) -> Samples:
-        try:
+        with self.blamed(part):
             samples = as_samples(source)
             if len(samples) == 0:
                 raise DataError("is empty: it holds no sample.")
+        return samples
+
+    @contextmanager
+    def blamed(self, part: str) -> Iterator[None]:
+        """Errors of the data inside name the task and the part."""
+        try:
+            yield
         except DataError as error:
             raise DataError(f"{self.name}: the {part} data {error}") from error
-        return samples
 
     def check_labels(self, y: Tensor, outputs: int) -> None:
         """Refuse labels outside the task's head."""

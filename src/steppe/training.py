@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from steppe.curriculum import Curriculum
-from steppe.errors import DivergedError
+from steppe.errors import DataError, DivergedError
 from steppe.events import EpochEnded, Progress, Watch
 from steppe.methods.base import Method
 from steppe.protocol import Training
+from steppe.types import Batch
 
 _REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
 
@@ -28,7 +29,7 @@ def fit(
         started = reported = time.perf_counter()
         for number, batch in enumerate(curriculum.batches(training.batch_size, order, outputs), start=1):
             for _ in range(training.glances):
-                losses.add(method.observe(batch))
+                losses.add(_observed(method, batch, curriculum))
             if epoch == 0:
                 method.remember(batch)
             updates += training.glances
@@ -36,10 +37,24 @@ def fit(
             if now - reported > _REPORT_EVERY:
                 reported = now
                 watch(Progress(place, epoch, training.epochs, number, batches, losses.settle()))
+        if updates == 0:
+            raise DataError(f"{curriculum.name}: the training data gave no batch (a DataLoader that drops its last?).")
         losses.settle()
         seconds = time.perf_counter() - started
         watch(EpochEnded(place, curriculum.name, epoch, batches, losses.mean, updates, seconds))
     return updates
+
+
+def _observed(method: Method, batch: Batch, curriculum: Curriculum) -> Tensor:
+    try:
+        return method.observe(batch)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            f"{curriculum.name}: a batch of one sample is too small for the model's BatchNorm: choose a batch_size "
+            "that leaves no single sample at the end (with ascent_form=chunked, none in a chunk either)."
+        ) from error
 
 
 class _Losses:

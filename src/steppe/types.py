@@ -35,7 +35,7 @@ class Outer:
 
     def squared_norm(self) -> Tensor:
         """‖G‖² = Σ (δδᵀ) ∘ (XXᵀ), without G."""
-        return ((self.left @ self.left.T) * (self.right @ self.right.T)).sum()
+        return ((self.left @ self.left.T) * (self.right @ self.right.T)).sum().clamp(min=0)  # never below by rounding
 
 
 Gradient = Mapping[str, Tensor | Outer]

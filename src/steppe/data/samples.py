@@ -73,6 +73,8 @@ class TensorSamples(Samples):
 
     def _viewed(self, pick: slice | Tensor) -> Pair:
         x = self.x[pick]
+        if isinstance(pick, slice) and x.is_floating_point():
+            x = x.clone()  # a model may work in place, and the user's data must not change
         return (x if self.view is None else self.view(x)), self.y[pick]
 
 
@@ -88,7 +90,7 @@ class DatasetSamples(Samples):
         return len(cast(Sized, self.dataset))
 
     def take(self, indices: Tensor) -> Pair:
-        return _checked_pair(default_collate([self.dataset[int(i)] for i in indices]))
+        return _checked_pair(default_collate([self.dataset[int(i)] for i in indices]), indices)
 
 
 class LoaderSamples(Samples):
@@ -114,7 +116,8 @@ class LoaderSamples(Samples):
     def first(self) -> Pair:
         if len(self) == 0:
             raise DataError("is empty: it holds no sample.")
-        return _checked_pair(default_collate([self.loader.dataset[0]]))
+        collate = self.loader.collate_fn or default_collate
+        return _checked_pair(collate([self.loader.dataset[0]]))
 
     def count_batches(self, size: int) -> int:
         return len(self.loader)
@@ -129,7 +132,11 @@ def as_samples(source: object) -> Samples:
     if isinstance(source, Dataset):
         return DatasetSamples(source)
     if isinstance(source, (tuple, list)) and len(source) == 2:
-        return TensorSamples(torch.as_tensor(source[0]), torch.as_tensor(source[1]))
+        try:
+            inputs, labels = torch.as_tensor(source[0]), torch.as_tensor(source[1])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"cannot be made tensors: {error}") from error
+        return TensorSamples(inputs, labels)
     raise DataError(
         f"is given as {type(source).__name__}: give a pair (inputs, labels) of tensors or arrays, "
         "a Dataset or a DataLoader."
@@ -143,16 +150,17 @@ def checked_labels(y: Tensor) -> Tensor:
     return y.long()
 
 
-def check_finite(x: Tensor) -> None:
-    """Refuse inputs with NaN or infinity, naming the first such sample."""
+def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
+    """Refuse inputs with NaN or infinity, naming such a sample by its place in the data where that is known."""
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        bad = int((~torch.isfinite(x).flatten(1).all(1)).nonzero()[0]) if x.ndim > 1 else 0
-        raise DataError(f"holds NaN or infinity in its inputs, first in sample {bad}: clean the data.")
+        row = int((~torch.isfinite(x).reshape(len(x), -1).all(1)).nonzero()[0])
+        place = row if indices is None else int(indices[row])
+        raise DataError(f"holds NaN or infinity in its inputs, first in sample {place}: clean the data.")
 
 
-def _checked_pair(pair: Any) -> Pair:
+def _checked_pair(pair: Any, indices: Tensor | None = None) -> Pair:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
         raise DataError("gives something else than (input, label) pairs of tensors or numbers.")
     x, y = pair
-    check_finite(x)
+    check_finite(x, indices)
     return x, checked_labels(y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.settings import Settings
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from steppe.network import Network
     from steppe.projection.layers import CoveredWeight
     from steppe.seeding import Streams
+    from steppe.task import Task
     from steppe.types import Batch
 
 
@@ -25,6 +26,9 @@ class MethodSettings(Settings, ABC):
 
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
     """How a benchmark's tasks are presented: one after another; all at once; or, at each, all so far from the start."""
+
+    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+        """Refuse a task that the method cannot learn after those with these heads, before anything is changed."""
 
     @abstractmethod
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:

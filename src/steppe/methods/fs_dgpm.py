@@ -18,21 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steppe.errors import ModelError
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
 from steppe.network import Network
 from steppe.perturbation import Ascent
 from steppe.projection.importance import ImportanceRule, Importances, Ones, Sigmoid, Spectral
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import CoveredWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
 from steppe.types import Batch, Gradient
-
-_NEARLY_ALL = 1 - 1e-11  # a threshold of 1 would keep directions that are only rounding noise
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,7 @@ class FSDGPM(MethodSettings):
 
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """The method at work."""
-        if not covered:
-            raise ModelError(
-                "the model has no layer that a gradient memory can cover (Linear, Conv1d, Conv2d, Conv3d with a "
-                "trainable weight, the head of a multi-head model aside): use a replay method such as er."
-            )
+        require_covered(covered)
         return _FSDGPM(self, network, covered, streams)
 
     def importance_rule(self) -> ImportanceRule:
@@ -137,7 +130,7 @@ class _FSDGPM(Method):
         self._importances_reached = {name: _distribution(p.held) for name, p in self.memory.projectors.items()}
         wanted, held = self.settings.basis_samples, len(self.replay)
         samples = self.replay.draw(min(wanted, held))
-        threshold = min(self.settings.threshold + self.tasks_done * self.settings.threshold_step, _NEARLY_ALL)
+        threshold = self.settings.threshold + self.tasks_done * self.settings.threshold_step
         if samples is not None:
             self.memory.rebuild(self.network, samples.x, threshold)
         self.tasks_done += 1
@@ -203,7 +196,10 @@ register_method(
     FSDGPM,
     "FS-DGPM with importances from the singular values: our strongest.",
     variant={"importance": "spectral"},
-    presets={**_PRESETS, "pmnist": {**_PRESETS["pmnist"], "ascent_lr": 0.075, "alpha": 25.0}},
+    presets={
+        **_PRESETS,
+        "pmnist": {**_PRESETS["pmnist"], "ascent_form": "chunked", "ascent_lr": 0.075, "alpha": 25.0},
+    },
 )
 register_method(
     "dgpm",

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+NEARLY_ALL = 1 - 1e-11
+"""The largest threshold: beyond it directions would be kept that are only rounding noise."""
+
 
 class Spectrum(NamedTuple):
     """Left singular vectors, (groups, in, r), by falling singular value, (groups, r)."""
@@ -52,6 +55,32 @@ class Representation:
         vectors, values, _ = torch.linalg.svd(torch.cat(self._columns, dim=1).mT, full_matrices=False)
         return Spectrum(values, vectors)
 
+    def energy(self) -> Tensor:
+        """‖R‖² of every group."""
+        if self._gram is not None:
+            return self._gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return torch.cat(self._columns, dim=1).square().sum((-2, -1))
+
+    def along(self, basis: Tensor) -> Tensor:
+        """‖Rᵀm_i‖, (groups, k): how strongly R's columns point along each direction of a basis, (groups, in, k)."""
+        if self._gram is not None:
+            return (basis * (self._gram @ basis)).sum(1).clamp(min=0).sqrt()
+        return (torch.cat(self._columns, dim=1) @ basis).square().sum(1).sqrt()
+
+    def outside(self, basis: Tensor) -> Representation:
+        """R̂ = R − M Mᵀ R for orthonormal M, (groups, in, k): from the columns while they are kept, afterwards by
+        R̂ R̂ᵀ = (I − M Mᵀ) R Rᵀ (I − M Mᵀ).
+        """
+        left = Representation()
+        left._count = self._count
+        if self._gram is not None:
+            half = self._gram - basis @ (basis.mT @ self._gram)
+            left._gram = half - (half @ basis) @ basis.mT
+        elif self._columns:
+            columns = torch.cat(self._columns, dim=1)
+            left._columns = [columns - (columns @ basis) @ basis.mT]
+        return left
+
 
 def leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     """The fewest leading vectors with ‖R_k‖² ≥ threshold · ‖R‖²; the one that crosses it is included.
@@ -61,7 +90,7 @@ def leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     energy = spectrum.values.square()
     total = energy.sum(-1, keepdim=True)
     held_before = energy.cumsum(-1) - energy
-    needed = (held_before < threshold * total) & (energy > 0)  # an all-zero R needs nothing
+    needed = (held_before < min(threshold, NEARLY_ALL) * total) & (energy > 0)  # an all-zero R needs nothing
     rank = int(needed.sum(-1).max())
     kept = needed[:, :rank]
     return Spectrum(spectrum.values[:, :rank] * kept, spectrum.vectors[:, :, :rank] * kept.unsqueeze(1))

@@ -39,8 +39,8 @@ def captured_inputs(weights: Mapping[str, CoveredWeight], sink: Sink) -> Iterato
 def output_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> str | None:
     """The covered weight whose layer gives the model's output, found by one forward; None if there is no such one.
 
-    A layer that returns the very tensor the model returns is it; otherwise the last layer run, if it has as many
-    outputs as the model (a scale or a reshape may follow it).
+    A layer that returns the very tensor the model returns is it; otherwise the last layer run, if its output has
+    the same shape (a scale may follow it).
     """
     calls: list[tuple[str, Tensor]] = []
     handles = []
@@ -60,6 +60,6 @@ def output_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Ten
     for name, output in calls:
         if output is result:
             return name
-    if calls and calls[-1][1].shape[-1] == result.shape[-1]:
+    if calls and calls[-1][1].shape == result.shape:
         return calls[-1][0]
     return None

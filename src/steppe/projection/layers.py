@@ -9,8 +9,9 @@ the span of these vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -76,34 +77,74 @@ class CoveredWeight:
     name: str
     layers: tuple[nn.Module, ...]
     rule: Rule
+    factorable: bool = False
+    """Whether its gradient may be had as factors of inputs and output gradients (see `linear_calls`)."""
 
 
 def covered_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str, CoveredWeight]:
-    """The trainable weights of all layers that have a rule, by parameter name.
+    """The trainable weights of all layers that have a rule, by parameter name, but for those excluded by the name of
+    the weight or of a layer that uses it.
 
     A weight shared by several covered layers is covered once, with the inputs of all of them. A weight shared with a
     module of another kind is refused: that module's gradient would not lie in the span of the layer's inputs.
     """
-    names = {id(p): name for name, p in model.named_parameters()}  # a shared parameter appears once
-    opaque = {id(part) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()}
     found: dict[str, CoveredWeight] = {}
-    others: dict[str, str] = {}
+    for name, users in _users(model).items():
+        if not users[0].parameter.requires_grad or any(_listed(name, user.path, exclude) for user in users):
+            continue
+        strangers = [user.path for user in users if user.rule is None]
+        if len(strangers) == len(users):
+            continue
+        if strangers:
+            raise ModelError(
+                f"the weight {name!r} is shared with {strangers[0]!r}, which is no linear or convolution layer: "
+                f"its gradient cannot be projected. Untie it, or leave it out with exclude=({name!r},)."
+            )
+        rule = users[0].rule
+        assert rule is not None
+        found[name] = CoveredWeight(name, tuple(user.module for user in users), rule)
+    return found
+
+
+def coverable_weights(model: nn.Module) -> dict[str, CoveredWeight]:
+    """Every weight that a layer with a rule uses, whatever else does and whether or not it is to be covered."""
+    return {
+        name: CoveredWeight(name, tuple(user.module for user in ruled), ruled[0].rule)
+        for name, users in _users(model).items()
+        if (ruled := [user for user in users if user.rule is not None]) and ruled[0].rule is not None
+    }
+
+
+class _User(NamedTuple):
+    """A module that holds a parameter, with the rule by which it would be covered."""
+
+    path: str
+    module: nn.Module
+    parameter: nn.Parameter
+    rule: Rule | None
+
+
+def _users(model: nn.Module) -> dict[str, list[_User]]:
+    """The modules that hold each parameter, by the parameter's name; a shared parameter has several."""
+    names = {id(p): name for name, p in model.named_parameters()}  # a shared parameter appears once
+    # nn.MultiheadAttention computes with its parts' weights without calling them, so their inputs are never seen.
+    opaque = {id(part) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()}
+    users: dict[str, list[_User]] = {name: [] for name in names.values()}
     for path, module in model.named_modules():
         rule = next((rule for kind, rule in RULES.items() if isinstance(module, kind)), None)
         for own, parameter in module.named_parameters(recurse=False):
-            name = names[id(parameter)]
-            if rule is None or own != "weight" or id(module) in opaque:
-                others[name] = path
-            elif parameter.requires_grad and not _listed(name, path, exclude):
-                known = found.get(name)
-                layers = (module,) if known is None else (*known.layers, module)
-                found[name] = CoveredWeight(name, layers, rule)
-    for name in found.keys() & others.keys():
+            ruled = rule if own == "weight" and id(module) not in opaque else None
+            users[names[id(parameter)]].append(_User(path, module, parameter, ruled))
+    return users
+
+
+def require_covered(covered: Mapping[str, CoveredWeight]) -> None:
+    """Refuse a model that gives a gradient memory nothing to cover."""
+    if not covered:
         raise ModelError(
-            f"the weight {name!r} is shared with {others[name]!r}, which is no linear or convolution layer: "
-            f"its gradient cannot be projected. Untie it, or leave it out with exclude=({name!r},)."
+            "the model has no layer that a gradient memory can cover (Linear, Conv1d, Conv2d, Conv3d with a "
+            "trainable weight, the head of a multi-head model aside): use a replay method such as er."
         )
-    return found
 
 
 def _listed(name: str, path: str, exclude: tuple[str, ...]) -> bool:

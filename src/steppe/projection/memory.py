@@ -11,18 +11,19 @@ from torch import Tensor
 from steppe.network import Network
 from steppe.projection.basis import Representation, leading
 from steppe.projection.capture import captured_inputs
+from steppe.projection.growth import grown
 from steppe.projection.importance import ImportanceRule, Importances
-from steppe.projection.layers import CoveredWeight, linear_inputs
+from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
 from steppe.types import Direction, Gradient, Outer, multiplied
 
 
 class GradientMemory:
-    """Empty until the first `rebuild`; a parameter without a projector passes through unchanged."""
+    """Empty until the first `rebuild` or `grow`; a parameter without a projector passes through unchanged."""
 
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, CoveredWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, covered
-        self.linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
+        self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         self.projectors: dict[str, SoftProjector] = {}
 
     def __bool__(self) -> bool:
@@ -68,6 +69,33 @@ class GradientMemory:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
         anew.
         """
+        self.projectors = {}
+        for name, representation in self._represented(network, x, chunk).items():
+            spectrum = representation.spectrum()
+            if spectrum is None:  # a layer the forward never used
+                continue
+            kept = leading(spectrum, threshold)
+            if kept.values.shape[-1] > 0:  # a layer whose inputs were all zero needs no direction
+                self._hold(network, name, kept.vectors, self.rule.initial(kept.values))
+
+    def grow(
+        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
+    ) -> None:
+        """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
+        of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1.
+        """
+        for name, representation in self._represented(network, x, chunk).items():
+            old = self.projectors.get(name)
+            growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
+            if growth is None or growth.basis.shape[-1] == 0:
+                continue
+            importance = self.rule.initial(growth.strengths)
+            if old is not None:
+                importance[:, : old.basis.shape[-1]] += old.importance * (old.basis.square().sum(1) > 0.5)
+            self._hold(network, name, growth.basis, importance.clamp(max=1))
+
+    def _represented(self, network: Network, x: Tensor, chunk: int) -> dict[str, Representation]:
+        """Every covered layer's inputs on stored samples x, in eval mode."""
         representations = {name: Representation() for name in self.covered}
         with (
             torch.no_grad(),
@@ -76,17 +104,12 @@ class GradientMemory:
         ):
             for part in torch.split(x, chunk):
                 network.model(network.prepare_inputs(part))
-        self.projectors = {}
-        for name, representation in representations.items():
-            spectrum = representation.spectrum()
-            if spectrum is None:  # a layer the forward never used
-                continue
-            kept = leading(spectrum, threshold)
-            if kept.values.shape[-1] > 0:
-                dtype = network.parameters[name].dtype
-                self.projectors[name] = SoftProjector(
-                    kept.vectors.to(dtype).contiguous(), self.rule.initial(kept.values).to(dtype)
-                )
+        return representations
+
+    def _hold(self, network: Network, name: str, basis: Tensor, importance: Tensor) -> None:
+        """Make a basis the weight's own, in the weight's precision."""
+        dtype = network.parameters[name].dtype
+        self.projectors[name] = SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
     def bytes_held(self) -> int:
         """Memory of bases and importances."""

@@ -1,0 +1,114 @@
+"""A-GEM (Chaudhry et al., 2019): GEM with one constraint in place of one per task.
+
+If the gradient g has a negative product with a reference gradient of the past tasks, that part of it is taken away:
+
+    g ← g − (⟨g, g_ref⟩ / ⟨g_ref, g_ref⟩) g_ref    if ⟨g, g_ref⟩ < 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.methods.gem import check_shares
+from steppe.methods.task_gradients import PastTasks
+from steppe.network import Network
+from steppe.projection.layers import CoveredWeight
+from steppe.registry import register_method
+from steppe.rings import Rings
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch, Direction, multiplied
+
+
+@dataclass(frozen=True)
+class AGEM(MethodSettings):
+    """Settings of A-GEM."""
+
+    lr: float = setting(0.01, "step size of SGD", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(2.0, "norm to which each gradient is clipped, past tasks' too; 0: never", at_least=0)
+    memory: int = setting(200, "samples the memory holds, shared equally by the tasks", at_least=1)
+    tasks: int = setting(20, "how many tasks share the memory; more are refused", at_least=1)
+    reference: str = setting(
+        "average",
+        "reference gradient: the average of the past tasks' gradients, or that of a random batch of their memories",
+        choices=("average", "batch"),
+    )
+    reference_samples: int = setting(256, "size of that random batch, for `batch`", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shares(self.memory, self.tasks)
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """A-GEM at work."""
+        return _AGEM(self, network, streams)
+
+
+class _AGEM(Method):
+    def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:
+        self.settings, self.network = settings, network
+        self.rings = Rings(settings.memory, settings.tasks)
+        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.past = PastTasks(network, [])
+        self._draws = streams.picker("replay draws")
+
+    def begin_task(self) -> None:
+        self.rings.begin_task()
+        self.past = PastTasks(self.network, self.rings.past())
+        self.descent.restart()
+
+    def observe(self, batch: Batch) -> Tensor:
+        loss, gradient = self.network.gradient(self.network.prepare(batch))
+        g = {name: multiplied(part) for name, part in clipped(gradient, self.settings.clip).items()}
+        if len(self.past):
+            g = without_conflict(g, self._reference())
+        self.descent.step(g)
+        return loss
+
+    def _reference(self) -> Direction:
+        """g_ref at the present weights."""
+        if self.settings.reference == "average":
+            share = torch.full((len(self.past),), 1 / len(self.past), dtype=self.network.dtype)
+            return self.past.gradients(self.settings.clip).combined(share.to(self.network.device))
+        batch = self.past.draw(self.settings.reference_samples, self._draws)
+        _, gradient = self.network.gradient(batch, statistics=False)
+        return {name: multiplied(part) for name, part in clipped(gradient, self.settings.clip).items()}
+
+    def remember(self, batch: Batch) -> None:
+        self.rings.write(batch)
+
+    def end_task(self) -> list[str]:
+        self.past = PastTasks(self.network, [])  # the prepared copy serves one task only
+        return []
+
+    def bytes_held(self) -> dict[str, int]:
+        return {"replay": self.rings.bytes_held(), "bases": 0}
+
+
+def without_conflict(g: Direction, reference: Direction) -> Direction:
+    """G itself, or, where it points against the reference, its part at right angles to it."""
+    along = _product(g, reference)
+    if not bool(along < 0):
+        return g
+    share = along / _product(reference, reference)
+    return {name: part - share * reference[name] for name, part in g.items()}
+
+
+def _product(a: Direction, b: Direction) -> Tensor:
+    return torch.stack([torch.dot(part.flatten(), b[name].flatten()) for name, part in a.items()]).sum()
+
+
+_PRESETS = {
+    "pmnist": {"lr": 0.01, "memory": 200, "tasks": 20},
+    "cifar100-split": {"lr": 0.01, "memory": 1000, "tasks": 10},
+    "cifar100-superclass": {"lr": 0.03, "memory": 1000, "tasks": 20},
+    "tiny-imagenet": {"lr": 0.03, "memory": 400, "tasks": 40},
+}
+register_method("a-gem", AGEM, "GEM with one constraint: the past tasks' average gradient.", presets=_PRESETS)

@@ -1,0 +1,120 @@
+"""GEM (Lopez-Paz and Ranzato, 2017): a step may not raise the loss on any past task's memory, to first order.
+
+If the gradient g has a negative product with some past task's g_τ (the rows of A), it is replaced by the nearest one
+that has none, found by the dual:
+
+    v = argmin ½ vᵀ(AAᵀ + 10⁻³ I)v + (Ag)ᵀv  subject to  v ≥ strength,    g ← g + Aᵀv
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steppe.errors import DivergedError, UsageError
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.methods.task_gradients import PastTasks
+from steppe.network import Network
+from steppe.projection.layers import CoveredWeight
+from steppe.registry import register_method
+from steppe.rings import Rings
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch, multiplied
+
+_RIDGE = 1e-3  # added to AAᵀ, so that the dual has one solution even if the rows depend on each other
+
+
+@dataclass(frozen=True)
+class GEM(MethodSettings):
+    """Settings of GEM."""
+
+    lr: float = setting(0.01, "step size of SGD", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(2.0, "norm to which each gradient is clipped, past tasks' too; 0: never", at_least=0)
+    memory: int = setting(200, "samples the memory holds, shared equally by the tasks", at_least=1)
+    tasks: int = setting(20, "how many tasks share the memory; more are refused", at_least=1)
+    strength: float = setting(0.0, "lower bound of the dual variables (γ): above 0 favours past tasks", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shares(self.memory, self.tasks)
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """GEM at work."""
+        return _GEM(self, network)
+
+
+def check_shares(memory: int, tasks: int) -> None:
+    """Refuse a memory too small to give every task a sample."""
+    if memory < tasks:
+        raise UsageError(f"memory = {memory} shared by tasks = {tasks} leaves no sample for each: raise memory.")
+
+
+class _GEM(Method):
+    def __init__(self, settings: GEM, network: Network) -> None:
+        self.settings, self.network = settings, network
+        self.rings = Rings(settings.memory, settings.tasks)
+        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.past = PastTasks(network, [])
+
+    def begin_task(self) -> None:
+        self.rings.begin_task()
+        self.past = PastTasks(self.network, self.rings.past())
+        self.descent.restart()
+
+    def observe(self, batch: Batch) -> Tensor:
+        loss, g = self.network.gradient(self.network.prepare(batch), factored=self.past.linear)
+        g = clipped(g, self.settings.clip)
+        if len(self.past):
+            rows = self.past.gradients(self.settings.clip)  # A
+            products = rows.products(g)
+            if bool((products < 0).any()):
+                v = dual_solution(rows.gram(), products, self.settings.strength)
+                correction = rows.combined(v)
+                g = {name: correction[name].add_(multiplied(part)) for name, part in g.items()}
+        self.descent.step(g)
+        return loss
+
+    def remember(self, batch: Batch) -> None:
+        self.rings.write(batch)
+
+    def end_task(self) -> list[str]:
+        self.past = PastTasks(self.network, [])  # the prepared copy serves one task only
+        return []
+
+    def bytes_held(self) -> dict[str, int]:
+        return {"replay": self.rings.bytes_held(), "bases": 0}
+
+
+def dual_solution(gram: Tensor, products: Tensor, strength: float) -> Tensor:
+    """V of the dual, in float64, given back in the number type of the products.
+
+    With P = AAᵀ + 10⁻³ I = L Lᵀ and v = strength + u it is the non-negative least-squares problem
+
+        argmin ‖Lᵀu + L⁻¹(Ag + P·strength)‖²  subject to  u ≥ 0
+    """
+    from scipy.optimize import nnls  # here, because loading it takes longer than all of the library
+
+    a = gram.double().cpu().numpy()
+    c = products.double().cpu().numpy()
+    if not (np.isfinite(a).all() and np.isfinite(c).all()):
+        raise DivergedError("a gradient on a past task's memory is no longer finite: lower the step size (lr).")
+    p = (a + a.T) / 2 + _RIDGE * np.eye(len(a))
+    lower = np.linalg.cholesky(p)
+    u, _ = nnls(lower.T, -np.linalg.solve(lower, c + p.sum(1) * strength), maxiter=100 * len(a))
+    return torch.from_numpy(u + strength).to(products)
+
+
+_PRESETS = {
+    "pmnist": {"lr": 0.01, "strength": 0.0, "memory": 200, "tasks": 20},
+    "cifar100-split": {"lr": 0.01, "strength": 0.5, "memory": 1000, "tasks": 10},
+    "cifar100-superclass": {"lr": 0.03, "strength": 0.5, "memory": 1000, "tasks": 20},
+    "tiny-imagenet": {"lr": 0.03, "strength": 0.5, "memory": 400, "tasks": 40},
+}
+register_method("gem", GEM, "Gradients kept from raising the loss on past tasks' memories.", presets=_PRESETS)

@@ -1,0 +1,161 @@
+"""GPM, gradient projection memory (Saha, Garg and Roy, ICLR 2021): learn where earlier tasks had no inputs.
+
+No replay. After each task the covered layers' bases grow by what they miss of the inputs on samples of that task; from
+the second task on, each layer's gradient loses its part within the basis: G −= G M diag(λ) Mᵀ, with λ = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steppe.errors import UsageError
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.network import Network
+from steppe.projection.importance import ImportanceRule, Ones
+from steppe.projection.layers import CoveredWeight, require_covered
+from steppe.projection.memory import GradientMemory
+from steppe.registry import register_method
+from steppe.replay import Reservoir
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch, Gradient
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class GPM(MethodSettings):
+    """Settings of GPM."""
+
+    covers_layers = True
+
+    lr: float = setting(0.01, "step size of SGD", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(0.0, "norm to which the gradient is clipped before projection; 0: never", at_least=0)
+    basis_samples: int = setting(125, "samples of a task from which the bases grow (n_s)", at_least=1)
+    thresholds: str = setting(
+        "0.97",
+        "share of energy the bases hold after the first task (ε): one number, or one per covered layer with commas",
+    )
+    threshold_step: float = setting(0.0, "what each further task adds to it (Δε)", at_least=0, at_most=1)
+    freeze_norms: bool = setting(True, "leave scale and shift of normalisation layers alone from the second task on")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.thresholds, (int, float)):  # a plain number is as good as its text
+            object.__setattr__(self, "thresholds", str(self.thresholds))
+        super().__post_init__()
+        self._shares()
+
+    def _shares(self) -> list[float]:
+        """The thresholds as numbers."""
+        try:
+            shares = [float(part) for part in self.thresholds.split(",")]
+        except ValueError:
+            raise UsageError(
+                f"thresholds = {self.thresholds!r}: write one number, or one per covered layer with commas between."
+            ) from None
+        for share in shares:
+            if not 0 < share <= 1:
+                raise UsageError(f"thresholds = {self.thresholds!r}: {share:g} is not above 0 and at most 1.")
+        return shares
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """The method at work."""
+        require_covered(covered)
+        shares = self._shares()
+        if len(shares) == 1:
+            shares = shares * len(covered)
+        if len(shares) != len(covered):
+            raise UsageError(
+                f"thresholds = {self.thresholds!r} gives {len(shares)} numbers, but the model has {len(covered)} "
+                f"covered layers ({', '.join(covered)}): give one number, or one for each of them."
+            )
+        return _GPM(self, network, covered, dict(zip(covered, shares, strict=True)), streams)
+
+    def importance_rule(self) -> ImportanceRule:
+        """What λ a task's directions get."""
+        return Ones()
+
+
+class _GPM(Method):
+    def __init__(
+        self,
+        settings: GPM,
+        network: Network,
+        covered: Mapping[str, CoveredWeight],
+        thresholds: Mapping[str, float],
+        streams: Streams,
+    ) -> None:
+        self.settings, self.network, self.thresholds = settings, network, thresholds
+        self.memory = GradientMemory(settings.importance_rule(), covered)
+        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.tasks_done = 0
+        self._norms = _norm_parameters(network) if settings.freeze_norms else []
+        self._pickers = streams.picker("basis draws"), streams.picker("basis pushes")
+        self._samples = Reservoir(settings.basis_samples, *self._pickers)
+
+    def begin_task(self) -> None:
+        self.descent.restart()
+        self._samples = Reservoir(self.settings.basis_samples, *self._pickers)
+
+    def observe(self, batch: Batch) -> Tensor:
+        loss, gradient = self.network.gradient(self.network.prepare(batch), factored=self.memory.linear)
+        self.descent.step(self.memory.outside(self._released(clipped(gradient, self.settings.clip))))
+        return loss
+
+    def _released(self, gradient: Gradient) -> Gradient:
+        """The gradient without that of the norm layers once these are frozen."""
+        if self.tasks_done == 0 or not self._norms:
+            return gradient
+        return {**gradient, **{name: torch.zeros_like(self.network.parameters[name]) for name in self._norms}}
+
+    def remember(self, batch: Batch) -> None:
+        self._samples.push(batch)
+
+    def end_task(self) -> list[str]:
+        """The bases grow by a uniform sample of the task, which is then dropped."""
+        wanted, held = self.settings.basis_samples, len(self._samples)
+        samples = self._samples.draw(wanted)
+        if samples is not None:
+            raised = self.tasks_done * self.settings.threshold_step
+            thresholds = {name: share + raised for name, share in self.thresholds.items()}
+            self.memory.grow(self.network, samples.x, thresholds, first=self.tasks_done == 0)
+        self._samples = Reservoir(wanted, *self._pickers)
+        self.tasks_done += 1
+        if wanted > held:
+            return [f"basis_samples = {wanted} is more than the task has: {held} samples were used."]
+        return []
+
+    def bytes_held(self) -> dict[str, int]:
+        projectors = self.memory.projectors.values()
+        return {
+            "replay": 0,
+            "bases": sum(p.basis.nbytes for p in projectors),
+            "importances": sum(p.importance.nbytes for p in projectors),
+        }
+
+    def record(self) -> dict[str, Any]:
+        return {"ranks": {name: {"rank": p.rank, "of": p.size} for name, p in self.memory.projectors.items()}}
+
+
+def _norm_parameters(network: Network) -> list[str]:
+    """The names of the trainable scales and shifts of normalisation layers."""
+    own = {id(p) for module in network.model.modules() if isinstance(module, _NORMS) for p in module.parameters()}
+    return [name for name, parameter in network.parameters.items() if id(parameter) in own]
+
+
+PRESETS = {
+    "pmnist": {"lr": 0.01, "basis_samples": 300, "thresholds": "0.95,0.99,0.99", "threshold_step": 0.0},
+    "cifar100-split": {"lr": 0.01, "basis_samples": 125, "thresholds": "0.97", "threshold_step": 0.003},
+    "cifar100-superclass": {"lr": 0.01, "basis_samples": 125, "thresholds": "0.98", "threshold_step": 0.001},
+    "tiny-imagenet": {"lr": 0.005, "basis_samples": 200, "thresholds": "0.9", "threshold_step": 0.0025},
+}
+register_method(
+    "gpm", GPM, "Gradient projection memory: learn outside what earlier tasks' inputs span.", presets=PRESETS
+)

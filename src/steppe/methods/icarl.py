@@ -1,0 +1,227 @@
+"""iCaRL (Rebuffi et al., CVPR 2017) for tasks with heads of their own: exemplars, distillation, nearest class mean.
+
+z(x) is the whole vector of logits. While learning task t, with z* the logits stored for each exemplar and one exemplar
+drawn per old class:
+
+    loss = CE(z on t's head) + γ Σ_{τ<t} (1/c_τ) Σ_{classes of τ} KL(softmax z*[τ] ‖ softmax z[τ])
+
+At the task's end each of its classes chooses exemplars by herding: the e-th is the sample, not yet chosen, that brings
+the mean of the chosen z nearest to the class mean. A class keeps the first m = ⌊K / classes seen⌋, and all z* are
+taken anew. A sample is predicted as the class of its task whose exemplars' mean z is nearest to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from steppe.errors import UsageError
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.network import Network
+from steppe.projection.layers import CoveredWeight
+from steppe.registry import register_method
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.task import Task
+from steppe.types import Batch
+
+_CHUNK = 256  # samples of a forward that only collects logits
+
+
+@dataclass(frozen=True)
+class ICaRL(MethodSettings):
+    """Settings of iCaRL."""
+
+    lr: float = setting(0.01, "step size of SGD", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
+    exemplars: int = setting(1000, "samples kept over all classes (K)", at_least=1)
+    distillation: float = setting(0.5, "weight of the old classes' distillation (γ)", at_least=0)
+
+    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+        """Every task needs classes of its own, and every class at least one exemplar."""
+        if task.head is None:
+            raise UsageError(
+                f"{task.name}: iCaRL keeps exemplars of each class and so needs tasks with classes of their own, but "
+                "this one shares the single head: give the tasks heads (head=range(...)), or use another method."
+            )
+        earlier = [head for head in heads if head is not None]
+        if any(task.head.start < head.stop and head.start < task.head.stop for head in earlier):
+            raise UsageError(
+                f"{task.name}: iCaRL needs tasks with classes of their own, but the head {task.head} shares rows with "
+                "an earlier task's: give each task its own rows, or use another method."
+            )
+        classes = sum(len(head) for head in earlier) + len(task.head)
+        if self.exemplars < classes:
+            raise UsageError(
+                f"{task.name}: exemplars = {self.exemplars} leaves nothing for some of the {classes} classes seen with "
+                "this task: raise it to one per class at least."
+            )
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """ICaRL at work."""
+        return _ICaRL(self, network, streams)
+
+
+@dataclass(frozen=True)
+class Exemplars:
+    """Samples of the old classes, class by class in order of choice, with the logits stored for them."""
+
+    batch: Batch
+    logits: Tensor  # (samples, outputs)
+    places: dict[int, range]  # class -> where its samples are
+
+    def class_means(self) -> Tensor:
+        """Mean logits of every class's exemplars, (outputs, outputs); NaN where a class has none."""
+        means = torch.full((self.logits.shape[1],) * 2, torch.nan, dtype=self.logits.dtype, device=self.logits.device)
+        for label, places in self.places.items():
+            means[label] = self.logits[places.start : places.stop].mean(0)
+        return means
+
+
+class _ICaRL(Method):
+    def __init__(self, settings: ICaRL, network: Network, streams: Streams) -> None:
+        self.settings, self.network = settings, network
+        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.exemplars: Exemplars | None = None
+        self._picker = streams.picker("exemplar draws")
+        self._pool: list[Batch] = []  # the samples of the task's first epoch
+        self._means: Tensor | None = None
+
+    def begin_task(self) -> None:
+        self.descent.restart()
+        self._pool = []
+
+    def observe(self, batch: Batch) -> Tensor:
+        drawn, stored = self._one_of_each()
+        union = self.network.prepare(batch.joined(drawn))
+        output: Tensor = self.network.model(union.x)  # the update's one forward
+        loss = self._current_loss(output[: len(batch)], union[: len(batch)])
+        if stored is not None:
+            loss = loss + self.settings.distillation * self._distance(output[len(batch) :], stored, union[len(batch) :])
+        parameters = self.network.parameters
+        slopes = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+        self.descent.step(clipped(dict(zip(parameters, slopes, strict=True)), self.settings.clip))
+        return loss.detach()
+
+    def _one_of_each(self) -> tuple[Batch | None, Tensor | None]:
+        """A random exemplar of every old class, and its stored logits."""
+        if self.exemplars is None:
+            return None, None
+        picked = torch.tensor([self._picker.choice(places) for places in self.exemplars.places.values()])
+        return self.exemplars.batch[picked], self.exemplars.logits[picked.to(self.network.device)]
+
+    def _current_loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy on the current task's head."""
+        head = self._head(-1)
+        return cross_entropy(output[:, head.start : head.stop], batch.y - head.start)
+
+    def _distance(self, output: Tensor, stored: Tensor, batch: Batch) -> Tensor:
+        """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), each exemplar on its own task's head."""
+        total = output.new_zeros(())
+        for place in sorted(set(batch.task.tolist())):
+            head = self._head(place)
+            rows = (batch.task == place).nonzero().squeeze(1)
+            target = log_softmax(stored[rows, head.start : head.stop], 1)
+            found = log_softmax(output[rows, head.start : head.stop], 1)
+            total = total + (target.exp() * (target - found)).sum() / len(head)
+        return total
+
+    def _head(self, place: int) -> range:
+        head = self.network.heads[place]
+        assert head is not None  # checked before the task began
+        return head
+
+    def remember(self, batch: Batch) -> None:
+        self._pool.append(batch)
+
+    def end_task(self) -> list[str]:
+        """Choose the new classes' exemplars, shorten the old classes', and take all stored logits anew."""
+        quota = self.settings.exemplars // sum(len(head) for head in self.network.heads if head is not None)
+        kept: dict[int, Batch] = {}
+        if self.exemplars is not None:
+            for label, places in self.exemplars.places.items():
+                kept[label] = self.exemplars.batch[places.start : min(places.stop, places.start + quota)]
+        if self._pool:
+            pool = _joined(self._pool)
+            self._pool = []
+            logits = self._logits(pool)
+            for label in sorted(set(pool.y.tolist())):
+                rows = (pool.y == label).nonzero().squeeze(1)
+                chosen = herded(logits[rows.to(logits.device)], quota).to(rows.device)
+                kept[label] = pool[rows[chosen]]
+        self.exemplars = self._stored(kept) if kept else None
+        self._means = None if self.exemplars is None else self.exemplars.class_means()
+        return []
+
+    def _stored(self, kept: Mapping[int, Batch]) -> Exemplars:
+        places: dict[int, range] = {}
+        start = 0
+        for label, batch in kept.items():
+            places[label] = range(start, start + len(batch))
+            start += len(batch)
+        whole = _joined(list(kept.values()))
+        return Exemplars(whole, self._logits(whole), places)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """The whole output on stored samples, in eval mode."""
+        with torch.no_grad(), self.network.mode(training=False):
+            parts = [self.network.model(self.network.prepare_inputs(x)) for x in torch.split(batch.x, _CHUNK)]
+        return torch.cat(parts)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Minus the distance to each class's mean; −inf for a class without exemplars."""
+        logits: Tensor = self.network.model(x)
+        if self._means is None:
+            return torch.full_like(logits, -torch.inf)
+        distances = torch.cdist(logits, self._means, compute_mode="donot_use_mm_for_euclid_dist")
+        return distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+    def bytes_held(self) -> dict[str, int]:
+        if self.exemplars is None:
+            return {"replay": 0, "bases": 0, "logits": 0}
+        batch = self.exemplars.batch
+        replay = batch.x.nbytes + batch.y.nbytes + batch.task.nbytes
+        return {"replay": replay, "bases": 0, "logits": self.exemplars.logits.nbytes}
+
+
+def herded(features: Tensor, count: int) -> Tensor:
+    """The places of up to `count` rows of features, (n, d), in order: each the unused row that brings the mean of the
+    chosen ones nearest to the mean of all.
+    """
+    mean = features.mean(0)
+    total = torch.zeros_like(mean)
+    free = torch.zeros(len(features), dtype=features.dtype, device=features.device)
+    chosen: list[Tensor] = []
+    for size in range(1, min(count, len(features)) + 1):
+        gap = torch.linalg.vector_norm(mean - (features + total) / size, dim=1)
+        best = (gap + free).argmin()
+        free[best] = torch.inf
+        total = total + features[best]
+        chosen.append(best)
+    return torch.stack(chosen)
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    return Batch(
+        torch.cat([batch.x for batch in batches]),
+        torch.cat([batch.y for batch in batches]),
+        torch.cat([batch.task for batch in batches]),
+    )
+
+
+register_method(
+    "icarl",
+    ICaRL,
+    "Exemplars by herding, distillation of old logits, nearest class mean; for tasks with heads of their own.",
+    presets={
+        "cifar100-split": {"lr": 0.03, "distillation": 0.1, "exemplars": 1000},
+        "cifar100-superclass": {"lr": 0.01, "distillation": 0.5, "exemplars": 1000},
+        "tiny-imagenet": {"lr": 0.01, "distillation": 1.0, "exemplars": 400},
+    },
+)

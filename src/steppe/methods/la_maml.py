@@ -1,0 +1,218 @@
+"""La-MAML (Gupta, Yadav and Paull, NeurIPS 2020): look a few steps ahead, and learn how fast each weight may move.
+
+One update, with a learning rate α for every single weight and Q the batch together with a draw of replay:
+
+    θ_0 = θ;   θ_k = θ_{k−1} − a(α) ⊙ g_k,   g_k = ∇L(B_k; θ_{k−1}),   B_k the k-th slice of the shuffled batch
+    meta-loss  L(θ, α) = (1/K) Σ_k L(Q; θ_k)
+    α −= η ∇_α L;   then   θ −= relu(α) ⊙ ∇_θ L   (asynchronous)   or   θ −= lr ∇_θ L   (synchronous)
+
+Second order differentiates through the inner steps. First order takes every g_k as a constant, which leaves
+∇_θ = (1/K) Σ_k G_k and ∇_α = −a'(α) ⊙ (1/K) Σ_k G_k ⊙ Σ_{j≤k} g_j, with G_k = ∇L(Q; θ_k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import clipped
+from steppe.network import Network
+from steppe.projection.layers import CoveredWeight
+from steppe.registry import register_method
+from steppe.replay import Reservoir
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch, Direction, Gradient, multiplied
+
+
+@dataclass(frozen=True)
+class LaMAML(MethodSettings):
+    """Settings of La-MAML."""
+
+    rate: float = setting(0.15, "learning rate that every weight starts with (α0)", above=0)
+    rate_lr: float = setting(0.3, "step size of the learning rates (η)", at_least=0)
+    inner_steps: int = setting(5, "slices of the batch, one inner step on each (K)", at_least=1)
+    second_order: bool = setting(False, "differentiate through the inner steps")
+    asynchronous: bool = setting(True, "take the outer step with the learnt rates rather than with lr")
+    lr: float = setting(0.1, "step size of the outer step, where it is synchronous", above=0)
+    inner_relu: bool = setting(True, "negative learning rates count as 0 in the inner steps as well")
+    inner_clamp: float = setting(0.0, "bound on each element of an inner gradient; 0: none", at_least=0)
+    clip: float = setting(2.0, "norm to which the meta-gradients in α and in θ are clipped; 0: never", at_least=0)
+    buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
+    replay_batch: int = setting(10, "samples drawn from it for an update, with replacement", at_least=1)
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """La-MAML at work."""
+        return _LaMAML(self, network, streams)
+
+
+class MetaGradient(NamedTuple):
+    """The meta-loss and its gradients in the weights and in the learning rates."""
+
+    loss: Tensor
+    weights: Direction
+    rates: Direction
+
+
+class _LaMAML(Method):
+    def __init__(self, settings: LaMAML, network: Network, streams: Streams) -> None:
+        self.settings, self.network = settings, network
+        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
+        self.rates = {name: torch.full_like(p, settings.rate) for name, p in network.parameters.items()}
+        self._order, self._repeats = streams.picker("inner order"), streams.picker("replay repeats")
+
+    def observe(self, batch: Batch) -> Tensor:
+        union = self.network.prepare(batch.joined(self._replayed()))  # Q
+        shuffled = torch.tensor(self._order.sample(range(len(batch)), len(batch)), device=self.network.device)
+        found = self.meta_gradient(union[shuffled], union)
+        self._step(found)
+        return found.loss
+
+    def _replayed(self) -> Batch | None:
+        """A draw of the buffer with replacement, no larger than the buffer is full."""
+        held = len(self.replay)
+        picks = [self._repeats.randrange(held) for _ in range(min(self.settings.replay_batch, held))]
+        places = {pick: place for place, pick in enumerate(dict.fromkeys(picks))}
+        drawn = self.replay.draw(len(places))  # distinct samples; which of them come again, the picks say
+        return None if drawn is None else drawn[torch.tensor([places[pick] for pick in picks])]
+
+    def meta_gradient(self, current: Batch, union: Batch) -> MetaGradient:
+        """The meta-loss of a prepared batch, on it and the replay draw, with its gradients.
+
+        Of all the forwards only the last moves running statistics.
+        """
+        return self._second_order(current, union) if self.settings.second_order else self._first_order(current, union)
+
+    def _slices(self, current: Batch) -> Iterator[tuple[Batch, bool]]:
+        """The slice of each inner step, and whether it is the last; a small batch has fewer of them."""
+        size = -(-len(current) // self.settings.inner_steps)
+        for start in range(0, len(current), size):
+            yield current[start : start + size], start + size >= len(current)
+
+    def _inner_rates(self, rates: Direction) -> Direction:
+        """a(α)."""
+        return {name: rate.relu() for name, rate in rates.items()} if self.settings.inner_relu else rates
+
+    def _bounded(self, g: Tensor) -> Tensor:
+        bound = self.settings.inner_clamp
+        return g.clamp(-bound, bound) if bound else g
+
+    def _first_order(self, current: Batch, union: Batch) -> MetaGradient:
+        rates = self._inner_rates(self.rates)
+        weights = self.network.parameters
+        start = {name: weight.detach().clone() for name, weight in weights.items()}
+        walked: Direction = {}  # Σ_{j≤k} g_j
+        slopes: Direction = {}  # Σ_k G_k
+        products: Direction = {}  # Σ_k G_k ⊙ Σ_{j≤k} g_j
+        losses: list[Tensor] = []
+        try:
+            for part, last in self._slices(current):
+                _, inner = self.network.gradient(part, statistics=False)
+                with torch.no_grad():
+                    for name, g in _dense(inner).items():
+                        g = self._bounded(g)
+                        weights[name].addcmul_(rates[name], g, value=-1)
+                        walked[name] = walked[name] + g if name in walked else g
+                loss, outer = self.network.gradient(union, statistics=last)
+                losses.append(loss)
+                for name, g in _dense(outer).items():
+                    slopes[name] = slopes[name] + g if name in slopes else g
+                    product = products[name] if name in products else torch.zeros_like(g)
+                    products[name] = product.addcmul_(g, walked[name])
+        finally:
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    weight.copy_(start[name])
+        share = 1 / len(losses)
+        return MetaGradient(
+            torch.stack(losses).mean(),
+            {name: total * share for name, total in slopes.items()},
+            {name: self._rate_slope(name, total * -share) for name, total in products.items()},
+        )
+
+    def _rate_slope(self, name: str, slope: Tensor) -> Tensor:
+        """The gradient in α from that in a(α)."""
+        return slope * (self.rates[name] > 0) if self.settings.inner_relu else slope
+
+    def _second_order(self, current: Batch, union: Batch) -> MetaGradient:
+        weights = self.network.parameters
+        leaves = {name: rate.detach().requires_grad_() for name, rate in self.rates.items()}
+        rates = self._inner_rates(leaves)
+        moved: Direction = dict(weights)
+        losses: list[Tensor] = []
+        for part, last in self._slices(current):
+            inner = self.network.functional_loss(part, moved, statistics=False)
+            found = torch.autograd.grad(
+                inner, list(moved.values()), create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            moved = {
+                name: w - rates[name] * self._bounded(g) for (name, w), g in zip(moved.items(), found, strict=True)
+            }
+            losses.append(self.network.functional_loss(union, moved, statistics=last))
+        loss = torch.stack(losses).mean()
+        found = torch.autograd.grad(
+            loss, [*weights.values(), *leaves.values()], allow_unused=True, materialize_grads=True
+        )
+        return MetaGradient(
+            loss.detach(),
+            dict(zip(weights, found[: len(weights)], strict=True)),
+            dict(zip(leaves, found[len(weights) :], strict=True)),
+        )
+
+    @torch.no_grad()
+    def _step(self, found: MetaGradient) -> None:
+        """First the learning rates, then the weights."""
+        for name, slope in _dense(clipped(found.rates, self.settings.clip)).items():
+            self.rates[name].sub_(slope, alpha=self.settings.rate_lr)
+        for name, slope in _dense(clipped(found.weights, self.settings.clip)).items():
+            weight = self.network.parameters[name]
+            if self.settings.asynchronous:
+                weight.addcmul_(self.rates[name].relu(), slope, value=-1)
+            else:
+                weight.sub_(slope, alpha=self.settings.lr)
+
+    def remember(self, batch: Batch) -> None:
+        self.replay.push(batch)
+
+    def bytes_held(self) -> dict[str, int]:
+        rates = sum(rate.nbytes for rate in self.rates.values())
+        return {"replay": self.replay.bytes_held(), "bases": 0, "rates": rates}
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "rates": {
+                name: {"mean": float(rate.mean()), "negative": float((rate < 0).double().mean())}
+                for name, rate in self.rates.items()
+            }
+        }
+
+
+def _dense(gradient: Gradient) -> Direction:
+    return {name: multiplied(g) for name, g in gradient.items()}
+
+
+_CIFAR = {
+    "rate": 0.1,
+    "rate_lr": 0.5,
+    "second_order": True,
+    "inner_relu": False,
+    "inner_clamp": 1.0,
+    "clip": 1.0,
+    "buffer": 1000,
+}
+register_method(
+    "la-maml",
+    LaMAML,
+    "Look-ahead meta-learning of a learning rate for every weight, with replay.",
+    presets={
+        "pmnist": {"rate": 0.15, "rate_lr": 0.3, "buffer": 200},
+        "cifar100-split": _CIFAR,
+        "cifar100-superclass": _CIFAR,
+        "tiny-imagenet": {**_CIFAR, "rate_lr": 0.4, "buffer": 400},
+    },
+)

@@ -1,0 +1,76 @@
+"""SAM-ER: replay of a reservoir with sharpness-aware minimisation (Foret et al., 2021) on D ∪ N.
+
+v = ρ g / ‖g‖ with g = ∇L_{D∪N}(w),    w ← w − lr · ∇L_{D∪N}(w + v)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.descent import Descent, clipped
+from steppe.network import Network
+from steppe.projection.layers import CoveredWeight
+from steppe.registry import register_method
+from steppe.replay import Reservoir
+from steppe.seeding import Streams
+from steppe.settings import setting
+from steppe.types import Batch, Direction, Gradient, multiplied
+
+
+@dataclass(frozen=True)
+class SAMER(MethodSettings):
+    """Settings of SAM-ER."""
+
+    lr: float = setting(0.01, "step size of SGD", above=0)
+    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
+    clip: float = setting(2.0, "norm to which the gradient at w + v is clipped; 0: never", at_least=0)
+    buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
+    rho: float = setting(0.05, "length of the perturbation v (ρ)", above=0)
+
+    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+        """SAM-ER at work."""
+        return _SAMER(self, network, streams)
+
+
+class _SAMER(Method):
+    def __init__(self, settings: SAMER, network: Network, streams: Streams) -> None:
+        self.settings, self.network = settings, network
+        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
+        self.descent = Descent(network, settings.lr, settings.momentum)
+
+    def begin_task(self) -> None:
+        self.descent.restart()
+
+    def observe(self, batch: Batch) -> Tensor:
+        union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))  # D ∪ N
+        _, uphill = self.network.gradient(union, statistics=False)
+        loss, gradient = self.network.gradient(union, shift=with_length(uphill, self.settings.rho))
+        self.descent.step(clipped(gradient, self.settings.clip))
+        return loss
+
+    def remember(self, batch: Batch) -> None:
+        self.replay.push(batch)
+
+    def bytes_held(self) -> dict[str, int]:
+        return {"replay": self.replay.bytes_held(), "bases": 0}
+
+
+def with_length(gradient: Gradient, length: float) -> Direction:
+    """The direction of the gradient over all weights together, with the given length; no direction where it is 0."""
+    dense = {name: multiplied(g) for name, g in gradient.items()}
+    norm = torch.stack([torch.linalg.vector_norm(g) for g in dense.values()]).norm()
+    return {name: g * (length / (norm + 1e-12)) for name, g in dense.items()}
+
+
+_PRESETS = {
+    "pmnist": {"lr": 0.005, "buffer": 200},
+    "cifar100-split": {"lr": 0.03, "buffer": 1000},
+    "cifar100-superclass": {"lr": 0.01, "buffer": 1000},
+    "tiny-imagenet": {"lr": 0.01, "buffer": 400},
+}
+register_method("sam-er", SAMER, "Experience replay with sharpness-aware minimisation.", presets=_PRESETS)

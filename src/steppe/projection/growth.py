@@ -1,0 +1,70 @@
+"""GPM's bases, which grow: what a task adds is only what the old basis misses of its representation.
+
+The share of R's energy held by the old basis M and the first j left singular vectors of R̂ = R − M Mᵀ R is
+
+    a_j = (‖R‖² − ‖R̂‖² + σ̂_1² + … + σ̂_j²) / ‖R‖².
+
+The first task keeps the vectors with a_j < ε: the one that crosses the threshold is left out. Every later task appends
+vectors while a_{j−1} < ε: the one that crosses is taken, and none is if the old basis holds enough.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from steppe.projection.basis import NEARLY_ALL, Representation
+
+# A threshold of 1 would take directions that are only rounding noise, and more of them than there are dimensions.
+
+
+class Growth(NamedTuple):
+    """A basis after a task, (groups, in, k), in double precision, and ‖Rᵀm_i‖ for its directions, (groups, k).
+
+    In every group the old directions come first, bit for bit, then the new ones, whose ‖Rᵀm_i‖ is their singular
+    value, then zeros.
+    """
+
+    basis: Tensor
+    strengths: Tensor
+
+
+def grown(representation: Representation, old: Tensor | None, threshold: float, *, first: bool) -> Growth | None:
+    """The basis `old` with what the first or a later task adds; None if nothing was taken in."""
+    missed = representation
+    if old is not None:
+        old = old.double()
+        # Stored in the network's precision, the old basis is orthonormal only up to rounding. Made so anew, it leaves
+        # an R̂ and new directions that are orthogonal to it however little R̂ is.
+        missed = representation.outside(torch.linalg.qr(old)[0] * _held(old).unsqueeze(1))
+    spectrum = missed.spectrum()
+    if spectrum is None:
+        return None
+    if old is None:
+        old = spectrum.vectors[:, :, :0]
+    total = representation.energy().unsqueeze(-1)
+    energy = spectrum.values.square()
+    with_it = total - missed.energy().unsqueeze(-1) + energy.cumsum(-1)
+    reached = with_it if first else with_it - energy
+    chosen = (reached < min(threshold, NEARLY_ALL) * total) & (energy > 0)
+    return _compact(
+        Growth(
+            torch.cat([old, spectrum.vectors * chosen.unsqueeze(1)], dim=-1),
+            torch.cat([representation.along(old), spectrum.values * chosen], dim=-1),
+        )
+    )
+
+
+def _held(basis: Tensor) -> Tensor:
+    """Which columns are directions, not padding, (groups, k)."""
+    return basis.square().sum(1) > 0.5
+
+
+def _compact(growth: Growth) -> Growth:
+    """Every group's directions before its padding, of which only what the fullest group needs is kept."""
+    held = _held(growth.basis)
+    order = held.logical_not().byte().argsort(dim=-1, stable=True)[:, : int(held.sum(-1).max())]
+    where = order.unsqueeze(1).expand(-1, growth.basis.shape[1], -1)
+    return Growth(growth.basis.gather(2, where), growth.strengths.gather(1, order))

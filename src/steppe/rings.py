@@ -1,0 +1,61 @@
+"""Ring memories: for every task the last samples it showed, in slots of its own (GEM and A-GEM)."""
+
+from __future__ import annotations
+
+import torch
+
+from steppe.errors import UsageError
+from steppe.replay import room
+from steppe.types import Batch
+
+
+class Rings:
+    """A memory cut into equal rings, one per task.
+
+    A batch is written from the present position on, as far as the ring's end, and what does not fit is dropped; a
+    position at the end returns to the start. The position runs on from task to task. Of a task with many samples the
+    ring therefore holds the latest; slots that a short task never reached count as absent.
+    """
+
+    def __init__(self, memory: int, tasks: int) -> None:
+        self.slots, self.tasks = memory // tasks, tasks
+        self._current = -1
+        self._position = 0
+        self._stored: Batch | None = None  # preallocated at the first write; rings follow each other
+        self._written = torch.zeros(tasks * self.slots, dtype=torch.bool)
+
+    def begin_task(self) -> None:
+        """Open the next task's ring."""
+        if self._current + 1 == self.tasks:
+            raise UsageError(
+                f"the memory was cut for tasks = {self.tasks}, and this is one more: "
+                "set tasks to the number of tasks there will be (and memory to at least as much)."
+            )
+        self._current += 1
+
+    def write(self, batch: Batch) -> None:
+        """Take in a batch of the current task."""
+        if self._stored is None:
+            self._stored = Batch(*(room(part, len(self._written)) for part in (batch.x, batch.y, batch.task)))
+        count = min(len(batch), self.slots - self._position)
+        start = self._current * self.slots + self._position
+        into = slice(start, start + count)
+        self._stored.x[into] = batch.x[:count]
+        self._stored.y[into] = batch.y[:count]
+        self._stored.task[into] = batch.task[:count]
+        self._written[into] = True
+        self._position = (self._position + count) % self.slots
+
+    def past(self) -> list[Batch]:
+        """What is held of each task before the current one, in slot order; tasks that left nothing are passed over."""
+        if self._stored is None:
+            return []
+        rings = (range(task * self.slots, (task + 1) * self.slots) for task in range(self._current))
+        held = (self._stored[torch.tensor(ring)[self._written[ring.start : ring.stop]]] for ring in rings)
+        return [batch for batch in held if len(batch)]
+
+    def bytes_held(self) -> int:
+        """Memory of all rings as allocated."""
+        if self._stored is None:
+            return 0
+        return sum(part.nbytes for part in (self._stored.x, self._stored.y, self._stored.task))

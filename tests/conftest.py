@@ -1,0 +1,17 @@
+"""What every test shares: one thread, so that results do not depend on the machine, and one hypothesis profile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("steppe", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("steppe")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The global generator starts from the same place in every test, whatever ran before it."""
+    torch.manual_seed(20)

@@ -1,0 +1,336 @@
+"""Slow, obvious twins of GPM, SGP, La-MAML and iCaRL: loops, dense matrices, flat vectors, all in float64.
+
+Transcribed from the methods' descriptions, not from the library.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from reference import ListReservoir, Sample, head_loss
+from reference_update import Problem, Weights
+from torch import Tensor, nn
+
+from steppe import Batch, Learner, Task
+from steppe.network import Network
+from steppe.projection.layers import covered_weights
+from steppe.seeding import Streams
+
+# Growing bases -------------------------------------------------------------------------------------------------------
+
+
+def gpm_basis(r: Tensor, old: Tensor, threshold: float, first: bool) -> tuple[Tensor, Tensor]:
+    """GPM's rule with full SVDs, R (in, n) and the old basis (in, k); the new directions and their singular values."""
+    total = float((r**2).sum())
+    missed = r - old @ old.T @ r
+    vectors, values, _ = torch.linalg.svd(missed, full_matrices=False)
+    held = (total - float((missed**2).sum())) / total
+    count = 0
+    for value in values.tolist():
+        share = value**2 / total
+        if first and held + share >= threshold:
+            break
+        if not first and held >= threshold:
+            break
+        held += share
+        count += 1
+    count = min(count, len(r) - old.shape[1])
+    return vectors[:, :count], values[:count]
+
+
+def sgp_importances(r: Tensor, old: Tensor, before: list[float], new: Tensor, alpha: float) -> list[float]:
+    """λ of old and new directions after a task: old ones by surrogate singular values from the SVD of M Mᵀ R."""
+    strengths = []
+    if old.shape[1]:
+        u, s, _ = torch.linalg.svd(old @ old.T @ r, full_matrices=False)
+        for m in old.T:
+            strengths.append(math.sqrt(sum(float(m @ u[:, j]) ** 2 * float(s[j]) ** 2 for j in range(len(s)))))
+    strengths += new.tolist()
+    top = max(strengths, default=0.0)
+    fresh = [(alpha + 1) * s / (alpha * s + top) for s in strengths]
+    return [min(1.0, b + f) for b, f in zip(before, fresh, strict=False)] + fresh[len(before) :]
+
+
+class FlatGPM:
+    """GPM and SGP (where `alpha` is given) on one flat weight vector with dense projection matrices."""
+
+    def __init__(self, s: Any, problem: Problem, model: nn.Module, seeds: Callable[[str], int]) -> None:
+        self.s, self.problem, self.model = s, problem, model
+        self.shapes = {key: p.shape for key, p in model.named_parameters()}
+        self.w = torch.cat([p.detach().flatten() for p in model.parameters()])
+        self.velocity = torch.zeros_like(self.w)
+        self.vectors: dict[str, list[Tensor]] = {}
+        self.importance: dict[str, list[list[float]]] = {}
+        self.tasks_done = 0
+        self.pickers = random.Random(seeds("basis draws")), random.Random(seeds("basis pushes"))
+        self.samples = ListReservoir(s.basis_samples, *self.pickers)
+        numbers = [float(part) for part in s.thresholds.split(",")]
+        self.thresholds = dict(zip(problem.covered, numbers * len(problem.covered), strict=False))
+
+    def parts(self, flat: Tensor) -> Weights:
+        return _parts(self.shapes, flat)
+
+    def begin_task(self) -> None:
+        self.velocity = torch.zeros_like(self.w)
+        self.samples = ListReservoir(self.s.basis_samples, *self.pickers)
+
+    def observe(self, samples: list[Sample]) -> float:
+        w = self.w.clone().requires_grad_()
+        loss = problem_loss(self.problem, self.model, self.shapes, w, samples)
+        (g,) = torch.autograd.grad(loss, w)
+        if self.s.clip:
+            g = g * min(1.0, self.s.clip / (float(g.norm()) + 1e-6))
+        self.velocity = self.s.momentum * self.velocity + self.outside() @ g
+        self.w = self.w - self.s.lr * self.velocity
+        return float(loss.detach())
+
+    def outside(self) -> Tensor:
+        blocks = []
+        for key, shape in self.shapes.items():
+            if key not in self.vectors:
+                blocks.append(torch.eye(shape.numel(), dtype=torch.float64))
+                continue
+            groups = len(self.vectors[key])
+            for u, weights in zip(self.vectors[key], self.importance[key], strict=True):
+                p = torch.eye(len(u), dtype=torch.float64)
+                for vector, weight in zip(u.T, weights, strict=True):
+                    p = p - weight * torch.outer(vector, vector)
+                blocks.append(torch.kron(torch.eye(shape[0] // groups, dtype=torch.float64), p))
+        return torch.block_diag(*blocks)
+
+    def remember(self, samples: list[Sample]) -> None:
+        for sample in samples:
+            self.samples.push(sample)
+
+    def end_task(self) -> None:
+        x = torch.stack([sample[0] for sample in self.samples.items])
+        _, columns = self.problem.forward(self.model, self.parts(self.w), x, True)
+        for key, groups in self.problem.covered.items():
+            empty = torch.zeros(columns[key].shape[2], 0, dtype=torch.float64)
+            olds = self.vectors.get(key, [empty] * groups)
+            before = self.importance.get(key, [[]] * groups)
+            threshold = self.thresholds[key] + self.tasks_done * self.s.threshold_step
+            self.vectors[key], self.importance[key] = [], []
+            for rows, old, was in zip(columns[key], olds, before, strict=True):
+                new, values = gpm_basis(rows.T, old, threshold, self.tasks_done == 0)
+                self.vectors[key].append(torch.cat([old, new], dim=1))
+                if hasattr(self.s, "alpha"):
+                    self.importance[key].append(sgp_importances(rows.T, old, was, values, self.s.alpha))
+                else:
+                    self.importance[key].append([1.0] * (old.shape[1] + new.shape[1]))
+        self.tasks_done += 1
+
+
+def _parts(shapes: dict[str, torch.Size], flat: Tensor) -> Weights:
+    found, at = {}, 0
+    for key, shape in shapes.items():
+        found[key] = flat[at : at + shape.numel()].reshape(shape)
+        at += shape.numel()
+    return found
+
+
+def problem_loss(
+    problem: Problem, model: nn.Module, shapes: dict[str, torch.Size], flat: Tensor, samples: list[Sample]
+) -> Tensor:
+    """The loss as a function of the flat weight vector."""
+    x = torch.stack([sample[0] for sample in samples])
+    logits, _ = problem.forward(model, _parts(shapes, flat), x, False)
+    return head_loss(logits, [s[1] for s in samples], [problem.heads[s[2]] for s in samples])
+
+
+# La-MAML -------------------------------------------------------------------------------------------------------------
+
+
+def meta_loss(
+    loss: Callable[[Tensor, list[Any]], Tensor],
+    theta: Tensor,
+    alpha: Tensor,
+    slices: list[list[Any]],
+    union: list[Any],
+    *,
+    relu: bool,
+    clamp: float,
+    constants: list[Tensor] | None = None,
+) -> Tensor:
+    """(1/K) Σ_k L(Q; θ_k), unrolled. With `constants` the inner gradients are these instead of being computed."""
+    rate = alpha.clamp(min=0) if relu else alpha
+    total = torch.zeros((), dtype=torch.float64)
+    moved = theta
+    for k, part in enumerate(slices):
+        g = constants[k] if constants is not None else inner_gradient(loss, moved, part, clamp)
+        moved = moved - rate * g
+        total = total + loss(moved, union)
+    return total / len(slices)
+
+
+def inner_gradient(loss: Callable[[Tensor, list[Any]], Tensor], at: Tensor, part: list[Any], clamp: float) -> Tensor:
+    """∇L(B; at), clamped elementwise, differentiable in `at`."""
+    at = at if at.requires_grad else at.clone().requires_grad_()
+    (g,) = torch.autograd.grad(loss(at, part), at, create_graph=True)
+    return g.clamp(-clamp, clamp) if clamp else g
+
+
+def inner_gradients(
+    loss: Callable[[Tensor, list[Any]], Tensor],
+    theta: Tensor,
+    alpha: Tensor,
+    slices: list[list[Any]],
+    relu: bool,
+    clamp: float,
+) -> list[Tensor]:
+    """g_1 … g_K as numbers."""
+    rate = alpha.clamp(min=0) if relu else alpha
+    found, moved = [], theta.detach()
+    for part in slices:
+        found.append(inner_gradient(loss, moved, part, clamp).detach())
+        moved = moved - rate.detach() * found[-1]
+    return found
+
+
+# iCaRL ---------------------------------------------------------------------------------------------------------------
+
+
+def herding(features: Tensor, count: int) -> list[int]:
+    """Greedy choice by trying every sample at every step."""
+    rows = [[float(v) for v in row] for row in features]
+    width = len(rows[0])
+    mean = [sum(row[d] for row in rows) / len(rows) for d in range(width)]
+    chosen: list[int] = []
+    for size in range(1, min(count, len(rows)) + 1):
+        best, shortest = -1, math.inf
+        for candidate in range(len(rows)):
+            if candidate in chosen:
+                continue
+            picked = [*chosen, candidate]
+            gap = math.sqrt(sum((mean[d] - sum(rows[i][d] for i in picked) / size) ** 2 for d in range(width)))
+            if gap < shortest:
+                best, shortest = candidate, gap
+        chosen.append(best)
+    return chosen
+
+
+def icarl_loss(
+    current: Tensor, labels: list[int], head: range, old: list[tuple[Tensor, Tensor, range]], gamma: float
+) -> Tensor:
+    """CE on the head's slice plus γ times every old exemplar's KL(p* ‖ p) on its own head, over that head's classes.
+
+    `old` holds (logits now, stored logits, head) per exemplar.
+    """
+    loss = torch.zeros((), dtype=torch.float64)
+    for row, label in zip(current, labels, strict=True):
+        part = row[head.start : head.stop]
+        loss = loss - torch.log(torch.exp(part[label - head.start]) / torch.exp(part).sum()) / len(labels)
+    for now, stored, rows in old:
+        q = torch.exp(now[rows.start : rows.stop]) / torch.exp(now[rows.start : rows.stop]).sum()
+        p = torch.exp(stored[rows.start : rows.stop]) / torch.exp(stored[rows.start : rows.stop]).sum()
+        for k in range(len(rows)):
+            loss = loss + gamma / len(rows) * p[k] * torch.log(p[k] / q[k])
+    return loss
+
+
+def nearest_mean(z: Tensor, exemplars: dict[int, Tensor], head: range) -> list[int]:
+    """For every row of z the class of the head whose exemplars' mean logits are nearest."""
+    found = []
+    for row in z:
+        gaps = {
+            label: math.dist(row.tolist(), exemplars[label].mean(0).tolist()) for label in head if label in exemplars
+        }
+        found.append(min(gaps, key=lambda label: gaps[label]))
+    return found
+
+
+# What the tests of these methods share -------------------------------------------------------------------------------
+
+
+def started(settings: Any, problem: Problem, seed: int = 3) -> tuple[Network, Any]:
+    """A method at work on the problem's network."""
+    model = problem.build()
+    network = Network(model)
+    covered = {key: weight for key, weight in covered_weights(model).items() if key in problem.covered}
+    return network, settings.start(network, covered if settings.covers_layers else {}, Streams(seed))
+
+
+def drawn(problem: Problem, task: int, count: int) -> Batch:
+    """Random samples of a task, labels within its head."""
+    head = problem.heads[task]
+    x = torch.randn(count, *problem.shape, dtype=torch.float64) + 0.3 * task
+    y = torch.randint(0, 4, (count,)) if head is None else torch.randint(head.start, head.stop, (count,))
+    return Batch(x, y, torch.full((count,), task))
+
+
+def listed(batch: Batch) -> list[Sample]:
+    return [(x, int(y), int(t)) for x, y, t in zip(batch.x, batch.y, batch.task, strict=True)]
+
+
+def flattened(parts: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([part.detach().flatten() for part in parts.values()])
+
+
+def normed() -> nn.Module:
+    """A small convolutional network with BatchNorm and dropout, 6 outputs."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(16, 12),
+        nn.BatchNorm1d(12),
+        nn.ReLU(),
+        nn.Linear(12, 6),
+    )
+
+
+def image_tasks(count: int = 3, samples: int = 24, *, heads: bool = True) -> list[Task]:
+    """Tasks of two classes each, bright in places of their own; with heads of their own or all on one."""
+    generator = torch.Generator().manual_seed(5)
+    tasks = []
+    for place in range(count):
+        y = torch.arange(samples) % 2
+        x = torch.randn(samples, 1, 4, 4, generator=generator)
+        x[:, 0, place] += 3.0 * (2 * y[:, None] - 1)
+        head = range(2 * place, 2 * place + 2) if heads else None
+        labels = y + 2 * place if heads else y
+        tasks.append(Task((x, labels), (x, labels), head=head, name=f"task {place}"))
+    return tasks
+
+
+def learnt(settings: Any, *, heads: bool = True, seed: int = 1, epochs: int = 3) -> tuple[Learner, list[list[float]]]:
+    """The image tasks learnt one after another, and the accuracies after each."""
+    torch.manual_seed(seed)
+    learner = Learner(normed(), settings, seed=seed)
+    tasks = image_tasks(heads=heads)
+    rows = []
+    for place, task in enumerate(tasks):
+        learner.learn(task, epochs=epochs, batch_size=6)
+        rows.append(learner.evaluate(tasks[: place + 1]))
+    return learner, rows
+
+
+def assert_one_statistics_move(settings: Any) -> None:
+    """One update, on the second task, moves running statistics exactly once."""
+    learner, _ = learnt(settings, epochs=1)
+    network, method = learner.network, learner._method
+    assert method is not None
+    norm: Any = network.model[1]
+    before = int(norm.num_batches_tracked)
+    batch = Batch(torch.randn(6, 1, 4, 4), torch.tensor([4, 5] * 3), torch.full((6,), 2))
+    with network.mode(training=True):
+        method.begin_task()
+        method.observe(batch)
+    assert int(norm.num_batches_tracked) == before + 1
+
+
+def assert_same_bits(settings: Any) -> None:
+    """The same seed gives the same weights and accuracies bit for bit, whatever else draws random numbers."""
+    one, rows = learnt(settings, epochs=1)
+    torch.rand(7)
+    other, again = learnt(settings, epochs=1)
+    assert rows == again
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, other.model.state_dict()[name]), name

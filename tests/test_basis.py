@@ -1,0 +1,151 @@
+"""Bases against a full SVD, and the energy criterion in exact arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from reference import leading_directions, orthonormal, widest_angle
+from torch import Tensor
+
+from steppe.projection.basis import Representation, Spectrum, leading
+
+
+def fed(columns: Tensor, sizes: list[int]) -> Representation:
+    """A representation fed with (groups, n, in) in chunks of the given sizes, then the rest."""
+    representation = Representation()
+    rest = columns
+    for size in sizes:
+        representation.add(rest[:, :size])
+        rest = rest[:, size:]
+    if rest.shape[1]:
+        representation.add(rest)
+    return representation
+
+
+def bases(representation: Representation, threshold: float) -> list[Tensor]:
+    """The kept directions of every group without their padding."""
+    spectrum = representation.spectrum()
+    assert spectrum is not None
+    kept = leading(spectrum, threshold)
+    return [vectors[:, values > 0] for vectors, values in zip(kept.vectors, kept.values, strict=True)]
+
+
+def falling(inputs: int, n: int, rate: float, seed: int = 0) -> Tensor:
+    """R with singular values 1, rate, rate², …, as (1, n, in)."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = min(inputs, n)
+    values = rate ** torch.arange(rank, dtype=torch.float64)
+    r = orthonormal(inputs, rank, generator) @ torch.diag(values) @ orthonormal(n, rank, generator).T
+    return r.T[None].contiguous()
+
+
+# Singular values 0.1^j: k of them leave out the share 0.01^k, so each threshold has one right answer. The Gram matrix
+# knows directions of energy 1e-10 to about 1e-16 / 1e-10 only, hence the width of the angle.
+@pytest.mark.parametrize("n", [9, 60], ids=["columns", "gram"])
+@pytest.mark.parametrize(
+    ("threshold", "rank", "angle"),
+    [
+        (0.5, 1, 1e-12),
+        (0.98, 1, 1e-12),
+        (0.995, 2, 1e-10),
+        (1 - 1e-5, 3, 1e-9),
+        (1 - 1e-9, 5, 1e-5),
+        (1 - 1e-11, 6, 1e-4),
+    ],
+)
+def test_basis_equals_the_full_svd(n: int, threshold: float, rank: int, angle: float) -> None:
+    columns = falling(12, n, 0.1)
+    (found,) = bases(fed(columns, []), threshold)
+    expected, _ = leading_directions(columns[0].T, threshold)
+    assert found.shape[1] == rank
+    assert widest_angle(found, expected) < angle
+    torch.testing.assert_close(found.T @ found, torch.eye(rank, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 60), min_size=4, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 1024),
+)
+@example([[3, 3, 3, 3]], 512)
+@example([[2, 2, 2, 2], [4, 0, 0, 0]], 768)
+@example([[5, 1, 0, 0], [0, 0, 0, 0]], 1024)
+def test_the_energy_criterion_exactly(values: list[list[int]], numerator: int) -> None:
+    """The fewest k whose energy reaches the share: k do, k − 1 do not. Whole numbers and a binary fraction, so that
+    nothing is rounded and ties are decided as written.
+    """
+    rows = [sorted(row, reverse=True) for row in values]
+    threshold = Fraction(numerator, 1024)
+    unit = torch.eye(4, dtype=torch.float64)
+    spectrum = Spectrum(torch.tensor(rows, dtype=torch.float64), unit.repeat(len(rows), 1, 1))
+    kept = leading(spectrum, float(threshold))
+    ranks = []
+    for row, left, vectors in zip(rows, kept.values, kept.vectors, strict=True):
+        rank = int((vectors.square().sum(0) > 0).sum())
+        ranks.append(rank)
+        energy = [Fraction(value) ** 2 for value in row]
+        assert sum(energy[:rank]) >= threshold * sum(energy)
+        assert rank == 0 or sum(energy[: rank - 1]) < threshold * sum(energy)
+        assert left[:rank].tolist() == row[:rank]
+        assert not left[rank:].any()
+    assert kept.vectors.shape[-1] == kept.values.shape[-1] == max(ranks)
+
+
+@given(st.integers(1, 30), st.lists(st.integers(1, 9), max_size=5), st.integers(1, 2), st.integers(0, 10_000))
+def test_chunks_equal_feeding_at_once(n: int, sizes: list[int], groups: int, seed: int) -> None:
+    """Whether the chunks stay columns, become a Gram matrix, or cross from one to the other on the way."""
+    columns = torch.randn(groups, n, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    once, chunked = fed(columns, []).spectrum(), fed(columns, sizes).spectrum()
+    assert once is not None
+    assert chunked is not None
+    for found in (once, chunked):
+        exact = torch.linalg.svdvals(columns)
+        torch.testing.assert_close(found.values[:, : exact.shape[-1]], exact, rtol=1e-9, atol=1e-6)
+    for one, other in zip(bases(fed(columns, []), 0.9), bases(fed(columns, sizes), 0.9), strict=True):
+        assert widest_angle(one, other) < 1e-6
+
+
+@pytest.mark.parametrize("repeats", [1, 5], ids=["columns", "gram"])
+def test_rank_deficient_inputs_and_duplicate_samples(repeats: int) -> None:
+    """Three directions are three, however many samples lie in them, at the highest threshold there is."""
+    generator = torch.Generator().manual_seed(5)
+    plane = orthonormal(10, 3, generator)
+    few = torch.randn(7, 3, dtype=torch.float64, generator=generator) @ plane.T
+    (found,) = bases(fed(few.repeat(repeats, 1)[None], [4]), 1 - 1e-11)
+    assert widest_angle(found, plane) < 1e-7
+
+
+def test_groups_of_different_rank_are_padded_with_zeros() -> None:
+    generator = torch.Generator().manual_seed(6)
+    planes = [orthonormal(6, rank, generator) for rank in (1, 4, 2)]
+    columns = torch.stack([torch.randn(20, p.shape[1], dtype=torch.float64, generator=generator) @ p.T for p in planes])
+    spectrum = fed(columns, []).spectrum()
+    assert spectrum is not None
+    kept = leading(spectrum, 1 - 1e-10)
+    assert kept.vectors.shape == (3, 6, 4)
+    for vectors, plane in zip(kept.vectors, planes, strict=True):
+        rank = plane.shape[1]
+        assert widest_angle(vectors[:, :rank], plane) < 1e-6
+        assert not vectors[:, rank:].any()
+
+
+@pytest.mark.parametrize("n", [3, 20], ids=["columns", "gram"])
+def test_an_all_zero_input_needs_nothing(n: int) -> None:
+    spectrum = fed(torch.zeros(2, n, 6), []).spectrum()
+    assert spectrum is not None
+    assert leading(spectrum, 1 - 1e-11).vectors.shape == (2, 6, 0)
+
+
+def test_nothing_fed_gives_nothing() -> None:
+    assert Representation().spectrum() is None
+
+
+def test_float32_inputs_are_taken_in_as_float64() -> None:
+    """In float32 the Gram matrix would lose directions of energy 1e-8, which the threshold asks for."""
+    columns = falling(8, 40, 0.01).float()
+    (found,) = bases(fed(columns, [10, 10]), 1 - 1e-10)
+    assert found.dtype == torch.float64
+    assert widest_angle(found, leading_directions(columns[0].double().T, 1 - 1e-10)[0]) < 1e-4

@@ -1,0 +1,186 @@
+"""Models and data at the edge, each of which once went wrong silently."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import steppe
+from steppe.errors import DataError
+from steppe.network import Network
+from steppe.perturbation import Ascent
+from steppe.projection.importance import Ones, Spectral
+from steppe.projection.layers import covered_weights
+from steppe.projection.memory import GradientMemory
+from steppe.types import Batch
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(40) % 4
+
+
+class TwoOffsets(nn.Module):
+    """Two parameters of one shape whose gradients autograd gives as one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + (self.a + self.b)
+
+
+def test_gradients_that_share_memory_are_not_scaled_twice() -> None:
+    model = TwoOffsets()
+    network = Network(model)
+    network.open_head(None, 4)
+    batch = Batch(X, Y, torch.zeros_like(Y))
+    _, g = network.gradient(batch)
+    seen = []
+    shifted = network.gradient
+
+    def spy(part: Batch, shift: dict[str, Tensor] | None = None, **options: object) -> object:
+        seen.append(shift)
+        return shifted(part, shift, **options)  # type: ignore[arg-type]
+
+    network.gradient = spy  # type: ignore[assignment, method-assign]
+    Ascent(lr=0.1, steps=1)(network, GradientMemory(Ones()), batch, batch)
+    assert seen[-1] is not None
+    for name in ("a", "b"):
+        torch.testing.assert_close(seen[-1][name], 0.1 * g[name])
+
+
+def test_a_weight_excluded_by_one_of_its_layers_is_excluded() -> None:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    model = nn.Sequential(first, nn.ReLU(), second, nn.Linear(6, 4))
+    assert set(covered_weights(model, ("2",))) == {"3.weight"}
+
+
+def test_a_failed_task_does_not_spoil_the_next() -> None:
+    """The head and the samples of a task that broke off stay its own."""
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), seed=0)
+    learner.learn(steppe.Task((X, Y % 2), (X, Y % 2), head=range(0, 2), name="good"))
+    bad = TensorDataset(X, torch.where(torch.arange(40) == 39, 3, Y % 2))
+    with pytest.raises(DataError, match="bad: labels"):
+        learner.learn(steppe.Task(bad, head=range(0, 2), name="bad"))
+    later = steppe.Task((X, Y % 2 + 2), (X, Y % 2 + 2), head=range(2, 4), name="later")
+    learner.learn(later, epochs=30)
+    assert learner.evaluate(later)[0] > 55
+
+
+def test_an_excluded_head_does_not_make_the_layer_before_it_the_head() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    learner = steppe.Learner(model, steppe.FSDGPM(), exclude=("2",))
+    learnt = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2)))
+    assert set(learnt.record["ranks"]) == {"0.weight", "1.weight"}
+
+
+def test_every_unprotected_matrix_is_named() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+            self.up = nn.ConvTranspose1d(1, 1, 3)
+            self.table = nn.Embedding(3, 6)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.unsqueeze(1) + self.table.weight[0]
+            x, _ = self.attention(x, x, x)
+            return self.head(self.up(x).squeeze(1))
+
+    with pytest.warns(UserWarning, match=r"in_proj_weight, attention.out_proj.weight, up.weight$"):
+        steppe.Learner(Model(), steppe.FSDGPM()).learn(steppe.Task((X, Y)))
+
+
+class Rebinding(nn.Module):
+    """Running statistics kept by putting a new tensor in the buffer's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+def test_a_rebound_buffer_moves_once_per_update(second_order: bool) -> None:
+    model = Rebinding()
+    learnt = steppe.Learner(model, steppe.FSDGPM(second_order=second_order)).learn(steppe.Task((X, Y)), batch_size=8)
+    assert float(model.seen) == learnt.updates == 5
+
+
+def test_a_layer_that_saw_only_zeros_is_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Threshold(1e9, 0.0), nn.Linear(5, 4))
+    memory = GradientMemory(Spectral(2.0), covered_weights(model))
+    memory.rebuild(Network(model), X, 0.99)
+    assert set(memory.projectors) == {"0.weight"}
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_loader_that_gives_no_batch_is_refused(part: str) -> None:
+    empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=8, drop_last=True)
+    task = steppe.Task(empty) if part == "train" else steppe.Task((X, Y), empty)
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.Finetune())
+    if part == "test":
+        learner.learn(task)
+    with pytest.raises(DataError, match="gave no batch"):
+        (learner.learn if part == "train" else learner.evaluate)(task)
+
+
+@pytest.mark.parametrize("x", [(X * 10).to(torch.uint8), X.double(), X.reshape(40, 2, 3)])
+def test_tasks_of_another_kind_are_refused(x: Tensor) -> None:
+    learner = steppe.Learner(nn.Sequential(nn.Flatten(), nn.Linear(6, 4)), steppe.ER())
+    learner.learn(steppe.Task((X, Y), name="first"))
+    with pytest.raises(DataError, match=r"second: inputs are .* earlier tasks"):
+        learner.learn(steppe.Task((x, Y), name="second"))
+
+
+def test_a_loader_may_collate_in_its_own_way() -> None:
+    rows = [{"x": x, "y": int(y)} for x, y in zip(X, Y, strict=True)]
+
+    def collate(parts: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([part["x"] for part in parts]), torch.tensor([part["y"] for part in parts])
+
+    loader = DataLoader(rows, batch_size=8, collate_fn=collate)  # type: ignore[arg-type]
+    assert steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(loader)).updates == 5
+
+
+def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
+    spoilt = X.clone()
+    spoilt[17, 2] = torch.nan
+    with pytest.raises(DataError, match=r"digits: the training data holds NaN .* sample 17"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(TensorDataset(spoilt, Y), name="digits"))
+
+
+def test_a_model_that_works_in_place_does_not_change_the_data() -> None:
+    x = X.clone()
+    task = steppe.Task((x, Y), (x, Y))
+    learner = steppe.Learner(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4)), steppe.ER())
+    learner.learn(task)
+    learner.evaluate(task)
+    assert torch.equal(x, X)
+
+
+def test_numbers_beyond_all_bounds_are_no_crash() -> None:
+    assert steppe.ER.from_mapping({"buffer": 10**400}).buffer == 10**400
+    with pytest.raises(steppe.UsageError, match="lr"):
+        steppe.ER.from_mapping({"lr": 10**400})
+
+
+def test_a_batch_too_small_for_batchnorm_says_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    with pytest.raises(DataError, match=r"digits: a batch of one sample .* batch_size"):
+        steppe.Learner(model, steppe.Finetune()).learn(steppe.Task((X[:9], Y[:9]), name="digits"), batch_size=8)
+
+
+def test_words_as_data_are_refused() -> None:
+    with pytest.raises(DataError, match="words: the training data cannot be made tensors"):
+        steppe.Task((["a", "b"], [0, 1]), name="words")

@@ -1,0 +1,202 @@
+"""iCaRL: herding against brute force, its loss against a literal transcription, the nearest-mean rule, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_projection_baselines import (
+    assert_one_statistics_move,
+    assert_same_bits,
+    drawn,
+    flattened,
+    herding,
+    icarl_loss,
+    image_tasks,
+    learnt,
+    nearest_mean,
+    normed,
+    started,
+)
+from reference_update import PROBLEMS
+
+from steppe import ICaRL, Learner, Task, UsageError
+from steppe.config import RunConfig
+from steppe.experiment import run
+from steppe.methods.icarl import herded
+from steppe.registry import find_method
+
+
+@given(st.integers(1, 12), st.integers(1, 15), st.integers(1, 4), st.integers(0, 999))
+def test_herding_equals_brute_force(n: int, count: int, width: int, seed: int) -> None:
+    features = torch.randn(n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    assert herded(features, count).tolist() == herding(features, count)
+
+
+def test_herding_by_hand() -> None:
+    """Mean 3: first 4; then 4 and 2 average 3 exactly; then the best of the rest, 0 (mean 2) before 9 (mean 5)."""
+    features = torch.tensor([[0.0], [4.0], [9.0], [2.0], [0.0]], dtype=torch.float64)
+    assert herded(features, 3).tolist() == [1, 3, 0]
+
+
+def taught(settings: ICaRL, tasks: int) -> tuple[Any, Any]:
+    """iCaRL at work on the convolutional problem after some tasks."""
+    setup = PROBLEMS["conv"]
+    network, method = started(settings, setup)
+    for task in range(tasks):
+        network.open_head(setup.heads[task], 6)
+        method.begin_task()
+        for _ in range(4):
+            batch = drawn(setup, task, 7)
+            method.observe(batch)
+            method.remember(batch)
+        method.end_task()
+    return network, method
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.7])
+def test_an_update_descends_the_literal_loss(gamma: float) -> None:
+    """Third task, some way into it: the gradient of the transcription, clipped, is the step taken."""
+    settings = ICaRL(exemplars=12, distillation=gamma, clip=0.8, lr=0.1)
+    network, method = taught(settings, 2)
+    setup = PROBLEMS["conv"]
+    network.open_head(setup.heads[2], 6)
+    with torch.no_grad():
+        for parameter in network.parameters.values():  # away from where the stored logits were taken
+            parameter += 0.1 * torch.randn_like(parameter)
+    method.begin_task()
+    state = method._picker.getstate()
+    picked, stored = method._one_of_each()
+    method._picker.setstate(state)
+    assert picked.y.tolist() == [0, 1, 2, 3]  # one of each old class
+    batch = drawn(setup, 2, 5)
+    before = flattened(network.parameters)
+    now = network.model(picked.x)
+    old = [(z, kept, setup.heads[int(task)]) for z, kept, task in zip(now, stored, picked.task, strict=True)]
+    expected = icarl_loss(network.model(batch.x), batch.y.tolist(), range(4, 6), old, gamma)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(expected, list(network.parameters.values()))])
+    loss = method.observe(batch)
+    assert float(loss) == pytest.approx(float(expected.detach()), abs=1e-12)
+    step = gradient * min(1.0, 0.8 / (float(gradient.norm()) + 1e-6))
+    torch.testing.assert_close(flattened(network.parameters), before - 0.1 * step, rtol=0, atol=1e-12)
+    assert float(icarl_loss(now[:0], [], range(4, 6), old, 1.0).detach()) > 1e-3
+
+
+def test_every_exemplar_is_drawn_in_its_turn() -> None:
+    _, method = taught(ICaRL(exemplars=12), 2)
+    draws = torch.stack([method._one_of_each()[0].x for _ in range(60)])
+    for place, places in enumerate(method.exemplars.places.values()):
+        kept = method.exemplars.batch.x[places.start : places.stop]
+        assert all(bool((draws[:, place] == x).flatten(1).all(1).any()) for x in kept)
+
+
+def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
+    settings = ICaRL(exemplars=14)
+    setup = PROBLEMS["conv"]
+    network, method = started(settings, setup)
+    chosen: dict[int, torch.Tensor] = {}
+    for task, quota in enumerate((7, 3, 2)):  # 14 over 2, 4, 6 classes
+        network.open_head(setup.heads[task], 6)
+        method.begin_task()
+        pool = []
+        for _ in range(4):
+            batch = drawn(setup, task, 7)
+            method.observe(batch)
+            method.remember(batch)
+            pool.append(batch)
+        method.end_task()
+        x, y = torch.cat([b.x for b in pool]), torch.cat([b.y for b in pool])
+        with torch.no_grad():
+            logits = network.model(x)
+        chosen = {label: kept[:quota] for label, kept in chosen.items()}
+        for label in sorted(set(y.tolist())):
+            chosen[label] = x[y == label][herding(logits[y == label], quota)]
+        kept = method.exemplars
+        assert list(kept.places) == list(chosen)
+        for label, places in kept.places.items():
+            assert torch.equal(kept.batch.x[places.start : places.stop], chosen[label])
+            assert set(kept.batch.y[places.start : places.stop].tolist()) == {label}
+        with torch.no_grad():
+            torch.testing.assert_close(kept.logits, network.model(kept.batch.x))
+    sizes = method.bytes_held()
+    assert sizes["replay"] == sum(t.nbytes for t in (kept.batch.x, kept.batch.y, kept.batch.task))
+    assert sizes["logits"] == kept.logits.nbytes
+    assert sizes["bases"] == 0
+
+
+def test_herding_and_stored_logits_are_of_eval_mode() -> None:
+    learner, _ = learnt(ICaRL(exemplars=12))
+    method: Any = learner._method
+    with torch.no_grad(), learner.network.mode(training=False):
+        torch.testing.assert_close(method.exemplars.logits, learner.model(method.exemplars.batch.x))
+    assert learner.model.training
+
+
+def test_predicts_the_nearest_mean_within_the_head() -> None:
+    learner, rows = learnt(ICaRL(exemplars=12, lr=0.05))
+    method: Any = learner._method
+    exemplars = {
+        label: method.exemplars.logits[places.start : places.stop] for label, places in method.exemplars.places.items()
+    }
+    x = torch.randn(50, 1, 4, 4)
+    with torch.no_grad(), learner.network.mode(training=False):
+        z = learner.model(x)
+    for head in (range(0, 2), range(2, 4), range(4, 6)):
+        assert learner.predict(x, head).tolist() == nearest_mean(z, exemplars, head)
+    assert rows[-1][-1] > 85
+
+
+def test_a_class_without_exemplars_is_never_nearest() -> None:
+    torch.manual_seed(0)
+    learner = Learner(normed(), ICaRL(exemplars=12))
+    x = torch.randn(10, 1, 4, 4)
+    assert learner.predict(x).shape == (10,)  # before any task
+    learner.learn(Task((x, torch.full((10,), 1)), head=range(0, 3)))
+    assert learner.predict(x, range(0, 3)).tolist() == [1] * 10
+    assert learner._method is not None
+    with torch.no_grad():
+        scores = learner._method.scores(x)
+    assert bool(torch.isneginf(scores[:, [0, 2, 3, 4, 5]]).all())
+    assert bool(torch.isfinite(scores[:, 1]).all())
+
+
+def test_a_single_head_is_refused_before_work_starts() -> None:
+    learner = Learner(normed(), ICaRL())
+    before = flattened(learner.network.parameters)
+    with pytest.raises(UsageError, match=r"task 0: iCaRL .* needs tasks with classes of their own"):
+        learner.learn(image_tasks(heads=False)[0])
+    assert torch.equal(flattened(learner.network.parameters), before)
+    assert learner.network.heads == []
+
+
+def test_permuted_mnist_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(UsageError, match="shares the single head"):
+        run(RunConfig.make("pmnist", "icarl", ["tasks=2", "samples=20"]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_shared_rows_and_too_few_exemplars_are_refused() -> None:
+    learner = Learner(normed(), ICaRL(exemplars=3))
+    tasks = image_tasks()
+    learner.learn(tasks[0])
+    with pytest.raises(UsageError, match="shares rows with an earlier task's"):
+        learner.check(Task((torch.randn(4, 1, 4, 4), torch.tensor([1, 2, 1, 2])), head=range(1, 3)))
+    with pytest.raises(UsageError, match="exemplars = 3 leaves nothing for some of the 4 classes"):
+        learner.learn(tasks[1])
+
+
+def test_running_statistics_move_once_per_update() -> None:
+    assert_one_statistics_move(ICaRL(exemplars=12))
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    assert_same_bits(ICaRL(exemplars=12))
+
+
+def test_presets() -> None:
+    split = find_method("icarl").values("cifar100-split")
+    assert (split["lr"], split["distillation"], split["exemplars"]) == (0.03, 0.1, 1000)
+    assert "pmnist" not in find_method("icarl").presets

@@ -1,0 +1,145 @@
+"""The gradient memory of a network: capture, UpdateGPM, and what passes through it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import leading_directions, no_hooks, widest_angle, windows
+from torch import Tensor, nn
+
+from steppe.network import Network
+from steppe.projection.capture import captured_inputs, output_weight
+from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
+from steppe.projection.layers import covered_weights
+from steppe.projection.memory import GradientMemory
+from steppe.types import Outer
+
+
+class Net(nn.Module):
+    """A convolution, a normalised and dropped-out hidden layer used twice, a layer never used, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 2, groups=2)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.hidden = nn.Linear(16, 16)
+        self.unused = nn.Linear(3, 3)
+        self.head = nn.Linear(16, 5)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(torch.relu(self.norm(self.conv(x)))).flatten(1)
+        x = torch.relu(self.hidden(x))
+        return self.head(self.hidden(input=x))
+
+
+def pictures(n: int) -> Tensor:
+    return torch.randn(n, 2, 3, 3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("chunk", [64, 3])
+def test_rebuild_equals_svds_of_the_layers_inputs(chunk: int) -> None:
+    """In eval mode (no dropout, running statistics unmoved), a reused layer with the inputs of both its calls, keyword
+    arguments too; a layer the forward never reached stays unprotected; found modes and no hooks afterwards.
+    """
+    model, x = Net(), pictures(7)
+    model.norm.eval()
+    memory = GradientMemory(Ones(), covered_weights(model))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    memory.rebuild(Network(model), x, 0.9, chunk)
+    assert no_hooks(model)
+    assert model.training
+    assert not model.norm.training
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    model.eval()
+    with torch.no_grad():
+        flat = torch.relu(model.norm(model.conv(x))).flatten(1)
+        once = torch.relu(model.hidden(flat))
+        inputs = {
+            "conv.weight": windows(model.conv, x),
+            "hidden.weight": torch.cat((flat, once))[None],
+            "head.weight": model.hidden(once)[None],
+        }
+    assert set(memory.projectors) == set(inputs)
+    for name, columns in inputs.items():
+        projector = memory.projectors[name]
+        for vectors, group in zip(projector.basis, columns, strict=True):
+            expected, _ = leading_directions(group.T, 0.9)
+            assert widest_angle(vectors[:, vectors.any(0)], expected) < 1e-7
+        assert torch.equal(projector.importance, torch.ones_like(projector.importance))
+
+
+def test_rebuild_replaces_the_old_bases_and_restarts_the_importances() -> None:
+    model = nn.Linear(6, 2, dtype=torch.float64)
+    network = Network(model)
+    memory = GradientMemory(Spectral(2.0), covered_weights(model))
+    old, new = torch.eye(6, dtype=torch.float64)[:2], torch.eye(6, dtype=torch.float64)[3:4]
+    memory.rebuild(network, old, 0.99)
+    memory.importances = {"weight": torch.full((1, 2), 0.3, dtype=torch.float64)}
+    memory.rebuild(network, new, 0.99)
+    projector = memory.projectors["weight"]
+    assert widest_angle(projector.basis[0], new.T) < 1e-12
+    assert projector.importance.tolist() == [[1.0]]
+    assert memory.bytes_held() == 8 * (6 + 1)
+
+
+@pytest.mark.parametrize("rule", [Ones(), Sigmoid(0.01)])
+def test_a_layer_that_saw_only_zeros_has_no_projector(rule: ImportanceRule) -> None:
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)).double()
+    memory = GradientMemory(rule, covered_weights(model))
+    memory.rebuild(Network(model), torch.zeros(5, 3, dtype=torch.float64), 0.99)
+    assert not memory
+
+
+def test_bases_take_the_weights_number_type() -> None:
+    model = nn.Linear(6, 2)
+    memory = GradientMemory(Ones(), covered_weights(model))
+    memory.rebuild(Network(model), torch.randint(0, 255, (9, 6), dtype=torch.uint8), 0.99)
+    projector = memory.projectors["weight"]
+    assert projector.basis.dtype == projector.importance.dtype == torch.float32
+    assert projector.basis.is_contiguous()
+
+
+def test_weights_without_a_projector_pass_through_both_parts_unchanged() -> None:
+    """Biases, layers without a rule and everything in the first task; factors come out multiplied."""
+    model = Net()
+    memory = GradientMemory(Ones(), covered_weights(model))
+    gradient: dict[str, Tensor | Outer] = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    factors = Outer(torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 16, dtype=torch.float64))
+    gradient["head.weight"] = factors
+    for part in (memory.within(gradient), memory.outside(gradient)):
+        assert all(part[name] is g for name, g in gradient.items() if name != "head.weight")
+        assert torch.equal(part["head.weight"], factors.dense())
+    memory.rebuild(Network(model), pictures(3), 0.9)
+    for part in (memory.within(gradient), memory.outside(gradient)):
+        unchanged = {name for name, g in gradient.items() if part[name] is g}
+        assert unchanged == set(gradient) - {"conv.weight", "hidden.weight", "head.weight"}
+
+
+def test_capture_removes_its_hooks_after_an_error() -> None:
+    model = Net()
+    with pytest.raises(RuntimeError), captured_inputs(covered_weights(model), lambda name, columns: None):
+        model(torch.zeros(1, 5, 5, 5, dtype=torch.float64))
+    assert no_hooks(model)
+
+
+class Scaled(Net):
+    """The head's output is scaled by an operation that is no layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3.0 * super().forward(x)
+
+
+class Summed(Net):
+    """No single layer gives the output: it is narrower than the last layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :2]
+
+
+@pytest.mark.parametrize(("kind", "head"), [(Net, "head.weight"), (Scaled, "head.weight"), (Summed, None)])
+def test_the_head_is_found_by_a_forward(kind: type[Net], head: str | None) -> None:
+    model = kind().eval()
+    assert output_weight(model, covered_weights(model), pictures(2)) == head
+    assert no_hooks(model)

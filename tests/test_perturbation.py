@@ -1,0 +1,151 @@
+"""Gradients of the perturbed loss L_{D∪N}(w + v) in λ and in w against central finite differences."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from reference import Sample, central_differences
+from reference_update import PROBLEMS, FlatUpdate
+from torch import Tensor
+
+from steppe.network import Network
+from steppe.perturbation import Ascent
+from steppe.projection.importance import Sigmoid
+from steppe.projection.layers import covered_weights
+from steppe.projection.memory import GradientMemory
+from steppe.projection.projector import SoftProjector
+from steppe.types import Batch, multiplied
+
+PROBLEM = PROBLEMS["smooth"]  # tanh: finite differences need a loss without kinks
+
+
+class Setup:
+    """One network, a memory with soft importances, a batch D and replay N; and the same for the flat twin."""
+
+    def __init__(self, *, lr: float, steps: int, chunked: bool, clamp: float = 1e3) -> None:
+        generator = torch.Generator().manual_seed(4)
+        self.model = PROBLEM.build()
+        self.network = Network(self.model)
+        self.network.open_head(None, 4)
+        self.memory = GradientMemory(Sigmoid(0.01), covered_weights(self.model))
+        self.memory.rebuild(self.network, torch.randn(4, 6, dtype=torch.float64, generator=generator), 0.95)
+        for name, p in self.memory.projectors.items():
+            soft = torch.rand(p.importance.shape, dtype=torch.float64, generator=generator)
+            self.memory.projectors[name] = SoftProjector(p.basis, soft)
+        x = torch.randn(11, 6, dtype=torch.float64, generator=generator)
+        self.union = Batch(x, torch.arange(11) % 4, torch.zeros(11, dtype=torch.int64))
+        self.current = self.union[:6]
+        values = SimpleNamespace(
+            ascent_lr=lr,
+            ascent_steps=steps,
+            ascent_clamp=clamp,
+            ascent_form="chunked" if chunked else "whole",
+            buffer=1,
+        )
+        self.twin = FlatUpdate("fs-dgpm", values, PROBLEM, self.model, len)
+        self.twin.bases.vectors = {name: [p.basis[0]] for name, p in self.memory.projectors.items()}
+        self.twin.bases.importance = {name: [p.importance[0]] for name, p in self.memory.projectors.items()}
+
+    def loss(self, w: Tensor, importances: Tensor) -> float:
+        """L_{D∪N}(w + v(w, λ)) of the twin, λ of all layers as one vector."""
+        sizes = [len(xs[0]) for xs in self.twin.bases.importance.values()]
+        parts = dict(zip(self.twin.bases.importance, ([x] for x in torch.split(importances, sizes)), strict=True))
+        samples: list[Sample] = [(x, int(y), 0) for x, y in zip(self.union.x, self.union.y, strict=True)]
+        return float(self.twin.perturbed_loss(w.clone().requires_grad_(), parts, samples[:6], samples).detach())
+
+    @property
+    def importances(self) -> Tensor:
+        return torch.cat([p.importance[0] for p in self.memory.projectors.values()])
+
+
+FORMS = [
+    # steps, chunked, second order: with one step v's own gradient does not depend on λ, so first order is exact
+    (1, False, False),
+    (1, True, False),
+    (1, False, True),
+    (2, False, True),
+    (2, True, True),
+    (4, True, True),
+]
+
+
+@pytest.mark.parametrize(("steps", "chunked", "second"), FORMS)
+@pytest.mark.parametrize("lr", [0.4, -0.4], ids=["ascent", "look-ahead"])
+def test_importance_gradient_equals_finite_differences(steps: int, chunked: bool, second: bool, lr: float) -> None:
+    setup = Setup(lr=lr, steps=steps, chunked=chunked)
+    ascent = Ascent(lr, steps, clamp=1e3, chunked=chunked, second_order=second)
+    found = ascent(setup.network, setup.memory, setup.current, setup.union)
+    expected = central_differences(lambda x: setup.loss(setup.twin.w, x), setup.importances)
+    slopes = torch.cat([g.flatten() for g in found.importance_gradient.values()])
+    assert float(expected.abs().max()) > 1e-4
+    torch.testing.assert_close(slopes, expected, rtol=1e-6, atol=1e-9)
+    assert float(found.loss) == pytest.approx(setup.loss(setup.twin.w, setup.importances), rel=1e-12)
+
+
+@pytest.mark.parametrize(("steps", "chunked"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("clamp", [1e3, 0.05], ids=["free", "clamped"])
+def test_second_order_weight_gradient_equals_finite_differences(steps: int, chunked: bool, clamp: float) -> None:
+    """Through the ascent itself, and through the clamp, whose bound elements stand still."""
+    setup = Setup(lr=0.4, steps=steps, chunked=chunked, clamp=clamp)
+    ascent = Ascent(0.4, steps, clamp=clamp, chunked=chunked, second_order=True)
+    found = ascent(setup.network, setup.memory, setup.current, setup.union)
+    gradient = torch.cat([multiplied(g).flatten() for g in found.gradient.values()])
+    chosen = torch.randperm(len(gradient))[:40]
+
+    def loss(values: Tensor) -> float:
+        w = setup.twin.w.clone()
+        w[chosen] = values
+        return setup.loss(w, setup.importances)
+
+    expected = central_differences(loss, setup.twin.w[chosen])
+    torch.testing.assert_close(gradient[chosen], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_first_order_is_near_but_not_the_whole_gradient() -> None:
+    """With two steps the first-order λ gradient leaves a term out that is there, and that falls with η1."""
+    gaps = []
+    for lr in (0.4, 0.04):
+        setup = Setup(lr=lr, steps=2, chunked=False)
+        first, second = (
+            Ascent(lr, 2, clamp=1e3, second_order=order)(setup.network, setup.memory, setup.current, setup.union)
+            for order in (False, True)
+        )
+        one, two = (torch.cat([g.flatten() for g in f.importance_gradient.values()]) for f in (first, second))
+        gaps.append(float((one - two).norm() / two.norm()))
+    assert gaps[0] > 1e-3
+    assert gaps[1] < 0.3 * gaps[0]
+
+
+@pytest.mark.parametrize(
+    ("n", "steps", "chunked", "sizes"),
+    [
+        (10, 2, False, [10, 10]),
+        (10, 2, True, [5, 5]),
+        (10, 4, True, [3, 3, 3, 1]),
+        (3, 5, True, [1, 1, 1]),
+        (1, 2, True, [1]),
+    ],
+)
+def test_schedule(n: int, steps: int, chunked: bool, sizes: list[int]) -> None:
+    """Whole: K times all of D, one loss at the end. Chunked: D cut in order, a loss after each."""
+    batch = Batch(torch.arange(n), torch.arange(n), torch.zeros(n))
+    plan = list(Ascent(0.1, steps, chunked=chunked).schedule(batch))
+    assert [len(part) for part, _, _ in plan] == sizes
+    ending = [False] * (len(sizes) - 1) + [True]
+    assert [last for _, _, last in plan] == ending
+    assert [evaluated for _, evaluated, _ in plan] == ([True] * len(sizes) if chunked else ending)
+    walked = torch.cat([part.x for part, _, _ in plan]).tolist()
+    assert walked == (list(range(n)) if chunked else list(range(n)) * steps)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_the_ascent_leaves_the_model_as_it_found_it(second: bool) -> None:
+    setup = Setup(lr=0.4, steps=2, chunked=True)
+    before = {name: value.clone() for name, value in setup.model.state_dict().items()}
+    kept = {name: p.importance.clone() for name, p in setup.memory.projectors.items()}
+    Ascent(0.4, 2, chunked=True, second_order=second)(setup.network, setup.memory, setup.current, setup.union)
+    assert all(torch.equal(value, before[name]) for name, value in setup.model.state_dict().items())
+    assert all(torch.equal(p.importance, kept[name]) for name, p in setup.memory.projectors.items())
+    assert not any(p.importance.requires_grad for p in setup.memory.projectors.values())

@@ -1,0 +1,182 @@
+"""What cannot be learnt is refused: the right type of error, a text that names the thing, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from own_models import bright, mlp
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from steppe import ER, FSDGPM, DataError, DivergedError, Finetune, Learner, ModelError, SteppeError, Task, UsageError
+
+X, Y = bright(8)(40, 0)
+
+
+def spoilt(value: float) -> Tensor:
+    """Inputs of which sample 7 holds a value that is no number."""
+    x = X.clone()
+    x[7, 3] = value
+    return x
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class Unlabelled(Dataset[Any]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int) -> Tensor:
+        return X[place]
+
+
+TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
+    "no sample": (lambda: Task((X[:0], Y[:0]), name="digits"), DataError, "digits: the training data is empty"),
+    "no test sample": (lambda: Task((X, Y), (X[:0], Y[:0])), DataError, "the test data is empty"),
+    "empty dataset": (lambda: Task(TensorDataset(X[:0], Y[:0])), DataError, "the training data is empty"),
+    "NaN": (lambda: Task((spoilt(torch.nan), Y), name="digits"), DataError, "digits: .*NaN or infinity.*sample 7"),
+    "infinity": (lambda: Task((X, Y), (spoilt(torch.inf), Y)), DataError, "test data .*NaN or infinity.*sample 7"),
+    "float labels": (lambda: Task((X, Y.float())), DataError, "labels of type torch.float32"),
+    "boolean labels": (lambda: Task((X, Y > 1)), DataError, "labels of type torch.bool"),
+    "lengths": (lambda: Task((X, Y[:9])), DataError, r"\(40, 8\) and labels of shape \(9,\)"),
+    "one-hot labels": (lambda: Task((X, torch.eye(4)[Y])), DataError, r"labels of shape \(40, 4\)"),
+    "no length": (lambda: Task(Endless()), DataError, "without a length"),
+    "unknown form": (lambda: Task({"x": X}), DataError, "given as dict"),
+    "validation": (lambda: Task((X, Y), valid=(X, Y.float())), DataError, "the validation data has labels"),
+    "head with gaps": (lambda: Task((X, Y), head=range(0, 4, 2), name="digits"), DataError, "digits: the head"),
+    "head of nothing": (lambda: Task((X, Y), head=range(2, 2)), DataError, "the head"),
+}
+
+
+@pytest.mark.parametrize("case", TASKS)
+def test_tasks_that_cannot_be(case: str) -> None:
+    make, kind, message = TASKS[case]
+    with pytest.raises(kind, match=message):
+        make()
+
+
+class Table(nn.Module):
+    """Weights, but no layer that a gradient memory could cover."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.scores
+
+
+class Tuple(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x), x
+
+
+LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[SteppeError], str]] = {
+    "label beyond the outputs": (
+        mlp,
+        lambda: Task((X, Y + 1), name="digits"),
+        DataError,
+        "digits: labels 1 to 4.*rows 0 to 3",
+    ),
+    "negative label": (mlp, lambda: Task((X, Y - 1)), DataError, "labels -1 to 2"),
+    "label outside the head": (
+        mlp,
+        lambda: Task((X, Y % 2), head=range(2, 4)),
+        DataError,
+        "labels 0 to 1.*rows 2 to 3.*add 2",
+    ),
+    "test label": (mlp, lambda: Task((X, Y), (X, Y + 3)), DataError, "labels 3 to 6"),
+    "label in a dataset": (mlp, lambda: Task(TensorDataset(X, Y + 1), name="digits"), DataError, "digits: labels"),
+    "head beyond the outputs": (mlp, lambda: Task((X, Y), head=range(0, 9)), DataError, "beyond the model's 4 outputs"),
+    "NaN in a dataset": (mlp, lambda: Task(TensorDataset(spoilt(torch.nan), Y)), DataError, "NaN or infinity"),
+    "no pairs": (mlp, lambda: Task(Unlabelled()), DataError, "pairs"),
+    "shape": (mlp, lambda: Task((X[:, :5], Y), name="digits"), DataError, r"digits: inputs of shape \(5,\)"),
+    "image shape": (
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 4)),
+        lambda: Task((torch.zeros(9, 1, 4, 4), Y[:9])),
+        DataError,
+        r"inputs of shape \(1, 4, 4\) do not fit",
+    ),
+    "test shape": (mlp, lambda: Task((X, Y), (X[:, :5], Y)), DataError, r"test inputs have shape \(5,\)"),
+    "nothing to cover": (Table, lambda: Task((X, Y)), ModelError, "no layer that a gradient memory can cover"),
+    "nothing but a head": (
+        lambda: nn.Linear(8, 4),
+        lambda: Task((X, Y % 2), head=range(0, 2)),
+        ModelError,
+        "no layer that a gradient memory can cover",
+    ),
+    "two outputs": (Tuple, lambda: Task((X, Y)), ModelError, "tuple"),
+    "a map as output": (lambda: nn.Conv1d(1, 4, 3), lambda: Task((X[:, None], Y)), ModelError, r"\(1, 4, 6\)"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:these weights")
+@pytest.mark.parametrize("case", LEARNING)
+def test_what_a_model_cannot_learn(case: str) -> None:
+    """Weights are untouched unless the fault shows only as the data is read."""
+    build, make, kind, message = LEARNING[case]
+    model = build()
+    before = [p.detach().clone() for p in model.parameters()]
+    learner = Learner(model, FSDGPM())
+    with pytest.raises(kind, match=message):
+        learner.learn(make())
+    assert learner.tasks_learnt in (0, 1)  # 1: found out only while learning, the place stays taken
+    if "dataset" not in case:
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FSDGPM(ascent_steps=0), "ascent_steps = 0 .*at least 1"),
+        (lambda: FSDGPM(threshold=0), "threshold = 0.0 .*above 0 and at most 1"),
+        (lambda: FSDGPM(threshold=1.5), "threshold = 1.5 .*at most 1"),
+        (lambda: FSDGPM(ascent_form="halves"), "ascent_form = 'halves' .*one of whole, chunked"),
+        (lambda: ER(buffer=0), "buffer = 0"),
+        (lambda: Finetune(lr=float("nan")), "lr = nan"),
+        (lambda: Finetune(momentum=1.0), "momentum = 1.0 .*below 1"),
+        (lambda: Learner(mlp(), ER).learn(Task((X, Y))), "method is"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), epochs=0), "epochs = 0"),
+        (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), batch_size=0), "batch_size = 0"),
+        (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), glances=-1), "glances = -1"),
+    ],
+)
+def test_values_out_of_range(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+class Breaking(nn.Module):
+    """Its output stops being a number at one forward in training, the one given, counted from 1."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.inner, self.left = mlp(), at
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= self.training
+        return self.inner(x) * (torch.nan if self.left == 0 and self.training else 1.0)
+
+
+@pytest.mark.parametrize(("at", "epoch", "update"), [(1, 1, 1), (8, 1, 8), (11, 2, 11)])
+def test_a_loss_that_is_no_number_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
+    """40 samples in batches of 10, two glances each: 8 updates an epoch, one forward an update."""
+    learner = Learner(Breaking(at), Finetune())
+    with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update}:"):
+        learner.learn(Task((X, Y), name="digits"), epochs=3, glances=2)
+
+
+def test_weights_that_are_no_numbers_are_found_after_the_last_update() -> None:
+    """One update, whose loss was still finite."""
+    with pytest.raises(DivergedError, match=r"'0\.weight' is no longer finite after task 'digits'"):
+        Learner(mlp(), Finetune(lr=1e38, clip=0)).learn(Task((1e3 * X, Y), name="digits"), batch_size=40)
