@@ -27,7 +27,7 @@ class LinearCall:
     @property
     def rows(self) -> int:
         """How many input vectors there were."""
-        return len(self.input)
+        return self.input.shape[0]
 
 
 @contextmanager

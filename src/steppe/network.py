@@ -101,7 +101,7 @@ class Network:
             kept = {
                 name: seen
                 for name, seen in calls.items()
-                if seen and sum(call.rows for call in seen) < len(self.parameters[name])
+                if seen and sum(call.rows for call in seen) < self.parameters[name].shape[0]
             }
             whole = {name: p for name, p in self.parameters.items() if name not in kept}
             wanted: list[Any] = [*whole.values(), *(call.output for seen in kept.values() for call in seen)]
@@ -110,7 +110,7 @@ class Network:
         for name, p in whole.items():
             gradient[name] = torch.zeros_like(p) if (g := next(found)) is None else g
         for name, seen in kept.items():
-            gradient[name] = outer_product(seen, [next(found) for _ in seen], len(self.parameters[name]))
+            gradient[name] = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
         return loss.detach(), {name: gradient[name] for name in self.parameters}
 
     def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
@@ -127,20 +127,19 @@ class Network:
         if shift is None:
             yield
             return
+        for name in shift.keys() - self._kept.keys():  # allocated once: fresh memory costs more than the copy
+            self._kept[name] = torch.empty_like(self.parameters[name])
+        weights: list[Tensor] = [self.parameters[name] for name in shift]
+        kept = [self._kept[name] for name in shift]
         with torch.no_grad():
-            for name in shift:
-                if name not in self._kept:  # allocated once: fresh memory costs more than the copy
-                    self._kept[name] = torch.empty_like(self.parameters[name])
-                self._kept[name].copy_(self.parameters[name])
+            torch._foreach_copy_(kept, weights)
         try:
             with torch.no_grad():
-                for name, v in shift.items():
-                    self.parameters[name].add_(v)
+                torch._foreach_add_(weights, list(shift.values()))
             yield
         finally:
             with torch.no_grad():
-                for name in shift:
-                    self.parameters[name].copy_(self._kept[name])
+                torch._foreach_copy_(weights, kept)
 
     @contextmanager
     def _still(self, active: bool) -> Iterator[None]:

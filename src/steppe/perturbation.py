@@ -73,7 +73,9 @@ def _first_order(
         _, g = network.gradient(part, shift=v, factored=memory.linear, statistics=False)
         along = memory.coordinates(g)
         step = {
-            name: d.clamp(-ascent.clamp, ascent.clamp).mul_(ascent.lr) for name, d in memory.within(g, along).items()
+            # What is projected is new; what passes through may share its memory with another gradient.
+            name: (d if name in along else d.clone()).clamp_(-ascent.clamp, ascent.clamp).mul_(ascent.lr)
+            for name, d in memory.within(g, along).items()
         }
         v = step if v is None else {name: v[name].add_(d) for name, d in step.items()}
         walked = {name: walked.get(name, 0) + multiplied(c) for name, c in along.items()}
