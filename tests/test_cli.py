@@ -117,6 +117,21 @@ def test_study_writes_tables_and_matches_single_runs(capsys: pytest.CaptureFixtu
     assert main(["study", "pmnist", "er", "--seeds", "1", *SHORT, "--out", "s"]) == 2
 
 
+def test_a_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["study", "pmnist", "finetune", "--seeds", "2", "--jobs", "1", *SHORT, "--out", "s"]
+    assert main(command) == 0
+    kept = Path("s/finetune/seed-0/result.json")
+    before, wanted = kept.stat().st_mtime_ns, json.loads(Path("s/table.json").read_text(encoding="utf-8"))
+    Path("s/finetune/seed-1/result.json").unlink()  # as if the run had been killed
+    assert main(command) == 2
+    assert main([*command, "--resume", "--set", "lr=0.5"]) == 2
+    assert "other settings" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    assert kept.stat().st_mtime_ns == before
+    found = json.loads(Path("s/table.json").read_text(encoding="utf-8"))
+    assert [row["acc"] for row in found["rows"]] == [row["acc"] for row in wanted["rows"]]
+
+
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = tmp_path / "failing.py"
     plugin.write_text(

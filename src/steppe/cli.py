@@ -77,6 +77,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.seeds is not None:
         if options.seed is not None:
             raise UsageError("give --seed N (one run) or --seeds N (seeds 0 to N-1), not both.")
+        options.resume = False
         return _run_many(options, [options.method])
     return _run_one(_config(options, options.method, options.seed or 0), options.out)
 
@@ -146,7 +147,7 @@ def _run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     ]
     workers = min(options.jobs or os.cpu_count() or 1, len(jobs))
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
-        outcome = run_all(jobs, workers, display)
+        outcome = run_all(jobs, workers, display, resume=options.resume)
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
         sets = "".join(f" --set {override}" for override in options.set)
@@ -265,6 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     study.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 of each (default: 5)")
     study.add_argument("--out", type=Path, metavar="DIR", help="the study's directory (default: a new one under runs/)")
+    study.add_argument(
+        "--resume", action="store_true", help="keep the runs in --out that are finished, and do the missing ones"
+    )
     running(study)
     study.set_defaults(action=_study)
 

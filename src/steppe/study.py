@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import shutil
 import signal
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from steppe.config import RunConfig, load_plugins
-from steppe.errors import SteppeError
+from steppe.errors import SteppeError, UsageError
 from steppe.events import Event
 from steppe.experiment import run
-from steppe.runs import refuse_taken, write_whole, writing
+from steppe.runs import CONFIG, RESULT, read_result, refuse_taken, write_whole, writing
 from steppe.tables import as_json, latex, markdown
 
 _POLL = 0.2  # seconds between looks for a process that ended without a word
@@ -58,15 +59,22 @@ Message = Event | Finished | Failed
 StudyWatch = Callable[[int, Message], None]
 
 
-def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch) -> Outcome:
-    """Do all runs, `workers` at a time, each in a process of its own."""
-    for job in jobs:
+def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch, *, resume: bool = False) -> Outcome:
+    """Do all runs, `workers` at a time, each in a process of its own.
+
+    With `resume`, runs that are finished already are kept, and those that broke off are done again from their start.
+    """
+    outcome = Outcome(results=_finished(jobs) if resume else {})
+    waiting = [(number, job) for number, job in enumerate(jobs) if number not in outcome.results][::-1]
+    for _, job in waiting:
+        if resume:
+            shutil.rmtree(job.out, ignore_errors=True)
         refuse_taken(job.out)
+    for number, result in outcome.results.items():
+        watch(number, Finished(result))
     context = _context()
     messages: multiprocessing.Queue[tuple[int, Message]] = context.Queue()
-    waiting = list(enumerate(jobs))[::-1]
     running: dict[int, BaseProcess] = {}
-    outcome = Outcome()
 
     def take(number: int, message: Message) -> None:
         if isinstance(message, Finished):
@@ -95,6 +103,19 @@ def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch) -> Outcome:
         for process in running.values():
             process.join()
     return outcome
+
+
+def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+    """The results that are there already; one of another configuration is refused."""
+    found = {}
+    for number, job in enumerate(jobs):
+        if (job.out / RESULT).exists():
+            found[number] = read_result(job.out)
+            if found[number].get("config") != job.config.as_dict():
+                raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
+        elif job.out.exists() and not (job.out / CONFIG).exists():
+            raise UsageError(f"{job.out} is there but holds no run: choose another --out.")
+    return found
 
 
 def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> None:
