@@ -81,7 +81,7 @@ def test_rebuild_replaces_the_old_bases_and_restarts_the_importances() -> None:
     projector = memory.projectors["weight"]
     assert widest_angle(projector.basis[0], new.T) < 1e-12
     assert projector.importance.tolist() == [[1.0]]
-    assert memory.bytes_held() == 8 * (6 + 1)
+    assert memory.bytes_held() == {"bases": 8 * 6, "importances": 8}
 
 
 @pytest.mark.parametrize("rule", [Ones(), Sigmoid(0.01)])

@@ -22,7 +22,8 @@ SHORT = ["tasks=3", "samples=60", "test_samples=200"]
 
 
 def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key != "seconds"}
+    per_task = [{key: value for key, value in task.items() if key != "seconds"} for task in result["per_task"]]
+    return {**result, "seconds": None, "per_task": per_task}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,9 @@ def test_result_holds_what_figures_need(finished: tuple[Path, dict[str, Any]]) -
     assert stored["updates"] == 3 * 6 * 5
     assert set(stored["seconds"]) == {"train", "evaluate", "memory"}
     assert stored["bytes"]["replay"] == 200 * (784 + 8 + 8)
+    assert [task["updates"] for task in stored["per_task"]] == [30, 30, 30]
+    assert stored["per_task"][-1]["bytes"] == stored["bytes"]
+    assert sum(task["seconds"]["train"] for task in stored["per_task"]) == pytest.approx(stored["seconds"]["train"])
     assert stored["versions"]["torch"] == torch.__version__
     assert not stored["full_length"]
 

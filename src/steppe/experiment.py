@@ -66,6 +66,7 @@ def _learnt_in_order(
     seconds = {"train": 0.0, "evaluate": 0.0, "memory": 0.0}
     updates = 0
     held: dict[str, int] = {}
+    per_task: list[dict[str, Any]] = []
     for number, stage in enumerate(stages):
         if stage.start == 0 and number > 0:  # learn everything so far from the start
             learner = _learner(config)
@@ -76,6 +77,7 @@ def _learnt_in_order(
         seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}
         updates += learnt.updates
         held = learnt.bytes
+        per_task.append({"seconds": spent, "bytes": held, "updates": learnt.updates})
         place = stage.stop - 1
         if directory is not None:
             directory.save_weights(learner.model, place)
@@ -93,6 +95,7 @@ def _learnt_in_order(
         "updates": updates,
         "seconds": seconds,
         "bytes": held,
+        "per_task": per_task,
         "full_length": config.full_length,
         "command": config.command(),
         "versions": versions(),

@@ -139,7 +139,7 @@ class _FSDGPM(Method):
         return []
 
     def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.replay.bytes_held(), "bases": self.memory.bytes_held()}
+        return {"replay": self.replay.bytes_held(), **self.memory.bytes_held()}
 
     def record(self) -> dict[str, Any]:
         return {

@@ -133,12 +133,7 @@ class _GPM(Method):
         return []
 
     def bytes_held(self) -> dict[str, int]:
-        projectors = self.memory.projectors.values()
-        return {
-            "replay": 0,
-            "bases": sum(p.basis.nbytes for p in projectors),
-            "importances": sum(p.importance.nbytes for p in projectors),
-        }
+        return {"replay": 0, **self.memory.bytes_held()}
 
     def record(self) -> dict[str, Any]:
         return {"ranks": {name: {"rank": p.rank, "of": p.size} for name, p in self.memory.projectors.items()}}

@@ -109,8 +109,8 @@ def block_products(rows: Outer, kernel: Tensor | None = None) -> Tensor:
     """⟨δ_τᵀX_τ, δ_σᵀX_σ⟩ for all pairs of tasks, (tasks, tasks); XXᵀ over all samples may be given."""
     tasks, count, outputs = rows.left.shape
     total, inputs = tasks * count, rows.right.shape[-1]
-    if kernel is None and total**2 * (outputs + inputs) > (total + tasks**2) * outputs * inputs:
-        g = (rows.left.mT @ rows.right).flatten(1)  # so many samples that the gradients themselves are cheaper
+    if kernel is None and total**2 * (outputs + inputs) > 4 * (total + tasks**2) * outputs * inputs:
+        g = (rows.left.mT @ rows.right).flatten(1)  # so many samples that the gradients themselves are clearly cheaper
         return g @ g.T
     left, right = rows.left.flatten(0, 1), rows.right.flatten(0, 1)
     pairs = (left @ left.T) * (right @ right.T if kernel is None else kernel)

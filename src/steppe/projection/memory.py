@@ -111,6 +111,9 @@ class GradientMemory:
         dtype = network.parameters[name].dtype
         self.projectors[name] = SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
-    def bytes_held(self) -> int:
+    def bytes_held(self) -> dict[str, int]:
         """Memory of bases and importances."""
-        return sum(p.basis.nbytes + p.importance.nbytes for p in self.projectors.values())
+        return {
+            "bases": sum(p.basis.nbytes for p in self.projectors.values()),
+            "importances": sum(p.importance.nbytes for p in self.projectors.values()),
+        }
