@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from reference import ListReservoir, Sample, head_loss
-from reference_update import Problem
+from reference_update import Problem, drawn, listed
 from torch import Tensor, nn
 
 from steppe.learner import Learner
@@ -237,18 +237,6 @@ def started(name: str, changes: dict[str, Any], model: nn.Module, seed: int = 3)
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
     network = Network(model)
     return settings, network, settings.start(network, {}, Streams(seed))
-
-
-def drawn(problem: Problem, task: int, count: int) -> Batch:
-    """Random samples of a task, labels within its head."""
-    head = problem.heads[task]
-    x = torch.randn(count, *problem.shape, dtype=torch.float64) + 0.3 * task
-    y = torch.randint(0, 4, (count,)) if head is None else torch.randint(head.start, head.stop, (count,))
-    return Batch(x, y, torch.full((count,), task))
-
-
-def listed(batch: Batch) -> list[Sample]:
-    return [(x, int(y), int(t)) for x, y, t in zip(batch.x, batch.y, batch.task, strict=True)]
 
 
 def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Problem, batches: int = 3) -> Any:

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from reference import ListReservoir, Sample, head_loss
-from reference_update import Problem, Weights
+from reference_update import Problem, Weights, coverage
 from torch import Tensor, nn
 
 from steppe import Batch, Learner, Task
 from steppe.network import Network
-from steppe.projection.layers import covered_weights
 from steppe.seeding import Streams
 
 # Growing bases -------------------------------------------------------------------------------------------------------
@@ -250,20 +249,8 @@ def started(settings: Any, problem: Problem, seed: int = 3) -> tuple[Network, An
     """A method at work on the problem's network."""
     model = problem.build()
     network = Network(model)
-    covered = {key: weight for key, weight in covered_weights(model).items() if key in problem.covered}
-    return network, settings.start(network, covered if settings.covers_layers else {}, Streams(seed))
-
-
-def drawn(problem: Problem, task: int, count: int) -> Batch:
-    """Random samples of a task, labels within its head."""
-    head = problem.heads[task]
-    x = torch.randn(count, *problem.shape, dtype=torch.float64) + 0.3 * task
-    y = torch.randint(0, 4, (count,)) if head is None else torch.randint(head.start, head.stop, (count,))
-    return Batch(x, y, torch.full((count,), task))
-
-
-def listed(batch: Batch) -> list[Sample]:
-    return [(x, int(y), int(t)) for x, y, t in zip(batch.x, batch.y, batch.task, strict=True)]
+    covered = coverage(problem, model) if settings.covers_layers else {}
+    return network, settings.start(network, covered, Streams(seed))
 
 
 def flattened(parts: Mapping[str, Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ Transcribed from the method's description, not from the library: a gradient is o
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ import torch
 from reference import ListReservoir, Sample, head_loss, leading_directions, windows
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu
+
+from steppe.projection.layers import CoveredWeight, covered_weights, linear_inputs
+from steppe.types import Batch
 
 Weights = dict[str, Tensor]
 Columns = dict[str, Tensor]  # per covered weight, its layer's input vectors, (groups, n, in)
@@ -260,3 +264,24 @@ class FlatUpdate:
             return torch.ones_like(values)
         top, alpha = max(values.tolist()), self.s.alpha
         return torch.tensor([(alpha + 1) * v / (alpha * v + top) for v in values.tolist()], dtype=values.dtype)
+
+
+def drawn(problem: Problem, task: int, count: int) -> Batch:
+    """Random samples of a task, labels within its head."""
+    head = problem.heads[task]
+    x = torch.randn(count, *problem.shape, dtype=torch.float64) + 0.3 * task
+    y = torch.randint(0, 4, (count,)) if head is None else torch.randint(head.start, head.stop, (count,))
+    return Batch(x, y, torch.full((count,), task))
+
+
+def listed(batch: Batch) -> list[Sample]:
+    return [(x, int(y), int(t)) for x, y, t in zip(batch.x, batch.y, batch.task, strict=True)]
+
+
+def coverage(problem: Problem, model: nn.Module, factored: bool = True) -> dict[str, CoveredWeight]:
+    """The weights the problem covers; linear layers' gradients as factors, as the library takes them, or not."""
+    return {
+        key: dataclasses.replace(weight, factorable=factored and weight.rule is linear_inputs)
+        for key, weight in covered_weights(model).items()
+        if key in problem.covered
+    }

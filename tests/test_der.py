@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from reference import ListReservoir
-from reference_baselines import FlatDER, compare, drawn, learnt, same_bits, started, statistics_moves
-from reference_update import PROBLEMS
+from reference_baselines import FlatDER, compare, learnt, same_bits, started, statistics_moves
+from reference_update import PROBLEMS, drawn
 
 from steppe.registry import find_method
 from steppe.replay import Reservoir

@@ -59,10 +59,19 @@ def test_a_benchmark_in_one_file(tmp_path: Path) -> None:
     assert len(result["accuracy"]) == 4
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_lead_somewhere(name: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8")):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (document.parent / target).exists(), target
+
+
+def test_every_method_has_a_page() -> None:
+    index = (ROOT / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
+    for method in METHODS:
+        assert f"`{method}`" in index
 
 
 def test_numbers_in_documents_come_from_results() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference import Sample, no_hooks
-from reference_update import PROBLEMS, FlatUpdate, Problem
+from reference import no_hooks
+from reference_update import PROBLEMS, FlatUpdate, Problem, coverage, drawn, listed
 from torch import Tensor, nn
 
 from steppe.methods.base import Method
@@ -52,41 +52,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def started(name: str, changes: dict[str, Any], problem: Problem, seed: int = 3) -> tuple[Any, Network, Method]:
+def started(
+    name: str, changes: dict[str, Any], problem: Problem, seed: int = 3, factored: bool = True
+) -> tuple[Any, Network, Method]:
     """A member of the family at work on the problem's network, made the way the library makes it by name."""
     entry = find_method(name)
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
     model = problem.build()
     network = Network(model)
-    covered = {key: weight for key, weight in covered_weights(model).items() if key in problem.covered}
-    return settings, network, settings.start(network, covered if settings.covers_layers else {}, Streams(seed))
-
-
-def drawn(problem: Problem, task: int, count: int) -> Batch:
-    """Random samples of a task, labels within its head."""
-    head = problem.heads[task]
-    x = torch.randn(count, *problem.shape, dtype=torch.float64) + 0.3 * task
-    y = torch.randint(0, 4, (count,)) if head is None else torch.randint(head.start, head.stop, (count,))
-    return Batch(x, y, torch.full((count,), task))
-
-
-def listed(batch: Batch) -> list[Sample]:
-    return [(x, int(y), int(t)) for x, y, t in zip(batch.x, batch.y, batch.task, strict=True)]
+    covered = coverage(problem, model, factored) if settings.covers_layers else {}
+    return settings, network, settings.start(network, covered, Streams(seed))
 
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("problem", ["mlp", "conv"])
+@pytest.mark.parametrize(("problem", "factored"), [("mlp", True), ("mlp", False), ("conv", True)])
 @pytest.mark.parametrize("case", CASES)
-def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str) -> None:
+def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, factored: bool) -> None:
     """Weights and losses after every update of three tasks: without bases, with them, with replaced ones; momentum
     runs through a task's updates and stops at its end; replay draws come from the same streams.
     """
     name, changes = CASES[case]
     setup = PROBLEMS[problem]
-    settings, network, method = started(name, changes, setup)
+    settings, network, method = started(name, changes, setup, factored=factored)
     twin = FlatUpdate(name, settings, setup, network.model, Streams(3).derived)
     for task in range(3):
         network.open_head(setup.heads[task], 4 if setup.heads[task] is None else 6)

@@ -13,7 +13,6 @@ from reference_baselines import (
     ListRings,
     Normed,
     compare,
-    drawn,
     enumerated_dual,
     image_tasks,
     learnt,
@@ -21,7 +20,7 @@ from reference_baselines import (
     started,
     statistics_moves,
 )
-from reference_update import PROBLEMS
+from reference_update import PROBLEMS, drawn
 from torch import Tensor, nn
 
 from steppe import GEM, DivergedError, Learner, UsageError

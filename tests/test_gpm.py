@@ -13,15 +13,13 @@ from reference_projection_baselines import (
     FlatGPM,
     assert_one_statistics_move,
     assert_same_bits,
-    drawn,
     flattened,
     gpm_basis,
     learnt,
-    listed,
     normed,
     started,
 )
-from reference_update import PROBLEMS
+from reference_update import PROBLEMS, drawn, listed
 from torch import Tensor, nn
 
 from steppe import GPM, Batch, Learner, ModelError, Task, UsageError

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from reference_projection_baselines import (
     assert_one_statistics_move,
     assert_same_bits,
-    drawn,
     flattened,
     herding,
     icarl_loss,
@@ -21,7 +20,7 @@ from reference_projection_baselines import (
     normed,
     started,
 )
-from reference_update import PROBLEMS
+from reference_update import PROBLEMS, drawn
 
 from steppe import ICaRL, Learner, Task, UsageError
 from steppe.config import RunConfig

@@ -11,16 +11,14 @@ from reference import Sample, central_differences
 from reference_projection_baselines import (
     assert_one_statistics_move,
     assert_same_bits,
-    drawn,
     flattened,
     inner_gradients,
     learnt,
-    listed,
     meta_loss,
     problem_loss,
     started,
 )
-from reference_update import PROBLEMS, Problem
+from reference_update import PROBLEMS, Problem, drawn, listed
 from torch import Tensor
 
 from steppe import Batch, LaMAML

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from reference import Sample, central_differences
-from reference_update import PROBLEMS, FlatUpdate
+from reference_update import PROBLEMS, FlatUpdate, coverage
 from torch import Tensor
 
 from steppe.network import Network
 from steppe.perturbation import Ascent
 from steppe.projection.importance import Sigmoid
-from steppe.projection.layers import covered_weights
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.types import Batch, multiplied
@@ -29,7 +28,7 @@ class Setup:
         self.model = PROBLEM.build()
         self.network = Network(self.model)
         self.network.open_head(None, 4)
-        self.memory = GradientMemory(Sigmoid(0.01), covered_weights(self.model))
+        self.memory = GradientMemory(Sigmoid(0.01), coverage(PROBLEM, self.model))
         self.memory.rebuild(self.network, torch.randn(4, 6, dtype=torch.float64, generator=generator), 0.95)
         for name, p in self.memory.projectors.items():
             soft = torch.rand(p.importance.shape, dtype=torch.float64, generator=generator)

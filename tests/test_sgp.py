@@ -11,14 +11,12 @@ from reference_projection_baselines import (
     FlatGPM,
     assert_one_statistics_move,
     assert_same_bits,
-    drawn,
     flattened,
     learnt,
-    listed,
     sgp_importances,
     started,
 )
-from reference_update import PROBLEMS
+from reference_update import PROBLEMS, drawn, listed
 
 from steppe import GPM, SGP
 from steppe.projection.basis import Representation

@@ -33,7 +33,8 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
     torch.set_num_threads(config.threads)
     tasks = config.benchmark_settings.stream(config.seed)
     learner = _learner(config)
-    for task in tasks:
+    for place, task in enumerate(tasks):
+        config.method_settings.check(task, [earlier.head for earlier in tasks[:place]])
         learner.check(task)
     directory = None if out is None else RunDirectory.create(out, config)
 

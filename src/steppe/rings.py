@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from steppe.errors import UsageError
 from steppe.replay import room
 from steppe.types import Batch
 
@@ -18,7 +17,7 @@ class Rings:
     """
 
     def __init__(self, memory: int, tasks: int) -> None:
-        self.slots, self.tasks = memory // tasks, tasks
+        self.slots = memory // tasks
         self._current = -1
         self._position = 0
         self._stored: Batch | None = None  # preallocated at the first write; rings follow each other
@@ -26,11 +25,6 @@ class Rings:
 
     def begin_task(self) -> None:
         """Open the next task's ring."""
-        if self._current + 1 == self.tasks:
-            raise UsageError(
-                f"the memory was cut for tasks = {self.tasks}, and this is one more: "
-                "set tasks to the number of tasks there will be (and memory to at least as much)."
-            )
         self._current += 1
 
     def write(self, batch: Batch) -> None:

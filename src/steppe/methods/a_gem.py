@@ -7,7 +7,7 @@ If the gradient g has a negative product with a reference gradient of the past t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
-from steppe.methods.gem import check_shares
+from steppe.methods.gem import check_room, check_shares
 from steppe.methods.task_gradients import PastTasks
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
@@ -23,6 +23,7 @@ from steppe.registry import register_method
 from steppe.rings import Rings
 from steppe.seeding import Streams
 from steppe.settings import setting
+from steppe.task import Task
 from steppe.types import Batch, Direction, multiplied
 
 
@@ -45,6 +46,10 @@ class AGEM(MethodSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_shares(self.memory, self.tasks)
+
+    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+        """Every task needs a ring."""
+        check_room(task, len(heads), self.tasks)
 
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """A-GEM at work."""

@@ -8,7 +8,7 @@ that has none, found by the dual:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from steppe.registry import register_method
 from steppe.rings import Rings
 from steppe.seeding import Streams
 from steppe.settings import setting
+from steppe.task import Task
 from steppe.types import Batch, multiplied
 
 _RIDGE = 1e-3  # added to AAᵀ, so that the dual has one solution even if the rows depend on each other
@@ -45,6 +46,10 @@ class GEM(MethodSettings):
         super().__post_init__()
         check_shares(self.memory, self.tasks)
 
+    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+        """Every task needs a ring."""
+        check_room(task, len(heads), self.tasks)
+
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """GEM at work."""
         return _GEM(self, network)
@@ -54,6 +59,15 @@ def check_shares(memory: int, tasks: int) -> None:
     """Refuse a memory too small to give every task a sample."""
     if memory < tasks:
         raise UsageError(f"memory = {memory} shared by tasks = {tasks} leaves no sample for each: raise memory.")
+
+
+def check_room(task: Task, before: int, tasks: int) -> None:
+    """Refuse a task beyond those the memory was cut for."""
+    if before >= tasks:
+        raise UsageError(
+            f"{task.name}: the memory is shared by tasks = {tasks}, and {before} come before this one: "
+            "set tasks to the number of tasks there will be (and memory to at least as much)."
+        )
 
 
 class _GEM(Method):
