@@ -48,6 +48,10 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run pmnist er --threads 0", "at least 1"),
         ("run pmnist", "steppe list"),
         ("run --config missing.toml", "missing.toml"),
+        ("run --config missing.toml --threads 2", "--config"),
+        ("run pmnist er --jobs 2", "--seeds"),
+        ("study pmnist er --resume", "--out"),
+        ("study pmnist er icarl --seeds 1", "classes of their own"),
         ("run pmnist er --config missing.toml", "--config"),
         ("run pmnist er --plugin missing.py", "missing.py"),
         ("run pmnist icarl", "classes of their own"),
@@ -140,8 +144,12 @@ def test_a_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str]) ->
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = tmp_path / "failing.py"
     plugin.write_text(
+        "from dataclasses import dataclass\n"
         "import steppe\n"
-        "steppe.register_method('failing', steppe.Finetune, 'diverges', variant={'lr': 1e30, 'clip': 0})\n",
+        "@dataclass(frozen=True)\n"
+        "class Failing(steppe.Finetune):\n"
+        "    'A class that only the plugin knows.'\n"
+        "steppe.register_method('failing', Failing, 'diverges', variant={'lr': 1e30, 'clip': 0})\n",
         encoding="utf-8",
     )
     try:

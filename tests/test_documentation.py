@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from steppe.cli import main
+from steppe.cli import _parser, main
 from steppe.registry import BENCHMARKS, METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -78,3 +79,13 @@ def test_numbers_in_documents_come_from_results() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "fill_results.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"out of date, run scripts/fill_results.py: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_commands_shown_can_be_parsed(name: str) -> None:
+    """Every command line of steppe's that a reader may copy."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ (steppe [^#\n]+)", text, re.MULTILINE) + re.findall(r"`(steppe [a-z]+ [^`]+)`", text)
+    assert shown
+    for line in shown:
+        assert _parser().parse_args(shlex.split(line.replace("\n", " "))[1:]).action

@@ -160,13 +160,62 @@ def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
         steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(TensorDataset(spoilt, Y), name="digits"))
 
 
-def test_a_model_that_works_in_place_does_not_change_the_data() -> None:
+def test_a_model_that_works_on_its_input_in_place_is_refused() -> None:
+    """An update needs the same input several times; and the user's data stays as it was."""
     x = X.clone()
-    task = steppe.Task((x, Y), (x, Y))
     learner = steppe.Learner(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4)), steppe.ER())
+    with pytest.raises(steppe.ModelError, match="in place"):
+        learner.learn(steppe.Task((x, Y), (x, Y)))
+    assert torch.equal(x, X)
+
+
+@pytest.mark.parametrize("method", [steppe.Multitask(), steppe.Oracle()])
+def test_upper_bounds_do_not_turn_into_finetune(method: steppe.MethodSettings) -> None:
+    learner = steppe.Learner(nn.Linear(6, 4), method)
+    learner.learn([steppe.Task((X, Y)), steppe.Task((X, Y))])
+    with pytest.raises(steppe.UsageError, match="all tasks at once"):
+        learner.learn(steppe.Task((X, Y)))
+
+
+def test_icarl_may_learn_tasks_together() -> None:
+    data = [(X, Y % 2), (X, Y % 2 + 2)]
+    tasks = [steppe.Task(d, d, head=range(2 * place, 2 * place + 2)) for place, d in enumerate(data)]
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ICaRL(exemplars=8))
+    learner.learn(tasks)
+    assert len(learner.evaluate(tasks)) == 2
+    with pytest.raises(steppe.UsageError, match="shares rows"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ICaRL()).learn([tasks[0], tasks[0]])
+
+
+def test_a_weight_frozen_later_is_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    learner = steppe.Learner(model, steppe.ER())
+    learner.learn(steppe.Task((X, Y)))
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(steppe.ModelError, match=r"'0.weight' was frozen"):
+        learner.learn(steppe.Task((X, Y)))
+
+
+def test_learning_inside_no_grad_and_foreign_arguments() -> None:
+    with torch.no_grad():
+        assert steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y))).updates == 4
+    with pytest.raises(steppe.UsageError, match="Tensor is given as a task"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn((X, Y))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="range"):
+        steppe.Task((X, Y), head=5)  # type: ignore[arg-type]
+    if not torch.cuda.is_available():
+        with pytest.raises(steppe.UsageError, match="CUDA"):
+            steppe.Learner(nn.Linear(6, 4), steppe.ER(), device="cuda")
+
+
+def test_testing_leaves_the_global_generator_alone() -> None:
+    """A DataLoader draws from it whenever it is walked through."""
+    task = steppe.Task((X, Y), DataLoader(TensorDataset(X, Y), batch_size=8))
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
+    before = torch.get_rng_state()
     learner.learn(task)
     learner.evaluate(task)
-    assert torch.equal(x, X)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_numbers_beyond_all_bounds_are_no_crash() -> None:

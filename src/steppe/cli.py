@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steppe.errors import SteppeError, UsageError
 from steppe.version import __version__
@@ -66,11 +66,9 @@ def _run(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
 
     if options.config is not None:
-        given = [
-            name for name in ("benchmark", "method", "seed", "seeds", "device") if getattr(options, name) is not None
-        ]
-        if given or options.set or options.plugin:
-            raise UsageError("--config holds the whole run: give no benchmark, method, seed, device or --set with it.")
+        apart = ("benchmark", "method", "seed", "seeds", "device", "threads", "jobs")
+        if any(getattr(options, name) is not None for name in apart) or options.set or options.plugin:
+            raise UsageError("--config holds the whole run: give nothing but --out with it.")
         return _run_one(RunConfig.load(options.config), options.out)
     if options.benchmark is None or options.method is None:
         raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
@@ -79,6 +77,8 @@ def _run(options: argparse.Namespace) -> int:
             raise UsageError("give --seed N (one run) or --seeds N (seeds 0 to N-1), not both.")
         options.resume = False
         return _run_many(options, [options.method])
+    if options.jobs is not None:
+        raise UsageError("--jobs is for several runs at a time: give --seeds N with it.")
     return _run_one(_config(options, options.method, options.seed or 0), options.out)
 
 
@@ -102,14 +102,15 @@ def _study(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     from steppe.config import RunConfig
+    from steppe.experiment import resolved_device
 
     return RunConfig.make(
         options.benchmark,
         method,
         options.set,
         seed=seed,
-        device=options.device or "cpu",
-        threads=options.threads,
+        device=resolved_device(options.device or "cpu"),
+        threads=1 if options.threads is None else options.threads,
         plugins=options.plugin,
     )
 
@@ -131,28 +132,34 @@ def _run_one(config: RunConfig, out: Path | None) -> int:
 
 
 def _run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
+    from steppe.config import command_line
     from steppe.display import make_display
+    from steppe.experiment import refuse_unsuitable
     from steppe.study import Job, run_all, write_tables
     from steppe.tables import markdown
 
+    if options.resume and options.out is None:
+        raise UsageError("--resume goes on with a study that is there: say which with --out.")
     if options.seeds is None or options.seeds < 1:
         raise UsageError(f"--seeds {options.seeds}: give how many seeds to run, at least 1.")
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
-    out = options.out or _free(Path("runs") / f"{options.benchmark}-{'-'.join(methods)}-{options.seeds}seeds")
+    name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
+    out = options.out or _free(Path("runs") / f"{options.benchmark}-{name}-{options.seeds}seeds")
     jobs = [
         Job(_config(options, method, seed), out / method / f"seed-{seed}")
         for method in methods
         for seed in range(options.seeds)
     ]
-    workers = min(options.jobs or os.cpu_count() or 1, len(jobs))
+    for job in jobs[:: options.seeds]:
+        refuse_unsuitable(job.config)
+    workers = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
         outcome = run_all(jobs, workers, display, resume=options.resume)
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
-        sets = "".join(f" --set {override}" for override in options.set)
-        command = f"steppe study {options.benchmark} {' '.join(methods)} --seeds {options.seeds} --jobs {workers}{sets}"
-        write_tables(out, results, command)
+        words = [*methods, "--seeds", str(options.seeds), "--jobs", str(workers)]
+        write_tables(out, results, command_line("study", jobs[0].config, words, options.set))
         print(markdown(results), end="")
         print(f"\neverything is in {out}: table.md, table.tex, table.json, and a directory for each run")
     for number, failure in sorted(outcome.failures.items()):
@@ -181,14 +188,16 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from steppe.runs import read_result
+    from steppe.runs import RESULT
     from steppe.tables import markdown, run_report
 
     results = _results([options.directory])
-    if (options.directory / "result.json").exists():
-        print(run_report(read_result(options.directory)), end="")
-    else:
-        print(markdown(results), end="")
+    if (options.directory / RESULT).exists():
+        print(run_report(results[0]), end="")
+        return 0
+    for benchmark in dict.fromkeys(result["benchmark"] for result in results):
+        print(f"{benchmark}\n")
+        print(markdown([result for result in results if result["benchmark"] == benchmark]))
     return 0
 
 
@@ -200,16 +209,19 @@ def _figures(options: argparse.Namespace) -> int:
     return 0
 
 
-def _results(directories: Sequence[Path]) -> list[dict[str, object]]:
-    """The results of runs and studies on disk."""
-    from steppe.runs import RESULT, read_result
+def _results(directories: Sequence[Path]) -> list[dict[str, Any]]:
+    """The results of all finished runs in these directories; unfinished ones are named."""
+    from steppe.runs import CONFIG, RESULT, read_result
 
     found = []
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory: give a run's or a study's.")
-        inner = sorted(file.parent for file in directory.glob(f"*/*/{RESULT}"))
+        inner = sorted(file.parent for file in directory.rglob(RESULT))
         found += [read_result(path) for path in inner] if inner else [read_result(directory)]
+        for config in sorted(directory.rglob(CONFIG)):
+            if config.parent not in inner:
+                print(f"steppe: {config.parent} is unfinished and left out.", file=sys.stderr)
     return found
 
 
@@ -231,9 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     def running(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
         sub.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
-        sub.add_argument(
-            "--threads", type=int, default=1, metavar="N", help="threads of each run; recorded (default: 1)"
-        )
+        sub.add_argument("--threads", type=int, metavar="N", help="threads of each run; recorded (default: 1)")
         sub.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; may be repeated"
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +18,7 @@ from steppe.benchmarks.base import Benchmark
 from steppe.errors import UsageError, unknown
 from steppe.methods.base import MethodSettings
 from steppe.protocol import Training
-from steppe.registry import find_benchmark, find_method
+from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.settings import Settings
 
 _SECTIONS = ("benchmark", "method", "training")
@@ -49,6 +51,7 @@ class RunConfig:
         plugins: Sequence[str] = (),
     ) -> RunConfig:
         """From names on a command line: the presets, then `key=value` overrides; everything is checked here."""
+        plugins = [str(Path(plugin).resolve()) for plugin in plugins]  # so that a config file works from anywhere
         load_plugins(plugins)
         kind, entry = find_benchmark(benchmark), find_method(method)
         values: dict[str, dict[str, Any]] = {
@@ -56,11 +59,7 @@ class RunConfig:
             "method": entry.values(benchmark),
             "training": {**kind.settings.training.as_dict(), **entry.training.get(benchmark, {})},  # type: ignore[attr-defined]
         }
-        kinds: dict[str, type[Settings]] = {
-            "benchmark": kind.settings,
-            "method": entry.settings,
-            "training": Training,
-        }
+        kinds = _kinds(kind, entry)
         for override in overrides:
             section, key, value = _parsed(override, kinds)
             values[section][key] = value
@@ -71,25 +70,25 @@ class RunConfig:
     def load(cls, path: Path) -> RunConfig:
         """From a config.toml."""
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            return cls.from_toml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"{path} cannot be read as a run's configuration: {error}") from error
+
+    @classmethod
+    def from_toml(cls, text: str) -> RunConfig:
+        """From the text of a config.toml."""
+        data = tomllib.loads(text)
         for section in data:
             if section not in ("run", *_SECTIONS):
-                raise unknown(f"section of {path.name}", section, ("run", *_SECTIONS))
+                raise unknown("section of the configuration", section, ("run", *_SECTIONS))
         run = dict(data.get("run", {}))
-        run.pop("steppe", None)
         names = {key: run.pop(key, None) for key in ("benchmark", "method")}
         for key, name in names.items():
             if not isinstance(name, str):
-                raise UsageError(f"{path.name} names no {key} in its section [run].")
+                raise UsageError(f"the configuration names no {key} in its section [run].")
         plugins = tuple(run.pop("plugins", ()))
         load_plugins(plugins)
-        kinds: dict[str, type[Settings]] = {
-            "benchmark": find_benchmark(names["benchmark"]).settings,
-            "method": find_method(names["method"]).settings,
-            "training": Training,
-        }
+        kinds = _kinds(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
         for key in run:
@@ -155,17 +154,34 @@ class RunConfig:
 
     def command(self) -> str:
         """The command line that gives this run."""
-        sets = "".join(f" --set {key}={value}" for key, value in self.changes().items())
-        device = "" if self.device == "cpu" else f" --device {self.device}"
-        plugins = "".join(f" --plugin {Path(plugin).name}" for plugin in self.plugins)
-        return f"steppe run {self.benchmark} {self.method} --seed {self.seed}{device}{plugins}{sets}"
+        sets = [f"{key}={value}" for key, value in self.changes().items()]
+        return command_line("run", self, [self.method, "--seed", str(self.seed)], sets)
+
+
+def command_line(action: str, config: RunConfig, words: Sequence[str], overrides: Sequence[str]) -> str:
+    """A command line as a user would type it, with the plugins by their names alone."""
+    line = ["steppe", action, config.benchmark, *words]
+    if config.device != "cpu":
+        line += ["--device", config.device]
+    if config.threads != 1:
+        line += ["--threads", str(config.threads)]
+    for plugin in config.plugins:
+        line += ["--plugin", Path(plugin).name]
+    for override in overrides:
+        line += ["--set", override]
+    return shlex.join(line)
+
+
+def _kinds(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Settings]]:
+    """The settings behind each section."""
+    return {"benchmark": benchmark.settings, "method": method.settings, "training": Training}
 
 
 def load_plugins(paths: Iterable[str]) -> None:
     """Import the user's own files, which register methods or benchmarks; each once per process."""
     for path in paths:
         file = Path(path).resolve()
-        name = f"steppe_plugin_{file.stem}"
+        name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
         if name in sys.modules:
             continue
         spec = importlib.util.spec_from_file_location(name, file)

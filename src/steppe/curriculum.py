@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from steppe.errors import DataError
 from steppe.task import Task
 from steppe.types import Batch
 
@@ -16,8 +15,6 @@ class Curriculum:
     """Tasks that are learnt together; `first` is the place of the first of them in the order of learning."""
 
     def __init__(self, tasks: Sequence[Task], first: int) -> None:
-        if not tasks:
-            raise DataError("there is no task to learn: give at least one.")
         self.tasks, self.first = list(tasks), first
 
     @property

@@ -30,12 +30,11 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
     config = dataclasses.replace(config, device=resolved_device(config.device))
     if out is not None:
         refuse_taken(out)
+    versions()  # those of the code that runs, whatever happens to its files meanwhile
     torch.set_num_threads(config.threads)
     tasks = config.benchmark_settings.stream(config.seed)
     learner = _learner(config)
-    for place, task in enumerate(tasks):
-        config.method_settings.check(task, [earlier.head for earlier in tasks[:place]])
-        learner.check(task)
+    learner.check(tasks)
     directory = None if out is None else RunDirectory.create(out, config)
 
     def tell(event: Event) -> None:
@@ -102,6 +101,12 @@ def _learnt_in_order(
         "versions": versions(),
         "config": config.as_dict(),
     }
+
+
+def refuse_unsuitable(config: RunConfig) -> None:
+    """Refuse a method that cannot serve the benchmark, and a device that is not there, before any work."""
+    resolved_device(config.device)
+    _learner(config).check(config.benchmark_settings.stream(config.seed))
 
 
 def _learner(config: RunConfig) -> Learner:

@@ -9,6 +9,7 @@ from typing import Any
 from steppe.errors import RunError, UsageError
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+_LINES = ("-", "--", ":", "-.")  # another for each round of colours
 _SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -20,6 +21,8 @@ def forgetting(results: Sequence[dict[str, Any]], out: Path) -> None:
     pyplot = _pyplot()
     if out.suffix not in _SUFFIXES:
         raise UsageError(f"{out}: a figure is written as {', '.join(_SUFFIXES)}.")
+    if any(not result["accuracy"] for result in results):
+        raise UsageError("a run without a single task: there is nothing to draw.")
     drawn = [result for result in results if all(row[0] is not None for row in result["accuracy"])]
     if not drawn:
         raise UsageError("none of these runs learnt its tasks one after another: there is no forgetting to draw.")
@@ -30,9 +33,10 @@ def forgetting(results: Sequence[dict[str, Any]], out: Path) -> None:
     for place, method in enumerate(methods):
         matrices = [result["accuracy"] for result in drawn if result["method"] == method]
         colour = _COLOURS[place % len(_COLOURS)]
-        _curve(first, [[row[0] for row in matrix] for matrix in matrices], method, colour)
+        line = _LINES[place // len(_COLOURS) % len(_LINES)]
+        _curve(first, [[row[0] for row in matrix] for matrix in matrices], method, colour, line)
         means = [[sum(row[: i + 1]) / (i + 1) for i, row in enumerate(matrix)] for matrix in matrices]
-        _curve(average, means, method, colour)
+        _curve(average, means, method, colour, line)
     first.set_title("the first task, as others follow", fontsize=10)
     average.set_title("mean over all tasks learnt so far", fontsize=10)
     first.set_ylabel("test accuracy (%)")
@@ -51,10 +55,10 @@ def forgetting(results: Sequence[dict[str, Any]], out: Path) -> None:
         pyplot.close(figure)
 
 
-def _curve(axes: Any, curves: list[list[float]], label: str, colour: str) -> None:
+def _curve(axes: Any, curves: list[list[float]], label: str, colour: str, line: str) -> None:
     count, steps = len(curves), range(1, len(curves[0]) + 1)
     mean = [sum(values) / count for values in zip(*curves, strict=True)]
-    axes.plot(steps, mean, marker="o", markersize=3, label=label, color=colour)
+    axes.plot(steps, mean, marker="o", markersize=3, label=label, color=colour, linestyle=line)
     if count > 1:
         spread = [
             (sum((value - middle) ** 2 for value in values) / (count - 1)) ** 0.5

@@ -21,7 +21,7 @@ from steppe.numerics import denormals_flushed
 from steppe.projection.capture import output_weight
 from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
 from steppe.protocol import Training
-from steppe.seeding import Streams
+from steppe.seeding import Streams, borrowed_global_generator
 from steppe.task import Task
 from steppe.training import fit
 
@@ -60,6 +60,8 @@ class Learner:
     ) -> None:
         if not isinstance(method, MethodSettings):
             raise UsageError(f"method is {method!r}: give a method's settings, such as steppe.FSDGPM().")
+        if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"device {device}: this machine or this build of torch has no CUDA; use 'cpu'.")
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
@@ -81,10 +83,15 @@ class Learner:
     ) -> Learnt:
         """Learn the next task; or several at once, shuffled together."""
         training = Training(epochs, batch_size, glances)
-        curriculum = Curriculum([tasks] if isinstance(tasks, Task) else tasks, self.tasks_learnt)
-        for task in curriculum.tasks:
-            method = self.check(task)
+        curriculum = Curriculum(_listed(tasks), self.tasks_learnt)
+        if self.settings.schedule != "sequential" and self.tasks_learnt:
+            raise UsageError(
+                f"{type(self.settings).__name__} learns all tasks at once: give them to one call, "
+                "learn([task, task, …]), and make a new Learner to learn them anew."
+            )
+        method = self.check(curriculum.tasks)
         with (
+            torch.enable_grad(),
             denormals_flushed(),
             self.streams.ambient(self.network.device),
             self.network.mode(training=True),
@@ -104,14 +111,14 @@ class Learner:
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
-        tasks = [tasks] if isinstance(tasks, Task) else tasks
-        with torch.no_grad(), self.network.mode(training=False):
-            return [self._accuracy(task) for task in tasks]
+        listed = _listed(tasks)
+        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
+            return [self._accuracy(task) for task in listed]
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """The most likely output row of each sample, within the head if one is given."""
         with torch.no_grad(), self.network.mode(training=False):
-            return self._predicted(x, head)
+            return self._predicted(torch.as_tensor(x), head)
 
     def _accuracy(self, task: Task) -> float:
         if task.test is None:
@@ -181,13 +188,28 @@ class Learner:
                 stacklevel=5,
             )
 
-    def check(self, task: Task) -> Method:
-        """Refuse a task that the model and the method cannot learn, before anything is changed."""
-        self._check_task(task)
-        self.settings.check(task, self.network.heads)
+    def check(self, tasks: Task | Sequence[Task]) -> Method:
+        """Refuse what the model and the method cannot learn, one after another or together, before anything is
+        changed.
+        """
+        listed = _listed(tasks)
+        heads = list(self.network.heads)
+        for task in listed:
+            self._check_task(task)
+            self.settings.check(task, heads)
+            heads.append(task.head)
         if self._method is None:
-            self._method = self._started(task)
+            self._method = self._started(listed[0])
+        self._check_frozen()
         return self._method
+
+    def _check_frozen(self) -> None:
+        for name, parameter in self.network.parameters.items():
+            if not parameter.requires_grad:
+                raise ModelError(
+                    f"the weight {name!r} was frozen after the learner was made: "
+                    "freeze weights before, or make a new learner."
+                )
 
     def _check_task(self, task: Task) -> None:
         with task.blamed("training"):
@@ -200,9 +222,16 @@ class Learner:
             )
         try:
             with torch.no_grad(), self.network.mode(training=False):
-                output = self.model(self.network.prepare_inputs(x))
+                prepared = self.network.prepare_inputs(x.clone())
+                version = prepared._version
+                output = self.model(prepared)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {error}") from error
+        if prepared._version != version:
+            raise ModelError(
+                "the model changes its input in place, and an update needs it several times: "
+                "let its forward begin with a copy (x = x.clone())."
+            )
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
             found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {found}.")
@@ -237,3 +266,16 @@ class Learner:
             if entry not in known:
                 raise UsageError(f"exclude names {entry!r}, which is no layer and no weight of the model.")
         return exclude
+
+
+def _listed(tasks: Task | Sequence[Task]) -> list[Task]:
+    """One task or several as a list; anything else is refused."""
+    listed = [tasks] if isinstance(tasks, Task) else list(tasks)
+    for task in listed:
+        if not isinstance(task, Task):
+            raise UsageError(
+                f"a {type(task).__name__} is given as a task: make one with steppe.Task((inputs, labels), ...)."
+            )
+    if not listed:
+        raise DataError("there is no task: give at least one.")
+    return listed

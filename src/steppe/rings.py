@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from steppe.errors import UsageError
 from steppe.replay import room
+from steppe.task import Task
 from steppe.types import Batch
 
 
@@ -53,3 +55,18 @@ class Rings:
         if self._stored is None:
             return 0
         return sum(part.nbytes for part in (self._stored.x, self._stored.y, self._stored.task))
+
+
+def check_shares(memory: int, tasks: int) -> None:
+    """Refuse a memory too small to give every task a sample."""
+    if memory < tasks:
+        raise UsageError(f"memory = {memory} shared by tasks = {tasks} leaves no sample for each: raise memory.")
+
+
+def check_room(task: Task, before: int, tasks: int) -> None:
+    """Refuse a task beyond those the memory was cut for."""
+    if before >= tasks:
+        raise UsageError(
+            f"{task.name}: the memory is shared by tasks = {tasks}, and {before} come before this one: "
+            "set tasks to the number of tasks there will be (and memory to at least as much)."
+        )

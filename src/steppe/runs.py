@@ -20,6 +20,12 @@ from steppe.errors import RunError, UsageError
 CONFIG, LOG, RESULT, REPORT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "report.md", "checkpoints"
 
 
+_FIELDS = {
+    *("benchmark", "method", "seed", "acc", "bwt", "learning_acc", "forgetting", "accuracy", "updates"),
+    *("seconds", "bytes", "full_length", "command", "versions", "config"),
+}
+
+
 class RunDirectory:
     """A directory that one run fills; made only when the run is ready to start."""
 
@@ -50,7 +56,8 @@ class RunDirectory:
     def save_weights(self, model: nn.Module, task: int) -> None:
         """Keep the model as it is after a task."""
         path = self.path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        # Copies: weights that share memory cannot be saved by one name each.
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
         with writing(path):
             write_whole(path, save(tensors))
 
@@ -82,7 +89,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} holds {state}: there is no {RESULT} in it.")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(data, dict) or not {"benchmark", "method", "accuracy", "acc", "bwt"} <= data.keys():
+        if not isinstance(data, dict) or not data.keys() >= _FIELDS:
             raise ValueError("it lacks the fields of a result")
     except (OSError, ValueError) as error:
         raise RunError(f"{file} cannot be read as a result: {error}") from error

@@ -21,7 +21,7 @@ class Streams:
         self.seed = seed
         self._generators: dict[str, torch.Generator] = {}
         self._pickers: dict[str, random.Random] = {}
-        self._ambient: torch.Tensor | None = None
+        self._ambient: list[torch.Tensor] = []
 
     def derived(self, name: str) -> int:
         """A 63-bit seed for the named purpose."""
@@ -42,26 +42,41 @@ class Streams:
 
     @contextmanager
     def ambient(self, device: torch.device) -> Iterator[None]:
-        """Put this run's stream in the place of torch's global generator (dropout can use no other), then give
-        the user's global state back as it was.
+        """Put this run's streams in the place of torch's global generators, of the CPU and of the device (dropout can
+        use no others), then give the user's global state back as it was.
         """
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            if self._ambient is None:
-                torch.manual_seed(self.derived("ambient"))
+        generators = _global_generators(device)
+        found = [generator.get_state() for generator in generators]
+        for place, generator in enumerate(generators):
+            if len(self._ambient) > place:
+                generator.set_state(self._ambient[place])
             else:
-                _set_global_state(self._ambient, device)
-            try:
-                yield
-            finally:
-                self._ambient = _global_state(device)
+                generator.manual_seed(self.derived("ambient"))
+        try:
+            yield
+        finally:
+            self._ambient = [generator.get_state() for generator in generators]
+            for generator, state in zip(generators, found, strict=True):
+                generator.set_state(state)
 
 
-def _global_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+@contextmanager
+def borrowed_global_generator(seed: int | None = None) -> Iterator[None]:
+    """Whatever draws from torch's global CPU generator inside, seeded or not, leaves it as it was found."""
+    generator = torch.default_generator
+    found = generator.get_state()
+    if seed is not None:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(found)
 
 
-def _set_global_state(state: torch.Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+def _global_generators(device: torch.device) -> list[torch.Generator]:
+    """The CPU's generator, and the device's where it has one of its own."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]

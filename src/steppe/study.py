@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from steppe.config import RunConfig, load_plugins
+from steppe.config import RunConfig
 from steppe.errors import SteppeError, UsageError
 from steppe.events import Event
 from steppe.experiment import run
@@ -89,7 +89,8 @@ def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch, *, resume: boo
         while waiting or running:
             while waiting and len(running) < workers:
                 number, job = waiting.pop()
-                running[number] = context.Process(target=_work, args=(number, job, messages), daemon=True)  # type: ignore[attr-defined]
+                given = (number, job.config.as_toml(), job.out, messages)
+                running[number] = context.Process(target=_work, args=given, daemon=True)  # type: ignore[attr-defined]
                 running[number].start()
             try:
                 take(*messages.get(timeout=_POLL))
@@ -135,8 +136,10 @@ def _context() -> BaseContext:
     return multiprocessing.get_context("spawn")
 
 
-def _work(number: int, job: Job, messages: multiprocessing.Queue[tuple[int, Message]]) -> None:
-    """One run, in its process. Ctrl-C is the parent's business: it ends us by SIGTERM."""
+def _work(number: int, config: str, out: Path, messages: multiprocessing.Queue[tuple[int, Message]]) -> None:
+    """One run, in its process, from the text of its configuration: a plugin's classes are known only once it is loaded
+    here. Ctrl-C is the parent's business: it ends us by SIGTERM.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     parent = multiprocessing.parent_process()
@@ -147,8 +150,7 @@ def _work(number: int, job: Job, messages: multiprocessing.Queue[tuple[int, Mess
         messages.put((number, event))
 
     try:
-        load_plugins(job.config.plugins)
-        messages.put((number, Finished(run(job.config, job.out, tell))))
+        messages.put((number, Finished(run(RunConfig.from_toml(config), out, tell))))
     except SteppeError as error:
         messages.put((number, Failed(str(error))))
     except Exception as error:

@@ -86,7 +86,7 @@ def latex(results: Sequence[Result]) -> str:
     def line(values: Sequence[str]) -> str:
         return " & ".join(values) + r" \\"
 
-    body = [line([cells(row)[0], *map(_latex_number, cells(row)[1:])]) for row in rows(results)]
+    body = [line([_latex_text(cells(row)[0]), *map(_latex_number, cells(row)[1:])]) for row in rows(results)]
     columns = "l" + "r" * (len(_HEADER) - 1)
     return "\n".join(
         [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_HEADER), r"\midrule", *body, r"\bottomrule"]
@@ -177,6 +177,12 @@ def _text(figure: Figure | None) -> str:
 
 def _line(values: Sequence[str]) -> str:
     return "| " + " | ".join(values) + " |"
+
+
+def _latex_text(cell: str) -> str:
+    for special in "_&%#":
+        cell = cell.replace(special, "\\" + special)
+    return cell
 
 
 def _latex_number(cell: str) -> str:

@@ -28,6 +28,8 @@ class Task:
         head: range | None = None,
         name: str = "task",
     ) -> None:
+        if head is not None and not isinstance(head, range):
+            raise DataError(f"{name}: the head is {head!r}: give a range of output rows, such as range(10, 20).")
         if head is not None and (head.step != 1 or head.start < 0 or len(head) == 0):
             raise DataError(f"{name}: the head {head} is not a non-empty range of output rows with step 1.")
         self.name, self.head = name, head

@@ -29,7 +29,7 @@ def fit(
         started = reported = time.perf_counter()
         for number, batch in enumerate(curriculum.batches(training.batch_size, order, outputs), start=1):
             for _ in range(training.glances):
-                losses.add(_observed(method, batch, curriculum))
+                losses.add(_observed(method, batch, curriculum.name, losses.place))
             if epoch == 0:
                 method.remember(batch)
             updates += training.glances
@@ -45,14 +45,16 @@ def fit(
     return updates
 
 
-def _observed(method: Method, batch: Batch, curriculum: Curriculum) -> Tensor:
+def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
     try:
         return method.observe(batch)
+    except DivergedError as error:
+        raise DivergedError(f"{place}: {error}") from error
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise DataError(
-            f"{curriculum.name}: a batch of one sample is too small for the model's BatchNorm: choose a batch_size "
+            f"{name}: a batch of one sample is too small for the model's BatchNorm: choose a batch_size "
             "that leaves no single sample at the end (with ascent_form=chunked, none in a chunk either)."
         ) from error
 
@@ -64,6 +66,11 @@ class _Losses:
         self._name, self._epoch, self._done = name, epoch, updates_before
         self._pending: list[Tensor] = []
         self._sum, self._count, self._recent = 0.0, 0, 0.0
+
+    @property
+    def place(self) -> str:
+        """Where the next loss belongs."""
+        return f"task {self._name!r}, epoch {self._epoch + 1}, update {self._done + len(self._pending) + 1}"
 
     def add(self, loss: Tensor) -> None:
         self._pending.append(loss)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from steppe.protocol import Training
-from steppe.seeding import Streams
+from steppe.seeding import Streams, borrowed_global_generator
 from steppe.settings import Settings
 from steppe.task import Task
 
@@ -29,6 +28,5 @@ class Benchmark(Settings, ABC):
 
     def model(self, seed: int) -> nn.Module:
         """A new network whose weights depend on the seed alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(Streams(seed).derived("model"))
+        with borrowed_global_generator(Streams(seed).derived("model")):
             return self.network()

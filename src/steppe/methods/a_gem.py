@@ -15,12 +15,11 @@ from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
-from steppe.methods.gem import check_room, check_shares
 from steppe.methods.task_gradients import PastTasks
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.rings import Rings
+from steppe.rings import Rings, check_room, check_shares
 from steppe.seeding import Streams
 from steppe.settings import setting
 from steppe.task import Task

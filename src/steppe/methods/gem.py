@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steppe.errors import DivergedError, UsageError
+from steppe.errors import DivergedError
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
 from steppe.methods.task_gradients import PastTasks
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.rings import Rings
+from steppe.rings import Rings, check_room, check_shares
 from steppe.seeding import Streams
 from steppe.settings import setting
 from steppe.task import Task
@@ -53,21 +53,6 @@ class GEM(MethodSettings):
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """GEM at work."""
         return _GEM(self, network)
-
-
-def check_shares(memory: int, tasks: int) -> None:
-    """Refuse a memory too small to give every task a sample."""
-    if memory < tasks:
-        raise UsageError(f"memory = {memory} shared by tasks = {tasks} leaves no sample for each: raise memory.")
-
-
-def check_room(task: Task, before: int, tasks: int) -> None:
-    """Refuse a task beyond those the memory was cut for."""
-    if before >= tasks:
-        raise UsageError(
-            f"{task.name}: the memory is shared by tasks = {tasks}, and {before} come before this one: "
-            "set tasks to the number of tasks there will be (and memory to at least as much)."
-        )
 
 
 class _GEM(Method):
@@ -120,8 +105,11 @@ def dual_solution(gram: Tensor, products: Tensor, strength: float) -> Tensor:
     if not (np.isfinite(a).all() and np.isfinite(c).all()):
         raise DivergedError("a gradient on a past task's memory is no longer finite: lower the step size (lr).")
     p = (a + a.T) / 2 + _RIDGE * np.eye(len(a))
-    lower = np.linalg.cholesky(p)
-    u, _ = nnls(lower.T, -np.linalg.solve(lower, c + p.sum(1) * strength), maxiter=100 * len(a))
+    try:
+        lower = np.linalg.cholesky(p)
+        u, _ = nnls(lower.T, -np.linalg.solve(lower, c + p.sum(1) * strength), maxiter=100 * len(a))
+    except (np.linalg.LinAlgError, RuntimeError) as error:
+        raise DivergedError(f"the gradients on past tasks' memories cannot be reconciled: {error}") from error
     return torch.from_numpy(u + strength).to(products)
 
 

@@ -117,9 +117,8 @@ class _ICaRL(Method):
         return self.exemplars.batch[picked], self.exemplars.logits[picked.to(self.network.device)]
 
     def _current_loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy on the current task's head."""
-        head = self._head(-1)
-        return cross_entropy(output[:, head.start : head.stop], batch.y - head.start)
+        """Cross-entropy of each sample on its task's head."""
+        return cross_entropy(self.network.within_heads(output, batch.task), batch.y)
 
     def _distance(self, output: Tensor, stored: Tensor, batch: Batch) -> Tensor:
         """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), each exemplar on its own task's head."""
@@ -179,7 +178,7 @@ class _ICaRL(Method):
         logits: Tensor = self.network.model(x)
         if self._means is None:
             return torch.full_like(logits, -torch.inf)
-        distances = torch.cdist(logits, self._means, compute_mode="donot_use_mm_for_euclid_dist")
+        distances = torch.cdist(logits.float(), self._means.float(), compute_mode="donot_use_mm_for_euclid_dist")
         return distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
     def bytes_held(self) -> dict[str, int]:

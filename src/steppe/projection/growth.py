@@ -17,8 +17,6 @@ from torch import Tensor
 
 from steppe.projection.basis import NEARLY_ALL, Representation
 
-# A threshold of 1 would take directions that are only rounding noise, and more of them than there are dimensions.
-
 
 class Growth(NamedTuple):
     """A basis after a task, (groups, in, k), in double precision, and ‖Rᵀm_i‖ for its directions, (groups, k).
