@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -51,7 +50,7 @@ class Curriculum:
                 self._part(number, pick[owners == number] - start[number], outputs)
                 for number in torch.unique(owners).tolist()
             ]
-            yield functools.reduce(Batch.joined, parts)
+            yield Batch.union(parts)
 
     def _part(self, number: int, indices: torch.Tensor, outputs: int) -> Batch:
         task = self.tasks[number]

@@ -113,6 +113,11 @@ class Network:
             gradient[name] = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
         return loss.detach(), {name: gradient[name] for name in self.parameters}
 
+    def gradient_of(self, loss: Tensor) -> Direction:
+        """The gradient of a loss that a method has put together itself."""
+        found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(self.parameters, found, strict=True))
+
     def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
         """The loss with the given weights in place of the model's own, differentiable through them."""
         # Copies take the place of buffers that must not move: put back afterwards, they would count as changed, and a

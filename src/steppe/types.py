@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,8 +61,17 @@ class Batch:
     def __getitem__(self, index: slice | Tensor) -> Batch:
         return Batch(self.x[index], self.y[index], self.task[index])
 
+    @staticmethod
+    def union(batches: Sequence[Batch]) -> Batch:
+        """The samples of several batches, one batch after another."""
+        if len(batches) == 1:
+            return batches[0]
+        return Batch(
+            torch.cat([batch.x for batch in batches]),
+            torch.cat([batch.y for batch in batches]),
+            torch.cat([batch.task for batch in batches]),
+        )
+
     def joined(self, other: Batch | None) -> Batch:
         """The batch followed by the other's samples."""
-        if other is None or len(other) == 0:
-            return self
-        return Batch(torch.cat((self.x, other.x)), torch.cat((self.y, other.y)), torch.cat((self.task, other.task)))
+        return self if other is None or len(other) == 0 else Batch.union([self, other])

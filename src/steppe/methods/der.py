@@ -22,7 +22,7 @@ from steppe.registry import register_method
 from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Direction
+from steppe.types import Batch
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,8 @@ class _DERPlusPlus(Method):
             loss = loss + self.settings.alpha * mse_loss(output[distilled], noted[1])
             loss = loss + self.settings.beta * cross_entropy(masked[rehearsed], union.y[rehearsed])
         self._output = output[new].detach()
-        self.descent.step(clipped(self._gradient(loss), self.settings.clip))
+        self.descent.step(clipped(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
-
-    def _gradient(self, loss: Tensor) -> Direction:
-        parameters = self.network.parameters
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(parameters, found, strict=True))
 
     def remember(self, batch: Batch) -> None:
         self.replay.push(batch, self._output)

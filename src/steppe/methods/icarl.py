@@ -104,9 +104,7 @@ class _ICaRL(Method):
         loss = self._current_loss(output[: len(batch)], union[: len(batch)])
         if stored is not None:
             loss = loss + self.settings.distillation * self._distance(output[len(batch) :], stored, union[len(batch) :])
-        parameters = self.network.parameters
-        slopes = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        self.descent.step(clipped(dict(zip(parameters, slopes, strict=True)), self.settings.clip))
+        self.descent.step(clipped(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
 
     def _one_of_each(self) -> tuple[Batch | None, Tensor | None]:
@@ -147,7 +145,7 @@ class _ICaRL(Method):
             for label, places in self.exemplars.places.items():
                 kept[label] = self.exemplars.batch[places.start : min(places.stop, places.start + quota)]
         if self._pool:
-            pool = _joined(self._pool)
+            pool = Batch.union(self._pool)
             self._pool = []
             logits = self._logits(pool)
             for label in sorted(set(pool.y.tolist())):
@@ -164,7 +162,7 @@ class _ICaRL(Method):
         for label, batch in kept.items():
             places[label] = range(start, start + len(batch))
             start += len(batch)
-        whole = _joined(list(kept.values()))
+        whole = Batch.union(list(kept.values()))
         return Exemplars(whole, self._logits(whole), places)
 
     def _logits(self, batch: Batch) -> Tensor:
@@ -204,14 +202,6 @@ def herded(features: Tensor, count: int) -> Tensor:
         total = total + features[best]
         chosen.append(best)
     return torch.stack(chosen)
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    return Batch(
-        torch.cat([batch.x for batch in batches]),
-        torch.cat([batch.y for batch in batches]),
-        torch.cat([batch.task for batch in batches]),
-    )
 
 
 register_method(

@@ -127,7 +127,7 @@ class PastTasks:
     def __init__(self, network: Network, samples: Sequence[Batch]) -> None:
         self._network = network
         self._samples = [network.prepare(batch) for batch in samples]
-        self._union = _union(self._samples) if samples else None
+        self._union = Batch.union(self._samples) if samples else None
         self._sample_kernel: Tensor | None = None
         self.linear: LinearLayers = self._factorable()
         """The weights of linear layers, each with its layer, if gradients are taken together; else empty."""
@@ -209,10 +209,6 @@ class PastTasks:
             if not difference.norm() <= tolerance * rows.norm():
                 return False
         return True
-
-
-def _union(batches: Sequence[Batch]) -> Batch:
-    return Batch(*(torch.cat(parts) for parts in zip(*((b.x, b.y, b.task) for b in batches), strict=True)))
 
 
 def _bias_of(weight: str) -> str:

@@ -18,6 +18,11 @@ class Spectrum(NamedTuple):
     vectors: Tensor
 
 
+def directions(basis: Tensor) -> Tensor:
+    """Which columns of a basis, (groups, in, k), are directions and which are padding, (groups, k)."""
+    return basis.square().sum(1) > 0.5
+
+
 class Representation:
     """R of one layer, fed with columns in chunks.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steppe.projection.basis import NEARLY_ALL, Representation
+from steppe.projection.basis import NEARLY_ALL, Representation, directions
 
 
 class Growth(NamedTuple):
@@ -36,7 +36,7 @@ def grown(representation: Representation, old: Tensor | None, threshold: float, 
         old = old.double()
         # Stored in the network's precision, the old basis is orthonormal only up to rounding. Made so anew, it leaves
         # an R̂ and new directions that are orthogonal to it however little R̂ is.
-        missed = representation.outside(torch.linalg.qr(old)[0] * _held(old).unsqueeze(1))
+        missed = representation.outside(torch.linalg.qr(old)[0] * directions(old).unsqueeze(1))
     spectrum = missed.spectrum()
     if spectrum is None:
         return None
@@ -55,14 +55,9 @@ def grown(representation: Representation, old: Tensor | None, threshold: float, 
     )
 
 
-def _held(basis: Tensor) -> Tensor:
-    """Which columns are directions, not padding, (groups, k)."""
-    return basis.square().sum(1) > 0.5
-
-
 def _compact(growth: Growth) -> Growth:
     """Every group's directions before its padding, of which only what the fullest group needs is kept."""
-    held = _held(growth.basis)
+    held = directions(growth.basis)
     order = held.logical_not().byte().argsort(dim=-1, stable=True)[:, : int(held.sum(-1).max())]
     where = order.unsqueeze(1).expand(-1, growth.basis.shape[1], -1)
     return Growth(growth.basis.gather(2, where), growth.strengths.gather(1, order))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steppe.network import Network
-from steppe.projection.basis import Representation, leading
+from steppe.projection.basis import Representation, directions, leading
 from steppe.projection.capture import captured_inputs
 from steppe.projection.growth import grown
 from steppe.projection.importance import ImportanceRule, Importances
@@ -91,7 +91,7 @@ class GradientMemory:
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
-                importance[:, : old.basis.shape[-1]] += old.importance * (old.basis.square().sum(1) > 0.5)
+                importance[:, : old.basis.shape[-1]] += old.importance * directions(old.basis)
             self._hold(network, name, growth.basis, importance.clamp(max=1))
 
     def _represented(self, network: Network, x: Tensor, chunk: int) -> dict[str, Representation]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steppe.projection.basis import directions
 from steppe.types import Outer
 
 
@@ -26,7 +27,7 @@ class SoftProjector:
     @property
     def rank(self) -> int:
         """How many directions are held, over all groups."""
-        return int((self.basis.square().sum(1) > 0.5).sum())
+        return int(directions(self.basis).sum())
 
     @property
     def size(self) -> int:
@@ -36,7 +37,7 @@ class SoftProjector:
     @property
     def held(self) -> Tensor:
         """The importances of the directions that are held, without padding."""
-        return self.importance[self.basis.square().sum(1) > 0.5]
+        return self.importance[directions(self.basis)]
 
     def coordinates(self, gradient: Tensor | Outer) -> Tensor | Outer:
         """G M: each row of G along each basis direction; factors stay factors."""
