@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
     config = dataclasses.replace(config, device=resolved_device(config.device))
     if out is not None:
         refuse_taken(out)
+    gc.freeze()  # what is loaded by now stays: let no collection walk through it again
     versions()  # those of the code that runs, whatever happens to its files meanwhile
     torch.set_num_threads(config.threads)
     tasks = config.benchmark_settings.stream(config.seed)

@@ -26,6 +26,8 @@ class Perturbed:
     loss: Tensor
     gradient: Gradient
     importance_gradient: Importances
+    coordinates: Gradient | None = None
+    """The gradient along the bases, G M, where it had to be computed anyway."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,14 @@ def _first_order(
             loss, gradient = network.gradient(union, shift=v, factored=memory.linear, statistics=statistics and last)
             losses.append(loss)
             gradients.append(gradient)
-            if memory.rule.dynamic:
-                seen = memory.coordinates(gradient)
+            seen = memory.coordinates(gradient) if memory.rule.dynamic else None
+            if seen is not None:
                 slopes.append({name: ascent.lr * _alignment(walked[name], c) for name, c in seen.items()})
     return Perturbed(
         torch.stack(losses).mean(),
         gradients[0] if len(gradients) == 1 else _mean(gradients),
         _mean(slopes) if slopes else {},
+        seen if len(gradients) == 1 else None,
     )
 
 

@@ -30,10 +30,17 @@ class Descent:
 
 def clipped(gradient: Gradient, norm: float) -> Gradient:
     """The gradient, shortened to the norm where it is longer; 0 means no clipping."""
-    if norm == 0:
-        return gradient
+    return gradient if norm == 0 else scaled(gradient, clip_factor(gradient, norm))
+
+
+def clip_factor(gradient: Gradient, norm: float) -> Tensor:
+    """By what the gradient must be multiplied to be no longer than the norm."""
     total = torch.stack([_squared_norm(g) for g in gradient.values()]).sum().sqrt()
-    factor = (norm / (total + 1e-6)).clamp(max=1.0)
+    return (norm / (total + 1e-6)).clamp(max=1.0)
+
+
+def scaled(gradient: Gradient, factor: Tensor) -> Gradient:
+    """The gradient times a number; of factors only the smaller one is multiplied."""
     return {
         name: Outer(g.left * factor, g.right) if isinstance(g, Outer) else g * factor for name, g in gradient.items()
     }

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clipped
+from steppe.methods.descent import Descent, clip_factor, scaled
 from steppe.network import Network
-from steppe.perturbation import Ascent
+from steppe.perturbation import Ascent, Perturbed
 from steppe.projection.importance import ImportanceRule, Importances, Ones, Sigmoid, Spectral
 from steppe.projection.layers import CoveredWeight, require_covered
 from steppe.projection.memory import GradientMemory
@@ -29,7 +29,7 @@ from steppe.registry import register_method
 from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Gradient
+from steppe.types import Batch, Direction
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,30 @@ class _FSDGPM(Method):
         current = union[: len(batch)]  # D
 
         # Sharpness evaluation: v, K steps within the memory; then L_{D∪N}(w + v) and its gradients.
-        loss, gradient, importance_gradient = self._perturbed(current, union)
+        found = self._perturbed(current, union)
         # Dynamic gradient projection memory: Λ, from the second task on.
-        self.memory.move_importances(importance_gradient)
+        self.memory.move_importances(found.importance_gradient)
         # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient.
-        self.descent.step(self.memory.outside(clipped(gradient, self.settings.clip)))
-        return loss
+        self.descent.step(self._outside(found))
+        return found.loss
 
-    def _perturbed(self, current: Batch, union: Batch) -> tuple[Tensor, Gradient, Importances]:
+    def _perturbed(self, current: Batch, union: Batch) -> Perturbed:
         if self.settings.perturbation != "importance-only":
-            found = self.ascent(self.network, self.memory, current, union)
-            return found.loss, found.gradient, found.importance_gradient
+            return self.ascent(self.network, self.memory, current, union)
         # DGPM: v serves Λ alone, and the step is taken with the gradient at w.
         slopes: Importances = {}
         if self.memory and self.memory.rule.dynamic:
             slopes = self.ascent(self.network, self.memory, current, union, statistics=False).importance_gradient
         loss, gradient = self.network.gradient(union, factored=self.memory.linear)
-        return loss, gradient, slopes
+        return Perturbed(loss, gradient, slopes)
+
+    def _outside(self, found: Perturbed) -> Direction:
+        """The gradient, clipped as a whole, without its part within the memory."""
+        gradient, along = found.gradient, found.coordinates
+        if self.settings.clip:
+            factor = clip_factor(gradient, self.settings.clip)
+            gradient, along = scaled(gradient, factor), None if along is None else scaled(along, factor)
+        return self.memory.outside(gradient, along)
 
     def remember(self, batch: Batch) -> None:
         self.replay.push(batch)
