@@ -164,7 +164,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.C
     assert "| finetune | 1 |" in captured.out
 
 
-def test_ctrl_c_stops_cleanly() -> None:
+def test_ctrl_c_stops_cleanly(capsys: pytest.CaptureFixture[str]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "steppe", "run", "pmnist", "fs-dgpm", "--out", "stopped"],
         stderr=subprocess.PIPE,
@@ -181,6 +181,8 @@ def test_ctrl_c_stops_cleanly() -> None:
     assert "Traceback" not in err
     assert json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["event"] == "Stopped"
     assert not list(Path("stopped").rglob("*.part"))
+    assert main(["show", "stopped"]) == 2
+    assert "1 unfinished run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [None, "fs-dgpm", "er", "pmnist"])

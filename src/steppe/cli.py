@@ -218,10 +218,13 @@ def _results(directories: Sequence[Path]) -> list[dict[str, Any]]:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory: give a run's or a study's.")
         inner = sorted(file.parent for file in directory.rglob(RESULT))
-        found += [read_result(path) for path in inner] if inner else [read_result(directory)]
-        for config in sorted(directory.rglob(CONFIG)):
-            if config.parent not in inner:
-                print(f"steppe: {config.parent} is unfinished and left out.", file=sys.stderr)
+        unfinished = sorted({config.parent for config in directory.rglob(CONFIG)} - set(inner))
+        if not inner:
+            state = f"{len(unfinished)} unfinished run(s) and no finished one" if unfinished else "no run"
+            raise UsageError(f"{directory} holds {state}: there is nothing to show.")
+        found += [read_result(path) for path in inner]
+        for path in unfinished:
+            print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
     return found
 
 

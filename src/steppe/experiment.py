@@ -49,7 +49,8 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
     except BaseException as error:
         if directory is not None:
             with suppress(RunError):  # the disk may be what stopped the run
-                directory.log({"event": "Stopped", "reason": str(error) or type(error).__name__})
+                reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
+                directory.log({"event": "Stopped", "reason": reason})
         raise
     if directory is not None:
         directory.write_result(result)

@@ -146,7 +146,7 @@ def _work(number: int, config: str, out: Path, messages: multiprocessing.Queue[t
 
     def tell(event: Event) -> None:
         if parent is not None and not parent.is_alive():  # killed without a chance to stop us
-            raise SystemExit("the process that started the study is gone")
+            raise SystemExit(1)
         messages.put((number, event))
 
     try:
