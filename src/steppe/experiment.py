@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from steppe.errors import RunError, UsageError
 from steppe.events import Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
 from steppe.metrics import AccuracyMatrix
+from steppe.numerics import loaded_left_alone
 from steppe.runs import REPORT, RunDirectory, refuse_taken
 from steppe.tables import run_report
 from steppe.task import Task
@@ -31,7 +31,6 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
     config = dataclasses.replace(config, device=resolved_device(config.device))
     if out is not None:
         refuse_taken(out)
-    gc.freeze()  # what is loaded by now stays: let no collection walk through it again
     versions()  # those of the code that runs, whatever happens to its files meanwhile
     torch.set_num_threads(config.threads)
     tasks = config.benchmark_settings.stream(config.seed)
@@ -45,7 +44,8 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
         watch(event)
 
     try:
-        result = _learnt_in_order(config, tasks, learner, directory, tell)
+        with loaded_left_alone():
+            result = _learnt_in_order(config, tasks, learner, directory, tell)
     except BaseException as error:
         if directory is not None:
             with suppress(RunError):  # the disk may be what stopped the run
