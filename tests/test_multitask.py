@@ -15,6 +15,7 @@ from steppe.config import RunConfig
 from steppe.curriculum import Curriculum
 from steppe.errors import DataError
 from steppe.experiment import run
+from steppe.seeding import Streams
 
 SHORT = ["tasks=3", "samples=40", "test_samples=50"]
 
@@ -66,7 +67,7 @@ def test_every_sample_is_learnt_on_its_own_head() -> None:
 def test_a_walk_shows_every_sample_once_and_mixes_the_tasks() -> None:
     tasks = [Task(data(count, 0, 6, seed)) for seed, count in enumerate((7, 12, 3))]
     curriculum = Curriculum(tasks, first=4)
-    batches = list(curriculum.batches(5, torch.Generator().manual_seed(0), 6))
+    batches = list(curriculum.batches(5, Streams(0), 6, torch.device("cpu")))
     assert [len(batch) for batch in batches] == [5, 5, 5, 5, 2]
     assert len(batches) == curriculum.count_batches(5)
     seen = {(int(t) - 4, tuple(x.tolist())) for batch in batches for x, t in zip(batch.x, batch.task, strict=True)}

@@ -6,6 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from steppe.data.samples import Pair
+from steppe.errors import DataError
+from steppe.network import Network
+from steppe.seeding import Streams
 from steppe.task import Task
 from steppe.types import Batch
 
@@ -28,8 +32,11 @@ class Curriculum:
             return self.tasks[0].train.count_batches(size)
         return -(-sum(len(task.train) for task in self.tasks) // size)
 
-    def batches(self, size: int, order: torch.Generator, outputs: int) -> Iterator[Batch]:
-        """Every sample once, in batches of all tasks mixed; labels outside a task's head are refused."""
+    def batches(self, size: int, streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
+        """Every sample once, on the device, in batches of all tasks mixed, augmented where a task says how; labels
+        outside a task's head are refused.
+        """
+        order = streams.generator("order")
         if len(self.tasks) == 1:
             task = self.tasks[0]
             pairs = task.train.batches(size, order)
@@ -38,23 +45,48 @@ class Curriculum:
                     pair = next(pairs, None)
                 if pair is None:
                     return
-                x, y = pair
-                task.check_labels(y, outputs)
-                yield Batch(x, y, torch.full_like(y, self.first))
+                yield self._part(0, pair, streams, outputs, device)
         lengths = torch.tensor([len(task.train) for task in self.tasks])
         owner = torch.repeat_interleave(torch.arange(len(self.tasks)), lengths)
         start = lengths.cumsum(0) - lengths
         for pick in torch.split(torch.randperm(int(lengths.sum()), generator=order), size):
             owners = owner[pick]
-            parts = [
-                self._part(number, pick[owners == number] - start[number], outputs)
-                for number in torch.unique(owners).tolist()
-            ]
+            parts = []
+            for number in torch.unique(owners).tolist():
+                with self.tasks[number].blamed("training"):
+                    pair = self.tasks[number].train.take(pick[owners == number] - start[number])
+                parts.append(self._part(number, pair, streams, outputs, device))
             yield Batch.union(parts)
 
-    def _part(self, number: int, indices: torch.Tensor, outputs: int) -> Batch:
+    def _part(self, number: int, pair: Pair, streams: Streams, outputs: int, device: torch.device) -> Batch:
+        """Samples of one task as a batch."""
         task = self.tasks[number]
-        with task.blamed("training"):
-            x, y = task.train.take(indices)
+        x, y = pair
         task.check_labels(y, outputs)
+        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        if task.augment is not None:
+            x = task.augment(x, streams.generator("augmentation"))
         return Batch(x, y, torch.full_like(y, self.first + number))
+
+    def require_validation(self) -> None:
+        """Refuse tasks without validation data."""
+        for task in self.tasks:
+            if task.valid is None:
+                raise DataError(
+                    f"{task.name}: there is no validation data, which `patience` needs: give the task "
+                    "valid=(inputs, labels), or train with patience=0."
+                )
+
+    @torch.no_grad()
+    def validation_loss(self, network: Network, size: int = 1024) -> float:
+        """Mean cross-entropy over the tasks' validation data, in eval mode, each sample on its own head."""
+        total, count = torch.zeros((), dtype=torch.float64, device=network.device), 0
+        with network.mode(training=False):
+            for number, task in enumerate(self.tasks):
+                assert task.valid is not None
+                with task.blamed("validation"):
+                    for x, y in task.valid.batches(size, None):
+                        batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
+                        total += network.loss(batch).double() * len(y)
+                        count += len(y)
+        return float(total) / count

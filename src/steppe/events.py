@@ -13,6 +13,7 @@ class RunStarted:
 
     tasks: int
     batches: int
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class EpochEnded:
     loss: float
     updates: int
     seconds: float
+    validation_loss: float | None = None
+    lr: float | None = None
+    """The step size after the epoch, where validation has cut it."""
 
 
 @dataclass(frozen=True)

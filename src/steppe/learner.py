@@ -79,11 +79,22 @@ class Learner:
         epochs: int = 1,
         batch_size: int = 10,
         glances: int = 1,
+        patience: int = 0,
+        lr_divisor: float = 2.0,
+        lr_min: float = 1e-5,
+        freeze_norms: bool = False,
         watch: Watch = ignore,
     ) -> Learnt:
-        """Learn the next task; or several at once, shuffled together."""
-        training = Training(epochs, batch_size, glances)
+        """Learn the next task; or several at once, shuffled together.
+
+        With `patience` the task's validation data decides: after so many epochs without a lower validation loss the
+        step sizes are divided by `lr_divisor`, below `lr_min` learning stops, and the best weights are kept.
+        `freeze_norms` leaves scale and shift of normalisation layers alone from the second task on.
+        """
+        training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms)
         curriculum = Curriculum(_listed(tasks), self.tasks_learnt)
+        if patience:
+            curriculum.require_validation()
         if self.settings.schedule != "sequential" and self.tasks_learnt:
             raise UsageError(
                 f"{type(self.settings).__name__} learns all tasks at once: give them to one call, "
@@ -98,10 +109,12 @@ class Learner:
         ):
             for task in curriculum.tasks:
                 self.network.open_head(task.head, self._outputs)
+            if freeze_norms and self.tasks_learnt:
+                self.network.freeze_norms()
             self.tasks_learnt += len(curriculum.tasks)  # even if it fails: its samples and its head stay its own
             method.begin_task()
             started = time.perf_counter()
-            updates = fit(method, curriculum, self._outputs, training, self.streams.generator("order"), watch)
+            updates = fit(method, self.network, curriculum, self._outputs, training, self.streams, watch)
             self._check_weights(curriculum.name)
             trained = time.perf_counter()
             remarks = method.end_task()

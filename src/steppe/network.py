@@ -20,6 +20,9 @@ from steppe.linear_calls import outer_product, recorded_calls
 from steppe.types import Batch, Direction, Gradient, Outer
 
 
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
 class Network:
     """A model, its trainable parameters by name, and the heads of the tasks met so far."""
 
@@ -35,8 +38,27 @@ class Network:
         self._prepare = prepare or unit_range
         self._has_buffers = any(True for _ in model.buffers())
         self._kept: Direction = {}  # w while the model stands at w + v
+        self._frozen: frozenset[str] = frozenset()
         self._heads: list[range | None] = []
         self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
+
+    @property
+    def learnable(self) -> dict[str, nn.Parameter]:
+        """The parameters that still move."""
+        if not self._frozen:
+            return self.parameters
+        return {name: p for name, p in self.parameters.items() if name not in self._frozen}
+
+    def freeze_norms(self) -> None:
+        """From now on the scales and shifts of normalisation layers stay: their gradients are 0. Running statistics
+        go on.
+        """
+        own = {id(p) for module in self.model.modules() if isinstance(module, _NORMS) for p in module.parameters()}
+        self._frozen = frozenset(name for name, p in self.parameters.items() if id(p) in own)
+
+    def completed(self, gradient: Direction) -> Direction:
+        """A gradient in the learnable parameters with zeros for those that stay."""
+        return {name: gradient[name] if name in gradient else torch.zeros_like(p) for name, p in self.parameters.items()}
 
     @property
     def heads(self) -> list[range | None]:
@@ -101,12 +123,14 @@ class Network:
             kept = {
                 name: seen
                 for name, seen in calls.items()
-                if seen and sum(call.rows for call in seen) < self.parameters[name].shape[0]
+                if seen
+                and name not in self._frozen
+                and sum(call.rows for call in seen) < self.parameters[name].shape[0]
             }
-            whole = {name: p for name, p in self.parameters.items() if name not in kept}
+            whole = {name: p for name, p in self.learnable.items() if name not in kept}
             wanted: list[Any] = [*whole.values(), *(call.output for seen in kept.values() for call in seen)]
             found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-        gradient: dict[str, Tensor | Outer] = {}
+        gradient: dict[str, Tensor | Outer] = {name: torch.zeros_like(self.parameters[name]) for name in self._frozen}
         for name, p in whole.items():
             gradient[name] = torch.zeros_like(p) if (g := next(found)) is None else g
         for name, seen in kept.items():
@@ -115,8 +139,9 @@ class Network:
 
     def gradient_of(self, loss: Tensor) -> Direction:
         """The gradient of a loss that a method has put together itself."""
-        found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(self.parameters, found, strict=True))
+        weights = self.learnable
+        found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
+        return self.completed(dict(zip(weights, found, strict=True)))
 
     def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
         """The loss with the given weights in place of the model's own, differentiable through them."""
@@ -164,6 +189,19 @@ class Network:
             with torch.no_grad():
                 for module, name, buffer, value in kept:
                     setattr(module, name, buffer.copy_(value))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of all weights and buffers."""
+        return {name: tensor.detach().clone() for name, tensor in self._state().items()}
+
+    @torch.no_grad()
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """All weights and buffers as they were."""
+        for name, tensor in self._state().items():
+            tensor.copy_(snapshot[name])
+
+    def _state(self) -> dict[str, Tensor]:
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     @contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:

@@ -8,7 +8,7 @@ code's, cuts D into K chunks, takes one step on each, and averages the K losses 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class Ascent:
         """
         evaluate = _second_order if self.second_order else _first_order
         return evaluate(self, network, memory, current, union, statistics)
+
+    def slowed(self, divisor: float) -> Ascent:
+        """The same with smaller steps."""
+        return replace(self, lr=self.lr / divisor)
 
     def schedule(self, current: Batch) -> Iterator[tuple[Batch, bool, bool]]:
         """The batch of each step, whether the loss on the union is taken after it, and whether it is the last."""
@@ -100,7 +104,7 @@ def _second_order(
     ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> Perturbed:
     """Differentiate through the ascent itself, in w and in λ."""
-    weights = dict(network.parameters)
+    weights = network.learnable
     leaves = {name: importance.clone().requires_grad_() for name, importance in memory.importances.items()}
     followed = GradientMemory(memory.rule)
     followed.projectors = {name: p.with_importance(leaves[name]) for name, p in memory.projectors.items()}
@@ -120,7 +124,7 @@ def _second_order(
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
     return Perturbed(
         loss.detach(),
-        dict(zip(weights, found[: len(weights)], strict=True)),
+        network.completed(dict(zip(weights, found[: len(weights)], strict=True))),
         dict(zip(leaves, found[len(weights) :], strict=True)),
     )
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from steppe.data.samples import Samples, as_samples
 from steppe.errors import DataError
+
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+"""Makes new variants of a batch of stored inputs, on their device, drawing from the generator alone."""
 
 
 class Task:
@@ -16,7 +21,8 @@ class Task:
 
     `train`, `test` and `valid` are pairs (inputs, labels) of tensors or arrays, `Dataset`s or `DataLoader`s. Labels
     are rows of the model's output. `head` is the range of rows that this task may use: None (single head) is all of
-    them; with `head=range(10, 20)` loss and prediction look at rows 10 to 19 alone.
+    them; with `head=range(10, 20)` loss and prediction look at rows 10 to 19 alone. `augment` varies each batch of
+    training inputs, in the form they are stored in, every time it is seen; replay keeps the variants.
     """
 
     def __init__(
@@ -26,13 +32,14 @@ class Task:
         *,
         valid: object | None = None,
         head: range | None = None,
+        augment: Augmentation | None = None,
         name: str = "task",
     ) -> None:
         if head is not None and not isinstance(head, range):
             raise DataError(f"{name}: the head is {head!r}: give a range of output rows, such as range(10, 20).")
         if head is not None and (head.step != 1 or head.start < 0 or len(head) == 0):
             raise DataError(f"{name}: the head {head} is not a non-empty range of output rows with step 1.")
-        self.name, self.head = name, head
+        self.name, self.head, self.augment = name, head, augment
         self.train = self._part("training", train)
         self.test = None if test is None else self._part("test", test)
         self.valid = None if valid is None else self._part("validation", valid)

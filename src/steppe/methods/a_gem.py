@@ -56,6 +56,8 @@ class AGEM(MethodSettings):
 
 
 class _AGEM(Method):
+    descent: Descent
+
     def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.rings = Rings(settings.memory, settings.tasks)
@@ -66,7 +68,7 @@ class _AGEM(Method):
     def begin_task(self) -> None:
         self.rings.begin_task()
         self.past = PastTasks(self.network, self.rings.past())
-        self.descent.restart()
+        super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.gradient(self.network.prepare(batch))

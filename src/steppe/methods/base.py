@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from steppe.errors import UsageError
+from steppe.methods.descent import Descent
 from steppe.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,9 +43,19 @@ class Method(ABC):
     """
 
     network: Network
+    descent: Descent | None = None
+    """SGD on the weights, where the method takes its steps by it."""
 
-    def begin_task(self) -> None:  # noqa: B027 - many methods have nothing to do here
-        """The next task starts."""
+    def begin_task(self) -> None:
+        """The next task starts: step sizes are the first ones again, and momentum is forgotten."""
+        if self.descent is not None:
+            self.descent.restart()
+
+    def slow_down(self, divisor: float) -> float:
+        """Divide every step size until the task's end, and forget the momentum; returns the step size now."""
+        if self.descent is None:
+            raise UsageError(f"{type(self).__name__} has no step size that could be cut: train it with patience=0.")
+        return self.descent.slow_down(divisor)
 
     @abstractmethod
     def observe(self, batch: Batch) -> Tensor:

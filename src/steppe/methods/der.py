@@ -42,14 +42,13 @@ class DERPlusPlus(MethodSettings):
 
 
 class _DERPlusPlus(Method):
+    descent: Descent
+
     def __init__(self, settings: DERPlusPlus, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
         self.descent = Descent(network, settings.lr, settings.momentum)
         self._output = torch.empty(0)  # of the batch observed last
-
-    def begin_task(self) -> None:
-        self.descent.restart()
 
     def observe(self, batch: Batch) -> Tensor:
         noted, labelled = self.replay.draw_noted(len(batch)), self.replay.draw(len(batch))

@@ -13,16 +13,25 @@ class Descent:
     """SGD on the network's weights with gradients handed to it."""
 
     def __init__(self, network: Network, lr: float, momentum: float) -> None:
-        self._network, self._lr, self._momentum = network, lr, momentum
+        self._network, self._first_lr, self._momentum = network, lr, momentum
         self.restart()
 
     def restart(self) -> None:
-        """Forget the momentum."""
-        self._optimizer = torch.optim.SGD(self._network.parameters.values(), lr=self._lr, momentum=self._momentum)
+        """Forget the momentum, and begin with the first step size."""
+        self._begin(self._first_lr)
+
+    def slow_down(self, divisor: float) -> float:
+        """Divide the step size until the next restart, and forget the momentum; returns the step size now."""
+        self._begin(self.lr / divisor)
+        return self.lr
+
+    def _begin(self, lr: float) -> None:
+        self.lr = lr
+        self._optimizer = torch.optim.SGD(self._network.parameters.values(), lr=lr, momentum=self._momentum)
 
     def step(self, gradient: Gradient) -> None:
         """W −= lr · (momentum average of the gradients)."""
-        for name, parameter in self._network.parameters.items():
+        for name, parameter in self._network.learnable.items():
             parameter.grad = multiplied(gradient[name])
         self._optimizer.step()
         self._optimizer.zero_grad()

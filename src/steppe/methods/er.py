@@ -41,15 +41,25 @@ class ER(MethodSettings):
 
 
 class _ER(Method):
+    descent: Descent
+
     def __init__(self, settings: ER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
-        self.ascent = Ascent(settings.ascent_lr, settings.ascent_steps) if settings.ascent_steps else None
+        self.ascent = self._first_ascent()
         self.descent = Descent(network, settings.lr, settings.momentum)
         self._full_space = GradientMemory(Ones())  # an empty memory projects nothing
 
+    def _first_ascent(self) -> Ascent | None:
+        return Ascent(self.settings.ascent_lr, self.settings.ascent_steps) if self.settings.ascent_steps else None
+
     def begin_task(self) -> None:
-        self.descent.restart()
+        super().begin_task()
+        self.ascent = self._first_ascent()
+
+    def slow_down(self, divisor: float) -> float:
+        self.ascent = None if self.ascent is None else self.ascent.slowed(divisor)
+        return super().slow_down(divisor)
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))

@@ -40,6 +40,8 @@ class EWC(MethodSettings):
 
 
 class _EWC(Method):
+    descent: Descent
+
     def __init__(self, settings: EWC, network: Network) -> None:
         self.settings, self.network = settings, network
         self.penalty = Penalty(network.parameters)
@@ -48,7 +50,7 @@ class _EWC(Method):
 
     def begin_task(self) -> None:
         self.first = None
-        self.descent.restart()
+        super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.gradient(self.network.prepare(batch))

@@ -31,12 +31,11 @@ class Finetune(MethodSettings):
 
 
 class _Finetune(Method):
+    descent: Descent
+
     def __init__(self, settings: Finetune, network: Network) -> None:
         self.settings, self.network = settings, network
         self.descent = Descent(network, settings.lr, settings.momentum)
-
-    def begin_task(self) -> None:
-        self.descent.restart()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.gradient(self.network.prepare(batch))

@@ -85,6 +85,8 @@ class FSDGPM(MethodSettings):
 
 
 class _FSDGPM(Method):
+    descent: Descent
+
     def __init__(
         self, settings: FSDGPM, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams
     ) -> None:
@@ -97,7 +99,12 @@ class _FSDGPM(Method):
         self._importances_reached: dict[str, Any] = {}
 
     def begin_task(self) -> None:
-        self.descent.restart()
+        super().begin_task()
+        self.ascent, self.memory.rule = self.settings.ascent(), self.settings.importance_rule()
+
+    def slow_down(self, divisor: float) -> float:
+        self.ascent, self.memory.rule = self.ascent.slowed(divisor), self.memory.rule.slowed(divisor)
+        return super().slow_down(divisor)
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))  # D ∪ N

@@ -56,6 +56,8 @@ class GEM(MethodSettings):
 
 
 class _GEM(Method):
+    descent: Descent
+
     def __init__(self, settings: GEM, network: Network) -> None:
         self.settings, self.network = settings, network
         self.rings = Rings(settings.memory, settings.tasks)
@@ -65,7 +67,7 @@ class _GEM(Method):
     def begin_task(self) -> None:
         self.rings.begin_task()
         self.past = PastTasks(self.network, self.rings.past())
-        self.descent.restart()
+        super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, g = self.network.gradient(self.network.prepare(batch), factored=self.past.linear)

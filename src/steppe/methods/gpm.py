@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from steppe.errors import UsageError
 from steppe.methods.base import Method, MethodSettings
@@ -25,9 +24,6 @@ from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
 from steppe.types import Batch, Gradient
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
 
 @dataclass(frozen=True)
 class GPM(MethodSettings):
@@ -84,6 +80,8 @@ class GPM(MethodSettings):
 
 
 class _GPM(Method):
+    descent: Descent
+
     def __init__(
         self,
         settings: GPM,
@@ -96,24 +94,19 @@ class _GPM(Method):
         self.memory = GradientMemory(settings.importance_rule(), covered)
         self.descent = Descent(network, settings.lr, settings.momentum)
         self.tasks_done = 0
-        self._norms = _norm_parameters(network) if settings.freeze_norms else []
         self._pickers = streams.picker("basis draws"), streams.picker("basis pushes")
         self._samples = Reservoir(settings.basis_samples, *self._pickers)
 
     def begin_task(self) -> None:
-        self.descent.restart()
+        super().begin_task()
+        if self.settings.freeze_norms and self.tasks_done:
+            self.network.freeze_norms()
         self._samples = Reservoir(self.settings.basis_samples, *self._pickers)
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.gradient(self.network.prepare(batch), factored=self.memory.linear)
-        self.descent.step(self.memory.outside(self._released(clipped(gradient, self.settings.clip))))
+        self.descent.step(self.memory.outside(clipped(gradient, self.settings.clip)))
         return loss
-
-    def _released(self, gradient: Gradient) -> Gradient:
-        """The gradient without that of the norm layers once these are frozen."""
-        if self.tasks_done == 0 or not self._norms:
-            return gradient
-        return {**gradient, **{name: torch.zeros_like(self.network.parameters[name]) for name in self._norms}}
 
     def remember(self, batch: Batch) -> None:
         self._samples.push(batch)
@@ -137,12 +130,6 @@ class _GPM(Method):
 
     def record(self) -> dict[str, Any]:
         return {"ranks": {name: {"rank": p.rank, "of": p.size} for name, p in self.memory.projectors.items()}}
-
-
-def _norm_parameters(network: Network) -> list[str]:
-    """The names of the trainable scales and shifts of normalisation layers."""
-    own = {id(p) for module in network.model.modules() if isinstance(module, _NORMS) for p in module.parameters()}
-    return [name for name, parameter in network.parameters.items() if id(parameter) in own]
 
 
 PRESETS = {

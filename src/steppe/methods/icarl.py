@@ -85,6 +85,8 @@ class Exemplars:
 
 
 class _ICaRL(Method):
+    descent: Descent
+
     def __init__(self, settings: ICaRL, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.descent = Descent(network, settings.lr, settings.momentum)
@@ -94,7 +96,7 @@ class _ICaRL(Method):
         self._means: Tensor | None = None
 
     def begin_task(self) -> None:
-        self.descent.restart()
+        super().begin_task()
         self._pool = []
 
     def observe(self, batch: Batch) -> Tensor:

@@ -64,7 +64,16 @@ class _LaMAML(Method):
         self.settings, self.network = settings, network
         self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
         self.rates = {name: torch.full_like(p, settings.rate) for name, p in network.parameters.items()}
+        self._pace = 1.0  # what cuts of the step sizes have left of them
         self._order, self._repeats = streams.picker("inner order"), streams.picker("replay repeats")
+
+    def begin_task(self) -> None:
+        self._pace = 1.0
+
+    def slow_down(self, divisor: float) -> float:
+        """The learnt rates go on from task to task, so a cut shortens the steps, not the rates."""
+        self._pace /= divisor
+        return self._pace * (self.settings.rate if self.settings.asynchronous else self.settings.lr)
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self._replayed()))  # Q
@@ -95,8 +104,9 @@ class _LaMAML(Method):
             yield current[start : start + size], start + size >= len(current)
 
     def _inner_rates(self, rates: Direction) -> Direction:
-        """a(α)."""
-        return {name: rate.relu() for name, rate in rates.items()} if self.settings.inner_relu else rates
+        """a(α), as short as the cuts have made it."""
+        relu = self.settings.inner_relu
+        return {name: (rate.relu() if relu else rate) * self._pace for name, rate in rates.items()}
 
     def _bounded(self, g: Tensor) -> Tensor:
         bound = self.settings.inner_clamp
@@ -137,11 +147,12 @@ class _LaMAML(Method):
 
     def _rate_slope(self, name: str, slope: Tensor) -> Tensor:
         """The gradient in α from that in a(α)."""
+        slope = slope * self._pace
         return slope * (self.rates[name] > 0) if self.settings.inner_relu else slope
 
     def _second_order(self, current: Batch, union: Batch) -> MetaGradient:
-        weights = self.network.parameters
-        leaves = {name: rate.detach().requires_grad_() for name, rate in self.rates.items()}
+        weights = self.network.learnable
+        leaves = {name: self.rates[name].detach().requires_grad_() for name in weights}
         rates = self._inner_rates(leaves)
         moved: Direction = dict(weights)
         losses: list[Tensor] = []
@@ -168,13 +179,13 @@ class _LaMAML(Method):
     def _step(self, found: MetaGradient) -> None:
         """First the learning rates, then the weights."""
         for name, slope in _dense(clipped(found.rates, self.settings.clip)).items():
-            self.rates[name].sub_(slope, alpha=self.settings.rate_lr)
+            self.rates[name].sub_(slope, alpha=self._pace * self.settings.rate_lr)
         for name, slope in _dense(clipped(found.weights, self.settings.clip)).items():
             weight = self.network.parameters[name]
             if self.settings.asynchronous:
-                weight.addcmul_(self.rates[name].relu(), slope, value=-1)
+                weight.addcmul_(self.rates[name].relu(), slope, value=-self._pace)
             else:
-                weight.sub_(slope, alpha=self.settings.lr)
+                weight.sub_(slope, alpha=self._pace * self.settings.lr)
 
     def remember(self, batch: Batch) -> None:
         self.replay.push(batch)

@@ -38,13 +38,12 @@ class SAMER(MethodSettings):
 
 
 class _SAMER(Method):
+    descent: Descent
+
     def __init__(self, settings: SAMER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
         self.descent = Descent(network, settings.lr, settings.momentum)
-
-    def begin_task(self) -> None:
-        self.descent.restart()
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))  # D ∪ N

@@ -6,7 +6,7 @@ whatever a step of the paper's size did); `spectral` fixes λ per task from the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -31,6 +31,10 @@ class ImportanceRule(Protocol):
         """λ after one update with gradient ∂L/∂λ, all layers together."""
         ...
 
+    def slowed(self, divisor: float) -> ImportanceRule:
+        """The same rule with smaller steps."""
+        ...
+
 
 @dataclass(frozen=True)
 class Ones:
@@ -45,6 +49,10 @@ class Ones:
     def moved(self, importance: Importances, gradient: Importances) -> Importances:
         """Unmoved."""
         return importance
+
+    def slowed(self, divisor: float) -> Ones:
+        """There are no steps."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,10 @@ class Sigmoid:
             name: torch.sigmoid(self.temperature * (importance[name] - step * part)) for name, part in gradient.items()
         }
 
+    def slowed(self, divisor: float) -> Sigmoid:
+        """The same with a smaller step size."""
+        return replace(self, lr=self.lr / divisor)
+
 
 @dataclass(frozen=True)
 class Spectral:
@@ -89,3 +101,7 @@ class Spectral:
     def moved(self, importance: Importances, gradient: Importances) -> Importances:
         """Unmoved."""
         return importance
+
+    def slowed(self, divisor: float) -> Spectral:
+        """There are no steps."""
+        return self

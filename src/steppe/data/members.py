@@ -1,0 +1,74 @@
+"""Files within a folder or a packed archive, read into memory by name and never more of them than was announced."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from steppe.errors import DataError
+
+DAMAGED = "it is damaged or was downloaded by half: remove it and get it again"
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
+    try:
+        if not path.is_file():
+            raise DataError(f"{path} is missing or no regular file: get the data set again.")
+        with path.open("rb") as file:
+            return _bounded(file, limit, str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
+    """The members of a .tar.gz that `limits` names, each of at most that many bytes, from one walk through it.
+
+    The walk goes on to the end, where gzip keeps the checksum of everything.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with gzip.open(path) as packed, tarfile.open(fileobj=Bounded(packed, 2 * sum(limits.values()), path)) as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if name not in limits:
+                    continue
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None or name in found:
+                    raise DataError(f"{path}: {name} is no plain file or is there twice: get the archive again.")
+                found[name] = _bounded(content, limits[name], f"{path}: {name}")
+            while packed.read(1 << 20):
+                pass
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise DataError(f"{path} cannot be read ({error}): {DAMAGED}.") from error
+    for name in limits.keys() - found.keys():
+        raise DataError(f"{path} holds no {name}: {DAMAGED}.")
+    return found
+
+
+def _bounded(file: IO[bytes], limit: int, name: str) -> bytes:
+    content = file.read(limit + 1)
+    if len(content) > limit:
+        raise DataError(f"{name} is larger than the {limit:,} bytes it should have: get the data set again.")
+    return content
+
+
+class Bounded:
+    """A stream that refuses to give more than `limit` bytes, so that a small archive cannot unpack without end."""
+
+    def __init__(self, file: IO[bytes], limit: int, path: Path) -> None:
+        self.file, self.limit, self.path = file, limit, path
+        self.given = 0
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > self.limit:
+            raise DataError(f"{self.path} asks for more memory than its content can need: {DAMAGED}.")
+        content = self.file.read(size)
+        self.given += len(content)
+        if self.given > self.limit:
+            raise DataError(f"{self.path} unpacks to more than {self.limit:,} bytes: it is not the publisher's archive.")
+        return content
