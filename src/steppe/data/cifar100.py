@@ -47,11 +47,21 @@ _MEMBERS = {
     "vehicles_1": "bicycle bus motorcycle pickup_truck train",
     "vehicles_2": "lawn_mower rocket streetcar tank tractor",
 }
+
+
+class Superclass(NamedTuple):
+    """A superclass and the numbers of its five classes, ascending."""
+
+    name: str
+    classes: tuple[int, ...]
+
+
 CLASSES = tuple(sorted(name for names in _MEMBERS.values() for name in names.split()))
-SUPERCLASSES = {coarse: tuple(CLASSES.index(name) for name in names.split()) for coarse, names in _MEMBERS.items()}
-"""The numbers of the five classes of each superclass, ascending."""
+SUPERCLASSES = tuple(
+    Superclass(name, tuple(CLASSES.index(member) for member in members.split())) for name, members in _MEMBERS.items()
+)
 COARSE = tuple(
-    next(number for number, members in enumerate(SUPERCLASSES.values()) if fine in members) for fine in range(100)
+    next(number for number, coarse in enumerate(SUPERCLASSES) if fine in coarse.classes) for fine in range(100)
 )
 """The number of each class's superclass."""
 
@@ -60,7 +70,14 @@ _PIXELS = 3 * 32 * 32
 _RECORD = 2 + _PIXELS
 _ROOM = 20_000_000  # what the Python files hold beside the pixels: names of files, labels
 # SHA-256 over the hashes of all images with their labels, in this module's order: one changed pixel changes it.
-FINGERPRINTS: dict[Part, str] = {"train": "", "test": ""}
+FINGERPRINTS: dict[Part, str] = {
+    "train": "f85d1393a3fad671ecf221a3e4695758aefdf71f0d1536eeef7c70131d525bae",
+    "test": "4ddcc047126c10da5b96d02a87f6a7fc5804118dab34fe26c49b7fca8f53b714",
+}
+
+
+_KNOWN = [("", "binary"), ("", "python"), (".tar.gz", "binary"), (".tar.gz", "python")]
+_AGAIN = "get it again with `steppe data fetch cifar-100`."
 
 
 class Form(NamedTuple):
@@ -99,9 +116,6 @@ def forms(directory: Path) -> list[Form]:
     """The forms that are in a directory, the one that `load` takes first."""
     known = [Form(directory / f"cifar-100-{kind}{end}", kind == "binary") for end, kind in _KNOWN]
     return [form for form in known if form.path.exists()]
-
-
-_KNOWN = [("", "binary"), ("", "python"), (".tar.gz", "binary"), (".tar.gz", "python")]
 
 
 def read(form: Form) -> ImageArrays:
@@ -146,9 +160,6 @@ def _of_python(raw: bytes, file: str) -> _Records:
     if not all(isinstance(label, int) and 0 <= label < 256 for label in fine + coarse):
         raise DataError(f"a label in {file} is no class number: {_AGAIN}")
     return _Records(images, np.array(fine, np.uint8), np.array(coarse, np.uint8))
-
-
-_AGAIN = "get it again with `steppe data fetch cifar-100`."
 
 
 def _canonical(records: _Records, part: Part, file: str) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -32,7 +33,8 @@ def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
     """
     found: dict[str, bytes] = {}
     try:
-        with gzip.open(path) as packed, tarfile.open(fileobj=Bounded(packed, 2 * sum(limits.values()), path)) as archive:
+        stream = Bounded(path, 2 * sum(limits.values()))
+        with stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
                 if name not in limits:
@@ -41,7 +43,7 @@ def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
                 if content is None or name in found:
                     raise DataError(f"{path}: {name} is no plain file or is there twice: get the archive again.")
                 found[name] = _bounded(content, limits[name], f"{path}: {name}")
-            while packed.read(1 << 20):
+            while stream.read(1 << 20):
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise DataError(f"{path} cannot be read ({error}): {DAMAGED}.") from error
@@ -57,18 +59,21 @@ def _bounded(file: IO[bytes], limit: int, name: str) -> bytes:
     return content
 
 
-class Bounded:
-    """A stream that refuses to give more than `limit` bytes, so that a small archive cannot unpack without end."""
+class Bounded(io.BufferedIOBase):
+    """The content of a .gz file, never more than `limit` bytes of it: a small file cannot unpack without end."""
 
-    def __init__(self, file: IO[bytes], limit: int, path: Path) -> None:
-        self.file, self.limit, self.path = file, limit, path
-        self.given = 0
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path, self.limit, self.given = path, limit, 0
+        self.file = gzip.open(path)  # noqa: SIM115 (closed with this)
 
-    def read(self, size: int = -1) -> bytes:
-        if size < 0 or size > self.limit:
-            raise DataError(f"{self.path} asks for more memory than its content can need: {DAMAGED}.")
-        content = self.file.read(size)
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        room = self.limit - self.given + 1
+        content = self.file.read(room if size is None or size < 0 else min(size, room))
         self.given += len(content)
         if self.given > self.limit:
-            raise DataError(f"{self.path} unpacks to more than {self.limit:,} bytes: it is not the publisher's archive.")
+            raise DataError(f"{self.path} unpacks to more than {self.limit:,} bytes: it is not the publisher's.")
         return content

@@ -30,7 +30,7 @@ _SYMBOLS = {
 _LONGEST_SYMBOL = max(map(len, _SYMBOLS))
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """Why the content is not what these files hold."""
 
 
@@ -53,7 +53,7 @@ def read(raw: bytes, file: str) -> Content:
     """The dictionary in a file's content; `file` names it in errors."""
     try:
         return _checked(_Machine(raw).run())
-    except _Refused as why:
+    except _RefusedError as why:
         raise DataError(f"{file} is not one of CIFAR-100's Python files ({why}): get it again.") from None
 
 
@@ -70,13 +70,13 @@ class _Machine:
             code = self.number(1)
             if code == _STOP:
                 if self.below or len(self.stack) != 1 or self.at != len(self.raw):
-                    raise _Refused("it does not end where it should")
+                    raise _RefusedError("it does not end where it should")
                 return self.stack[0]
             instruction = _INSTRUCTIONS.get(code)
             if instruction is None:
-                raise _Refused(f"instruction {code:#04x} at byte {self.at - 1} has no place in it")
+                raise _RefusedError(f"instruction {code:#04x} at byte {self.at - 1} has no place in it")
             instruction(self)
-        raise _Refused(f"it has more than {_MAX_INSTRUCTIONS:,} instructions")
+        raise _RefusedError(f"it has more than {_MAX_INSTRUCTIONS:,} instructions")
 
     # What instructions are made of.
 
@@ -84,7 +84,7 @@ class _Machine:
         """The next bytes of the file."""
         start, self.at = self.at, self.at + count
         if self.at > len(self.raw):
-            raise _Refused(f"it ends within {count:,} bytes that begin at byte {start:,}")
+            raise _RefusedError(f"it ends within {count:,} bytes that begin at byte {start:,}")
         return bytes(self.raw[start : self.at])
 
     def number(self, width: int, *, signed: bool = False) -> int:
@@ -92,25 +92,25 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self.stack:
-            raise _Refused("it takes a value where there is none")
+            raise _RefusedError("it takes a value where there is none")
         return self.stack.pop()
 
     def since_mark(self) -> list[Any]:
         if not self.below:
-            raise _Refused("it closes a group that it never opened")
+            raise _RefusedError("it closes a group that it never opened")
         items, self.stack = self.stack, self.below.pop()
         return items
 
     def top(self, kind: type) -> Any:
         if not self.stack or not isinstance(self.stack[-1], kind):
-            raise _Refused(f"it fills a {kind.__name__} where there is none")
+            raise _RefusedError(f"it fills a {kind.__name__} where there is none")
         return self.stack[-1]
 
     # The instructions.
 
     def protocol(self) -> None:
         if (version := self.number(1)) not in (2, 3) or self.at != 2:
-            raise _Refused(f"it is of protocol {version}")
+            raise _RefusedError(f"it is of protocol {version}")
 
     def mark(self) -> None:
         self.below.append(self.stack)
@@ -122,14 +122,14 @@ class _Machine:
     def get(self, width: int) -> None:
         place = self.number(width)
         if place not in self.memo:
-            raise _Refused(f"it refers to value {place}, which is not there")
+            raise _RefusedError(f"it refers to value {place}, which is not there")
         self.stack.append(self.memo[place])
 
     def text(self) -> None:
         try:
             self.stack.append(self.take(self.number(4)).decode())
         except UnicodeDecodeError:
-            raise _Refused("a text in it is not UTF-8") from None
+            raise _RefusedError("a text in it is not UTF-8") from None
 
     def tuple_of(self, count: int) -> None:
         items = [self.pop() for _ in range(count)]
@@ -141,10 +141,10 @@ class _Machine:
     def set_items(self, items: list[Any]) -> None:
         target = self.top(dict)
         if len(items) % 2:
-            raise _Refused("a key in it has no value")
+            raise _RefusedError("a key in it has no value")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, (bytes, str)):
-                raise _Refused(f"a key in it is of type {type(key).__name__}")
+                raise _RefusedError(f"a key in it is of type {type(key).__name__}")
             target[key] = value
 
     def symbol(self) -> None:
@@ -155,12 +155,12 @@ class _Machine:
                 self.stack.append(_Symbol(name))
                 return
         asked = b".".join(ahead.split(b"\n")[:2]).decode("ascii", "replace")
-        raise _Refused(f"it asks for {asked!r}, and only numpy arrays are read")
+        raise _RefusedError(f"it asks for {asked!r}, and only numpy arrays are read")
 
     def reduce(self) -> None:
         arguments, called = self.pop(), self.pop()
         if not isinstance(called, _Symbol) or not isinstance(arguments, tuple) or len(arguments) != 3:
-            raise _Refused("it calls something")
+            raise _RefusedError("it calls something")
         first, second, third = arguments
         if called.name == _RECONSTRUCT:
             right = isinstance(first, _Symbol) and first.name == _NDARRAY and second == (0,) and third in (b"b", "b")
@@ -169,31 +169,31 @@ class _Machine:
             right = called.name == _DTYPE and first in (b"u1", "u1") and second in (0, 1) and third in (0, 1)
             made = _ByteType()
         if not right:
-            raise _Refused(f"it calls {called.name} with other values than an array of bytes has")
+            raise _RefusedError(f"it calls {called.name} with other values than an array of bytes has")
         self.stack.append(made)
 
     def build(self) -> None:
         state = self.pop()
         target = self.top(object)
         if not isinstance(state, tuple) or not isinstance(target, (_Draft, _ByteType)):
-            raise _Refused("it sets the state of something that is no array")
+            raise _RefusedError("it sets the state of something that is no array")
         if isinstance(target, _Draft):
             target.array = _array(state)
         elif state[1:3] not in ((b"|", None), ("|", None)):
-            raise _Refused("its array is not of plain bytes")
+            raise _RefusedError("its array is not of plain bytes")
 
 
 def _array(state: tuple[Any, ...]) -> NDArray[np.uint8]:
     """The array that numpy would make of its version, shape, type, order of axes and bytes."""
     if len(state) != 5:
-        raise _Refused("an array in it is not described by five values")
+        raise _RefusedError("an array in it is not described by five values")
     _, shape, kind, fortran, content = state
     if not (isinstance(shape, tuple) and 1 <= len(shape) <= 4 and all(_is_number(n) and n >= 0 for n in shape)):
-        raise _Refused("an array in it has no proper shape")
+        raise _RefusedError("an array in it has no proper shape")
     if not isinstance(kind, _ByteType) or not isinstance(content, bytes):
-        raise _Refused("an array in it is not of plain bytes")
+        raise _RefusedError("an array in it is not of plain bytes")
     if math.prod(shape) != len(content):
-        raise _Refused(f"an array of shape {shape} in it has {len(content):,} bytes")
+        raise _RefusedError(f"an array of shape {shape} in it has {len(content):,} bytes")
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
@@ -204,19 +204,19 @@ def _is_number(value: object) -> bool:
 def _checked(value: Any) -> Content:
     """The dictionary with text for keys; refused where a value is not of a kind that these files have."""
     if not isinstance(value, dict):
-        raise _Refused("it is no dictionary")
+        raise _RefusedError("it is no dictionary")
     content: Content = {}
     for key, item in value.items():
         if isinstance(item, _Draft) and item.array is not None:
             item = item.array
         elif isinstance(item, list):
             if not all(isinstance(part, (bytes, str)) or _is_number(part) for part in item):
-                raise _Refused("a list in it holds something else than numbers and strings")
+                raise _RefusedError("a list in it holds something else than numbers and strings")
         elif not isinstance(item, (bytes, str)) and not _is_number(item):
-            raise _Refused("a value in it is no number, string, list or array")
+            raise _RefusedError("a value in it is no number, string, list or array")
         name = key.decode("latin-1") if isinstance(key, bytes) else key
         if name in content:
-            raise _Refused(f"{name!r} is in it twice")
+            raise _RefusedError(f"{name!r} is in it twice")
         content[name] = item
     return content
 

@@ -1,0 +1,52 @@
+"""Image files, decoded to uint8: the header is checked before any pixel is unpacked."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from steppe.errors import DataError
+
+MAX_PIXELS = 50_000_000  # a large photograph; what unpacks to more is refused before it is unpacked
+
+
+def decode(
+    raw: bytes, file: str, formats: tuple[str, ...], *, exactly: tuple[int, int] | None = None, resized: int = 0
+) -> Tensor:
+    """An image file's content as RGB, (3, height, width).
+
+    `exactly` is the (width, height) that the header must announce; `resized` scales to a square of that side, after
+    turning the image the way its camera says it should be seen.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large images, which are refused here
+            image: Image.Image = Image.open(io.BytesIO(raw), formats=formats)
+            _check_size(image.size, file, exactly)
+            if exactly is None:
+                image = ImageOps.exif_transpose(image)
+            pixels = image.convert("RGB")
+            if resized and pixels.size != (resized, resized):
+                pixels = pixels.resize((resized, resized), Image.Resampling.BILINEAR)
+    except DataError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{file} announces too large an image ({error}): remove it.") from error
+    except Exception as error:  # decoders raise whatever their format makes them stumble over
+        raise DataError(f"{file} cannot be decoded as an image ({error}): replace or remove it.") from error
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+
+def _check_size(size: tuple[int, int], file: str, exactly: tuple[int, int] | None) -> None:
+    width, height = size
+    if exactly is not None and size != exactly:
+        raise DataError(f"{file} is of {width} × {height} pixels instead of {exactly[0]} × {exactly[1]}: get it again.")
+    if width * height > MAX_PIXELS:
+        raise DataError(
+            f"{file} is of {width} × {height} pixels, more than {MAX_PIXELS:,}: scale it down or remove it."
+        )

@@ -1,0 +1,109 @@
+"""A user's own folder of images, one sub-folder for each class.
+
+PATH/train/CLASS/*  with  PATH/test/CLASS/*  (or val instead of test)
+PATH/CLASS/*        alone: a share of each class becomes its test images
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from steppe.data.decoding import decode
+from steppe.data.images import ImageArrays, Part
+from steppe.data.members import read_file
+from steppe.errors import DataError, UsageError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm")
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM")
+_LARGEST_FILE = 200_000_000  # bytes
+
+Files = dict[str, list[Path]]
+
+
+def load(path: Path, size: int, test_share: float = 0.2) -> ImageArrays:
+    """The images under `path` as uint8 RGB, (n, 3, size, size).
+
+    `size` 0 keeps them as they are; then all must be of one size. `test_share` is the part of each class that is held
+    out where the folder has no test images of its own.
+    """
+    if size < 0:
+        raise UsageError(f"size = {size}: give the side of the images in pixels, or 0 to keep them as they are.")
+    if not path.is_dir():
+        raise DataError(f"{path} is no directory: give one with a folder of images for each class.")
+    files = _split(path, test_share)
+    classes = sorted(files["train"])
+    if len(classes) < 2:
+        raise DataError(f"{path} has {len(classes)} folder(s) of images: give at least two classes.")
+    parts = {part: _arrays(files[part], classes, size) for part in files}
+    if parts["train"][0].shape[1:] != parts["test"][0].shape[1:]:
+        raise DataError(f"the training and test images of {path} differ in size: give a size to scale them to.")
+    return ImageArrays(parts["train"], parts["test"], classes, str(path))
+
+
+def _split(path: Path, test_share: float) -> dict[Part, Files]:
+    train, tests = path / "train", [path / name for name in ("test", "val") if (path / name).is_dir()]
+    if train.is_dir() != bool(tests):
+        there, lacking = ("train", "test (or val)") if train.is_dir() else (tests[0].name, "train")
+        raise DataError(f"{path} has a folder {there} but none called {lacking}: give both, or only classes.")
+    if tests:
+        own: dict[Part, Files] = {"train": _classes(train), "test": _classes(tests[0])}
+        for one, other in ((train, tests[0]), (tests[0], train)):
+            for name in sorted(_classes(one).keys() - _classes(other).keys()):
+                raise DataError(f"class {name!r} is in {one} but not in {other}: give images of it in both.")
+        return own
+    if not 0 < test_share < 1:
+        raise UsageError(f"test_share = {test_share}: give the part of the images to test on, between 0 and 1.")
+    files: dict[Part, Files] = {"train": {}, "test": {}}
+    for name, images in _classes(path).items():
+        held_out = [_is_held_out(f"{name}/{image.name}", test_share) for image in images]
+        for part in files:
+            chosen = [image for image, held in zip(images, held_out, strict=True) if held is (part == "test")]
+            if not chosen:
+                raise DataError(
+                    f"with test_share {test_share} none of the {len(images)} images of class {name!r} is a {part} "
+                    "image: add images, change the share, or make the folders train and test yourself."
+                )
+            files[part][name] = chosen
+    return files
+
+
+def _is_held_out(name: str, share: float) -> bool:
+    """Decided by the file's name alone, so that an image stays where it is when others are added."""
+    digest = hashlib.sha256(unicodedata.normalize("NFC", name).encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def _classes(path: Path) -> Files:
+    """The image files of each folder in `path`, sorted; hidden ones are passed over."""
+    files = {}
+    for folder in sorted(path.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            files[folder.name] = sorted(
+                file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+            )
+            if not files[folder.name]:
+                raise DataError(f"{folder} holds no image ({', '.join(SUFFIXES)}): add some, or remove the folder.")
+    return files
+
+
+def _arrays(files: Files, classes: Sequence[str], size: int) -> tuple[Tensor, Tensor]:
+    names = [(file, label) for label, name in enumerate(classes) for file in files[name]]
+    images: Tensor | None = None
+    for place, (file, _) in enumerate(names):
+        image = decode(read_file(file, _LARGEST_FILE), str(file), _FORMATS, resized=size)
+        if images is None:
+            images = torch.empty((len(names), *image.shape), dtype=torch.uint8)
+        if image.shape != images.shape[1:]:
+            raise DataError(
+                f"{file} is of {image.shape[2]} × {image.shape[1]} pixels, {names[0][0]} of {images.shape[3]} × "
+                f"{images.shape[2]}: give a size to scale them to."
+            )
+        images[place] = image
+    assert images is not None  # no class is empty
+    return images, torch.tensor([label for _, label in names])
