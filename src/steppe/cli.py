@@ -22,6 +22,8 @@ examples:
   steppe run pmnist fs-sgpm --seeds 5 --jobs 2       five seeds, two at a time, with a table
   steppe run pmnist er --set buffer=500 --out er500  another buffer, a directory of your choice
   steppe run --config er500/config.toml --out again  the same run once more
+  steppe run cifar100-split gpm --tasks 3 --epochs 5 a shortened run, recorded as such
+  steppe run folder:photos fs-dgpm                   your own images, a folder for each class
   steppe run pmnist mine --plugin mine.py            a method of your own
 """
 _STUDY_EXAMPLES = """\
@@ -66,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
 
     if options.config is not None:
-        apart = ("benchmark", "method", "seed", "seeds", "device", "threads", "jobs")
+        apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
         if any(getattr(options, name) is not None for name in apart) or options.set or options.plugin:
             raise UsageError("--config holds the whole run: give nothing but --out with it.")
         return _run_one(RunConfig.load(options.config), options.out)
@@ -83,15 +85,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _study(options: argparse.Namespace) -> int:
-    from steppe.config import load_plugins
+    from steppe.config import load_plugins, named_benchmark
     from steppe.published import methods_with_figures
     from steppe.registry import METHODS, find_benchmark
 
     load_plugins(options.plugin)
-    find_benchmark(options.benchmark)
+    benchmark, _ = named_benchmark(options.benchmark)
+    find_benchmark(benchmark)
     named = list(options.names)
     if options.methods == "paper":
-        named += [name for name in methods_with_figures(options.benchmark) if name in METHODS and name not in named]
+        named += [name for name in methods_with_figures(benchmark) if name in METHODS and name not in named]
     if not named:
         raise UsageError("name the methods to compare, or give --methods paper (see steppe list).")
     for name in named:
@@ -107,12 +110,18 @@ def _config(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     return RunConfig.make(
         options.benchmark,
         method,
-        options.set,
+        _overrides(options),
         seed=seed,
         device=resolved_device(options.device or "cpu"),
         threads=1 if options.threads is None else options.threads,
         plugins=options.plugin,
     )
+
+
+def _overrides(options: argparse.Namespace) -> list[str]:
+    """What --set, --epochs and --tasks change, all of it recorded in the same way."""
+    shortened = [("training.epochs", options.epochs), ("benchmark.tasks", options.tasks)]
+    return [*options.set, *(f"{key}={value}" for key, value in shortened if value is not None)]
 
 
 def _run_one(config: RunConfig, out: Path | None) -> int:
@@ -132,7 +141,7 @@ def _run_one(config: RunConfig, out: Path | None) -> int:
 
 
 def _run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
-    from steppe.config import command_line
+    from steppe.config import command_line, named_benchmark
     from steppe.display import make_display
     from steppe.experiment import refuse_unsuitable
     from steppe.study import Job, run_all, write_tables
@@ -145,7 +154,8 @@ def _run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
-    out = options.out or _free(Path("runs") / f"{options.benchmark}-{name}-{options.seeds}seeds")
+    benchmark, _ = named_benchmark(options.benchmark)
+    out = options.out or _free(Path("runs") / f"{benchmark}-{name}-{options.seeds}seeds")
     jobs = [
         Job(_config(options, method, seed), out / method / f"seed-{seed}")
         for method in methods
@@ -159,7 +169,7 @@ def _run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
         words = [*methods, "--seeds", str(options.seeds), "--jobs", str(workers)]
-        write_tables(out, results, command_line("study", jobs[0].config, words, options.set))
+        write_tables(out, results, command_line("study", jobs[0].config, words, _overrides(options)))
         print(markdown(results), end="")
         print(f"\neverything is in {out}: table.md, table.tex, table.json, and a directory for each run")
     for number, failure in sorted(outcome.failures.items()):
@@ -245,6 +255,8 @@ def _parser() -> argparse.ArgumentParser:
 
     def running(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
+        sub.add_argument("--epochs", type=int, metavar="N", help="epochs of each task, instead of the benchmark's own")
+        sub.add_argument("--tasks", type=int, metavar="N", help="the first N tasks only, instead of all")
         sub.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
         sub.add_argument("--threads", type=int, metavar="N", help="threads of each run; recorded (default: 1)")
         sub.add_argument(

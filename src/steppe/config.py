@@ -53,9 +53,10 @@ class RunConfig:
         """From names on a command line: the presets, then `key=value` overrides; everything is checked here."""
         plugins = [str(Path(plugin).resolve()) for plugin in plugins]  # so that a config file works from anywhere
         load_plugins(plugins)
+        benchmark, given = named_benchmark(benchmark)
         kind, entry = find_benchmark(benchmark), find_method(method)
         values: dict[str, dict[str, Any]] = {
-            "benchmark": {},
+            "benchmark": given,
             "method": entry.values(benchmark),
             "training": {**kind.settings.training.as_dict(), **entry.training.get(benchmark, {})},  # type: ignore[attr-defined]
         }
@@ -77,7 +78,11 @@ class RunConfig:
     @classmethod
     def from_toml(cls, text: str) -> RunConfig:
         """From the text of a config.toml."""
-        data = tomllib.loads(text)
+        return cls.from_mapping(tomllib.loads(text))
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> RunConfig:
+        """From the plain values of `as_dict`; what they leave out takes its default."""
         for section in data:
             if section not in ("run", *_SECTIONS):
                 raise unknown("section of the configuration", section, ("run", *_SECTIONS))
@@ -150,12 +155,24 @@ class RunConfig:
     @property
     def full_length(self) -> bool:
         """Whether tasks and training are the benchmark's own, so that published figures may stand beside it."""
-        return not any(key.startswith(("benchmark.", "training.")) for key in self.changes())
+        retrained = any(key.startswith("training.") for key in self.changes())
+        return self.benchmark_settings.full_length and not retrained
 
     def command(self) -> str:
         """The command line that gives this run."""
         sets = [f"{key}={value}" for key, value in self.changes().items()]
         return command_line("run", self, [self.method, "--seed", str(self.seed)], sets)
+
+
+def named_benchmark(name: str) -> tuple[str, dict[str, Any]]:
+    """A benchmark's name and what was given behind a colon, as in `folder:PATH`."""
+    first, colon, argument = name.partition(":")
+    if not colon:
+        return name, {}
+    entry = find_benchmark(first)
+    if not entry.argument:
+        raise UsageError(f"{name}: the benchmark {first} takes nothing behind a colon.")
+    return first, {entry.argument: argument}
 
 
 def command_line(action: str, config: RunConfig, words: Sequence[str], overrides: Sequence[str]) -> str:

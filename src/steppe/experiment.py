@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from steppe.config import RunConfig
+from steppe.curriculum import Curriculum
 from steppe.errors import RunError, UsageError
 from steppe.events import Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
@@ -35,7 +36,7 @@ def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> di
     torch.set_num_threads(config.threads)
     tasks = config.benchmark_settings.stream(config.seed)
     learner = _learner(config)
-    learner.check(tasks)
+    _check(config, learner, tasks)
     directory = None if out is None else RunDirectory.create(out, config)
 
     def tell(event: Event) -> None:
@@ -64,7 +65,9 @@ def _learnt_in_order(
     training = config.training
     stages = _stages(config.method_settings.schedule, len(tasks))
     each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
-    tell(RunStarted(len(tasks), sum(sum(each[stage.start : stage.stop]) for stage in stages)))
+    batches = sum(sum(each[stage.start : stage.stop]) for stage in stages)
+    remarks = config.benchmark_settings.remarks()
+    tell(RunStarted(len(tasks), batches, remarks))
     matrix = AccuracyMatrix()
     seconds = {"train": 0.0, "evaluate": 0.0, "memory": 0.0}
     updates = 0
@@ -99,7 +102,8 @@ def _learnt_in_order(
         "seconds": seconds,
         "bytes": held,
         "per_task": per_task,
-        "full_length": config.full_length,
+        "full_length": config.full_length and len(tasks) == getattr(config.benchmark_settings, "tasks", len(tasks)),
+        "remarks": remarks,
         "command": config.command(),
         "versions": versions(),
         "config": config.as_dict(),
@@ -109,12 +113,19 @@ def _learnt_in_order(
 def refuse_unsuitable(config: RunConfig) -> None:
     """Refuse a method that cannot serve the benchmark, and a device that is not there, before any work."""
     resolved_device(config.device)
-    _learner(config).check(config.benchmark_settings.stream(config.seed))
+    _check(config, _learner(config), config.benchmark_settings.stream(config.seed))
+
+
+def _check(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:
+    learner.check(tasks)
+    if config.training.patience:
+        Curriculum(tasks, 0).require_validation()
 
 
 def _learner(config: RunConfig) -> Learner:
     model = config.benchmark_settings.model(config.seed)
-    return Learner(model, config.method_settings, seed=config.seed, device=config.device)
+    benchmark = config.benchmark_settings
+    return Learner(model, config.method_settings, seed=config.seed, device=config.device, prepare=benchmark.prepare)
 
 
 def _stages(schedule: str, tasks: int) -> list[range]:

@@ -35,6 +35,8 @@ class BenchmarkEntry:
     name: str
     settings: type[Settings]
     summary: str
+    argument: str = ""
+    """The setting that may be given behind the name and a colon, as in `folder:PATH`."""
 
 
 METHODS: dict[str, MethodEntry] = {}
@@ -59,11 +61,11 @@ def register_method(
     METHODS[name] = entry
 
 
-def register_benchmark(name: str, summary: str) -> Callable[[S], S]:
-    """Make a benchmark known by name."""
+def register_benchmark(name: str, summary: str, *, argument: str = "") -> Callable[[S], S]:
+    """Make a benchmark known by name; `argument` is the setting that may follow the name and a colon."""
 
     def register(settings: S) -> S:
-        BENCHMARKS[name] = BenchmarkEntry(name, settings, summary)
+        BENCHMARKS[name] = BenchmarkEntry(name, settings, summary, argument)
         return settings
 
     return register

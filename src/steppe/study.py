@@ -112,7 +112,7 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
             found[number] = read_result(job.out)
-            if found[number].get("config") != job.config.as_dict():
+            if RunConfig.from_mapping(found[number]["config"]).as_dict() != job.config.as_dict():
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
         elif job.out.exists() and not (job.out / CONFIG).exists():
             raise UsageError(f"{job.out} is there but holds no run: choose another --out.")

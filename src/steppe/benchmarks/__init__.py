@@ -1,5 +1,20 @@
 """The benchmarks, one file each; importing this package makes them known by name."""
 
-from steppe.benchmarks.pmnist import PMNIST
+from steppe.benchmarks.cifar100_split import CIFAR100Split
+from steppe.benchmarks.cifar100_superclass import CIFAR100Superclass
+from steppe.benchmarks.folder import Folder
+from steppe.benchmarks.pmnist import PMNIST, LongPMNIST
+from steppe.benchmarks.rotated_mnist import RotatedMNIST
+from steppe.benchmarks.split_mnist import SplitMNIST
+from steppe.benchmarks.tiny_imagenet import TinyImageNet
 
-__all__ = ["PMNIST"]
+__all__ = [
+    "PMNIST",
+    "CIFAR100Split",
+    "CIFAR100Superclass",
+    "Folder",
+    "LongPMNIST",
+    "RotatedMNIST",
+    "SplitMNIST",
+    "TinyImageNet",
+]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.protocol import Training
 from steppe.seeding import Streams, borrowed_global_generator
@@ -30,3 +30,17 @@ class Benchmark(Settings, ABC):
         """A new network whose weights depend on the seed alone."""
         with borrowed_global_generator(Streams(seed).derived("model")):
             return self.network()
+
+    @property
+    def prepare(self) -> Callable[[Tensor], Tensor] | None:
+        """What turns stored inputs into the network's; None: bytes become numbers from 0 to 1."""
+        return None
+
+    @property
+    def full_length(self) -> bool:
+        """Whether these are the tasks that published figures were taken on, as far as settings tell."""
+        return self == type(self)()
+
+    def remarks(self) -> list[str]:
+        """What a reader of the results must know about the tasks."""
+        return []

@@ -12,22 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from steppe.benchmarks.base import Benchmark
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen
 from steppe.data import mnist
-from steppe.data.samples import TensorSamples
+from steppe.data.images import ImageSet
+from steppe.data.pixels import Normalise
 from steppe.models.mlp import MLP
 from steppe.protocol import Training
 from steppe.registry import register_benchmark
 from steppe.settings import setting
-from steppe.task import Task
 
 _PERMUTATION_SEED = 0
-_TESTS_AT_HAND = 2**28  # bytes of test images that are reordered once and kept, rather than at every test
 
 
 @register_benchmark("pmnist", "Permuted MNIST: 20 tasks of 1,000 digits, each with its own pixel order, one head.")
 @dataclass(frozen=True)
-class PMNIST(Benchmark):
+class PMNIST(ImageBenchmark):
     """Settings of Permuted MNIST."""
 
     training = Training(epochs=1, batch_size=10, glances=5)
@@ -36,31 +35,49 @@ class PMNIST(Benchmark):
     samples: int = setting(1000, "training samples of each task", at_least=1, at_most=60_000)
     test_samples: int = setting(10_000, "test samples of each task", at_least=1, at_most=10_000)
 
-    def stream(self, seed: int) -> Sequence[Task]:
-        """The tasks, with the seed's samples."""
-        digits = mnist.load()
+    def images(self) -> ImageSet:
+        """The digits."""
+        return mnist.images()
+
+    def plans(self, seed: int) -> Sequence[Plan]:
+        """One permutation after another, the same for every seed."""
         shuffles = torch.Generator().manual_seed(_PERMUTATION_SEED)
-        choices = torch.Generator().manual_seed(seed)
-        tasks = []
-        for number in range(self.tasks):
-            permutation = torch.randperm(digits.train_x.shape[1], generator=shuffles)
-            chosen = torch.randperm(len(digits.train_x), generator=choices)[: self.samples]
-            view = _reorder(permutation)
-            test = TensorSamples(digits.test_x[: self.test_samples], digits.test_y[: self.test_samples], view)
-            if self.tasks * test.x.nbytes <= _TESTS_AT_HAND:
-                test = TensorSamples(view(test.x), test.y)
-            tasks.append(
-                Task(
-                    TensorSamples(digits.train_x[chosen], digits.train_y[chosen], view),
-                    test,
-                    name=f"permutation {number + 1}",
-                )
-            )
-        return tasks
+        return [
+            Plan(f"permutation {number + 1}", view=_reorder(torch.randperm(784, generator=shuffles)))
+            for number in range(self.tasks)
+        ]
+
+    def split(self, seed: int) -> Split:
+        """The seed's samples."""
+        return chosen(self.samples, seed)
+
+    def tested(self) -> int:
+        """The first of the test samples."""
+        return self.test_samples
 
     def network(self) -> nn.Module:
         """The paper's MLP."""
         return MLP()
+
+
+@register_benchmark("pmnist-60k", "Permuted MNIST at length: 10 tasks of 60,000 digits, for the loss-landscape study.")
+@dataclass(frozen=True)
+class LongPMNIST(PMNIST):
+    """Settings of the landscape study's Permuted MNIST: all digits, standardised, a tenth of them to validate on."""
+
+    training = Training(epochs=10, batch_size=10, patience=6)
+
+    tasks: int = setting(10, "number of tasks", at_least=1, at_most=1000)
+    samples: int = setting(60_000, "training and validation samples of each task", at_least=10, at_most=60_000)
+
+    def split(self, seed: int) -> Split:
+        """The seed's samples, a tenth of them for validation."""
+        return chosen(self.samples, seed, held_out=0.1)
+
+    @property
+    def prepare(self) -> Normalise:
+        """Standardised by MNIST's mean and standard deviation."""
+        return Normalise((0.1307,), (0.3081,))
 
 
 def _reorder(permutation: Tensor) -> Callable[[Tensor], Tensor]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from steppe.data import idx
+from steppe.data.images import ImageArrays
 from steppe.errors import DataError
 
 _SHA256 = {
@@ -28,6 +29,14 @@ class MNIST(NamedTuple):
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
+
+
+@functools.cache
+def images() -> ImageArrays:
+    """The digits as a set of images, (n, 784)."""
+    digits = load()
+    train, test = (digits.train_x, digits.train_y), (digits.test_x, digits.test_y)
+    return ImageArrays(train, test, [str(digit) for digit in range(10)], "MNIST")
 
 
 @functools.cache

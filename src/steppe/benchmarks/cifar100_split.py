@@ -1,0 +1,54 @@
+"""CIFAR-100 Split: ten tasks of ten classes, in their natural order, every task with outputs of its own; AlexNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, held_out
+from steppe.data import cifar100
+from steppe.data.images import ImageSet
+from steppe.data.pixels import Normalise
+from steppe.models.alexnet import AlexNet
+from steppe.protocol import Training
+from steppe.registry import register_benchmark
+from steppe.settings import setting
+
+_EACH = 10
+
+
+@register_benchmark("cifar100-split", "CIFAR-100 Split: 10 tasks of 10 classes each, every task with its own head.")
+@dataclass(frozen=True)
+class CIFAR100Split(ImageBenchmark):
+    """Settings of CIFAR-100 Split: 4,750 images to learn from, 250 to validate on and 1,000 to test in each task."""
+
+    training = Training(epochs=50, batch_size=64, patience=6)
+
+    tasks: int = setting(10, "number of tasks, of ten classes each", at_least=1, at_most=10)
+
+    def images(self) -> ImageSet:
+        """CIFAR-100."""
+        return cifar100.load()
+
+    def plans(self, seed: int) -> Sequence[Plan]:
+        """Classes 0 to 9, 10 to 19, …"""
+        rows = [range(_EACH * number, _EACH * (number + 1)) for number in range(self.tasks)]
+        return [Plan(f"classes {classes.start} to {classes.stop - 1}", tuple(classes), classes) for classes in rows]
+
+    def split(self, seed: int) -> Split:
+        """250 images of each task validate."""
+        return held_out(250, seed)
+
+    @property
+    def prepare(self) -> Normalise:
+        """Standardised with the usual figures for CIFAR."""
+        return Normalise(
+            mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
+            std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
+        )
+
+    def network(self) -> nn.Module:
+        """The paper's AlexNet."""
+        return AlexNet()

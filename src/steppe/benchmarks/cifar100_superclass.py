@@ -1,0 +1,88 @@
+"""CIFAR-100 Superclass: twenty tasks, one superclass of five classes each, every task with outputs of its own; LeNet.
+
+The paper's figures were taken on images scrambled by a wrong reshape. Here the images are true ones unless the other
+reading is asked for by name, to compare with those figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, held_out
+from steppe.data import cifar100
+from steppe.data.images import ImageArrays, ImageSet
+from steppe.data.pixels import Normalise
+from steppe.models.lenet import LeNet
+from steppe.protocol import Training
+from steppe.registry import register_benchmark
+from steppe.settings import setting
+
+ORDERS = {
+    "A": tuple(range(20)),
+    "B": (15, 12, 5, 9, 7, 16, 18, 17, 1, 0, 3, 8, 11, 14, 10, 6, 2, 4, 13, 19),
+    "C": (17, 1, 19, 18, 12, 7, 6, 0, 11, 15, 10, 5, 13, 3, 9, 16, 4, 14, 2, 8),
+    "D": (11, 9, 6, 5, 12, 4, 0, 10, 13, 7, 14, 3, 15, 16, 8, 1, 2, 19, 18, 17),
+    "E": (6, 14, 0, 11, 12, 17, 13, 4, 9, 1, 7, 19, 8, 10, 3, 15, 18, 5, 2, 16),
+}
+
+
+@register_benchmark(
+    "cifar100-superclass", "CIFAR-100 Superclass: 20 tasks of the 5 classes of one superclass, each with its own head."
+)
+@dataclass(frozen=True)
+class CIFAR100Superclass(ImageBenchmark):
+    """Settings of CIFAR-100 Superclass: 2,375 images to learn from, 125 to validate on and 500 to test in each task."""
+
+    training = Training(epochs=50, batch_size=64, patience=6, freeze_norms=True)
+
+    tasks: int = setting(20, "number of tasks, of one superclass each", at_least=1, at_most=20)
+    order: str = setting("A", "order of the superclasses", choices=tuple(ORDERS))
+    reading: str = setting(
+        "true",
+        "the true images, or the released code's wrong reading of their pixels",
+        choices=("true", "scrambled"),
+    )
+
+    def images(self) -> ImageSet:
+        """CIFAR-100, in the reading asked for."""
+        images = cifar100.load()
+        if self.reading == "true":
+            return images
+        (train_x, train_y), (test_x, test_y) = images.select("train"), images.select("test")
+        train, test = (cifar100.scrambled(train_x), train_y), (cifar100.scrambled(test_x), test_y)
+        return ImageArrays(train, test, images.classes, "CIFAR-100, scrambled")
+
+    def plans(self, seed: int) -> Sequence[Plan]:
+        """The superclasses in order; the output rows are a superclass's own, whatever the order."""
+        plans = []
+        for number in ORDERS[self.order][: self.tasks]:
+            superclass = cifar100.SUPERCLASSES[number]
+            plans.append(Plan(superclass.name.replace("_", " "), superclass.classes, range(5 * number, 5 * number + 5)))
+        return plans
+
+    def split(self, seed: int) -> Split:
+        """125 images of each task validate."""
+        return held_out(125, seed)
+
+    @property
+    def prepare(self) -> Normalise:
+        """Pixels from 0 to 1, not standardised."""
+        return Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+    @property
+    def full_length(self) -> bool:
+        """Either reading: remarks say what the published figures were taken on."""
+        return self.replace(reading="true") == type(self)()
+
+    def remarks(self) -> list[str]:
+        """Which images these are, beside those of the paper."""
+        if self.reading == "true":
+            return ["the published figures were taken on scrambled images; these are the true ones, which are easier."]
+        return ["the images are scrambled as in the released code, for comparison only."]
+
+    def network(self) -> nn.Module:
+        """The paper's LeNet."""
+        return LeNet()

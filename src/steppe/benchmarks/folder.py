@@ -1,0 +1,84 @@
+"""A user's own images: a folder with one folder of images per class, its classes taken a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen
+from steppe.data import folder
+from steppe.data.images import ImageSet
+from steppe.data.pixels import CropAndFlip, Normalise
+from steppe.errors import UsageError
+from steppe.models.alexnet import AlexNet
+from steppe.models.four_conv import FourConv
+from steppe.models.lenet import LeNet
+from steppe.protocol import Training
+from steppe.registry import register_benchmark
+from steppe.settings import setting
+from steppe.task import Augmentation
+
+_NETWORKS = {"lenet": LeNet, "alexnet": AlexNet, "four-conv": FourConv}
+
+
+@register_benchmark("folder", "Your own images, folder:PATH: a few classes at a time.", argument="path")
+@dataclass(frozen=True)
+class Folder(ImageBenchmark):
+    """Settings of a benchmark made from a folder of images."""
+
+    training = Training(epochs=10, batch_size=32, patience=3)
+
+    path: str = setting("", "the folder: PATH/train/CLASS and PATH/test/CLASS, or PATH/CLASS alone")
+    classes_per_task: int = setting(2, "classes of each task, in alphabetical order; those left over wait", at_least=1)
+    tasks: int = setting(0, "number of tasks; 0: as many as the classes make", at_least=0)
+    size: int = setting(32, "pixels a side to which the images are scaled", at_least=16, at_most=512)
+    test_share: float = setting(0.2, "share of each class to test on, without a test folder", above=0, below=1)
+    valid_share: float = setting(0.1, "share of the training images to validate on", above=0, below=1)
+    augment: bool = setting(False, "crop and flip the training images")
+    network_name: str = setting("lenet", "the network", choices=tuple(_NETWORKS))
+
+    def images(self) -> ImageSet:
+        """The images, scaled."""
+        if not self.path:
+            raise UsageError("which folder? Write folder:PATH, or --set benchmark.path=PATH.")
+        return folder.load(Path(self.path), self.size, self.test_share)
+
+    def plans(self, seed: int) -> Sequence[Plan]:
+        """The classes in turn, named."""
+        names, each = self.images().classes, self.classes_per_task
+        possible = len(names) // each
+        if possible == 0 or self.tasks > possible:
+            raise UsageError(
+                f"{self.path} has {len(names)} classes, which make {possible} task(s) of {each}: "
+                "lower classes_per_task or tasks."
+            )
+        return [
+            Plan(", ".join(names[rows.start : rows.stop]), tuple(rows), rows)
+            for rows in (range(each * number, each * (number + 1)) for number in range(self.tasks or possible))
+        ]
+
+    def split(self, seed: int) -> Split:
+        """A share of each task's training images, by the seed."""
+        return chosen(len(self.images().select("train")[1]), seed, held_out=self.valid_share)
+
+    def augmentation(self) -> Augmentation | None:
+        """A shift by up to an eighth of the side, and a mirror image half of the time."""
+        return CropAndFlip(self.size // 8) if self.augment else None
+
+    @property
+    def prepare(self) -> Normalise:
+        """Pixels from −2 to 2."""
+        return Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+
+    def remarks(self) -> list[str]:
+        """Which classes are left over."""
+        names, plans = self.images().classes, self.plans(0)
+        left = names[self.classes_per_task * len(plans) :]
+        return [f"classes left over: {', '.join(left)}."] if left else []
+
+    def network(self) -> nn.Module:
+        """The network chosen, with an output for every class."""
+        return _NETWORKS[self.network_name](len(self.images().classes), self.size)

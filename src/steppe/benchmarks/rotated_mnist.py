@@ -1,0 +1,61 @@
+"""Rotated MNIST: the same digits, every task turned a little further; one head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import affine_grid, grid_sample
+
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen
+from steppe.data import mnist
+from steppe.data.images import ImageSet
+from steppe.models.mlp import MLP
+from steppe.protocol import Training
+from steppe.registry import register_benchmark
+from steppe.settings import setting
+
+
+@register_benchmark("rotated-mnist", "Rotated MNIST: 20 tasks of 1,000 digits, turned from 0 to 180 degrees, one head.")
+@dataclass(frozen=True)
+class RotatedMNIST(ImageBenchmark):
+    """Settings of Rotated MNIST."""
+
+    training = Training(epochs=1, batch_size=10, glances=5)
+
+    tasks: int = setting(20, "number of tasks", at_least=1, at_most=1000)
+    degrees: float = setting(180.0, "how far the last task is turned, in equal steps from 0", above=0, at_most=360)
+    samples: int = setting(1000, "training samples of each task", at_least=1, at_most=60_000)
+
+    def images(self) -> ImageSet:
+        """The digits."""
+        return mnist.images()
+
+    def plans(self, seed: int) -> Sequence[Plan]:
+        """One angle after another."""
+        angles = [self.degrees * number / max(self.tasks - 1, 1) for number in range(self.tasks)]
+        return [Plan(f"turned by {angle:.1f} degrees", view=turned(angle)) for angle in angles]
+
+    def split(self, seed: int) -> Split:
+        """The seed's samples."""
+        return chosen(self.samples, seed)
+
+    def network(self) -> nn.Module:
+        """The paper's MLP."""
+        return MLP()
+
+
+def turned(degrees: float) -> Callable[[Tensor], Tensor]:
+    """Turns flat digits, (n, 784), counter-clockwise about their middle, bilinearly; what comes in is black."""
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    back = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]])  # from a place in the result to one in the image
+
+    def view(images: Tensor) -> Tensor:
+        pixels = images.reshape(-1, 1, 28, 28).float()
+        grid = affine_grid(back.to(images.device).expand(len(images), 2, 3), list(pixels.shape), align_corners=False)
+        return grid_sample(pixels, grid, align_corners=False).round().to(torch.uint8).flatten(1)
+
+    return view

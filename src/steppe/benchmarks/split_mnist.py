@@ -1,0 +1,43 @@
+"""Split MNIST: the ten digits, two at a time, every pair with outputs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen, classes_in_turn
+from steppe.data import mnist
+from steppe.data.images import ImageSet
+from steppe.models.mlp import MLP
+from steppe.protocol import Training
+from steppe.registry import register_benchmark
+from steppe.settings import setting
+
+
+@register_benchmark("split-mnist", "Split MNIST: 5 tasks of two digits each, every task with its own head.")
+@dataclass(frozen=True)
+class SplitMNIST(ImageBenchmark):
+    """Settings of Split MNIST."""
+
+    training = Training(epochs=1, batch_size=10)
+
+    tasks: int = setting(5, "number of tasks, of two digits each", at_least=1, at_most=5)
+    samples: int = setting(12_000, "training samples of each task, at most", at_least=1)
+
+    def images(self) -> ImageSet:
+        """The digits."""
+        return mnist.images()
+
+    def plans(self, seed: int) -> Sequence[Plan]:
+        """0 and 1, 2 and 3, …"""
+        return classes_in_turn(range(10), self.tasks, 2)
+
+    def split(self, seed: int) -> Split:
+        """The seed's samples."""
+        return chosen(self.samples, seed)
+
+    def network(self) -> nn.Module:
+        """The paper's MLP, its ten outputs shared out among the tasks."""
+        return MLP()

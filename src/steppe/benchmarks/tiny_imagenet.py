@@ -1,0 +1,72 @@
+"""TinyImageNet: forty tasks of five classes, in an order drawn by the seed, every task with outputs of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, classes_in_turn, held_out_of_each
+from steppe.data import tiny_imagenet
+from steppe.data.images import ImageSet
+from steppe.data.pixels import CropAndFlip, Normalise
+from steppe.errors import DataError
+from steppe.models.four_conv import FourConv
+from steppe.protocol import Training
+from steppe.registry import register_benchmark
+from steppe.settings import setting
+from steppe.task import Augmentation
+
+_EACH, _CLASSES = 5, 200
+
+
+@register_benchmark("tiny-imagenet", "TinyImageNet: 40 tasks of 5 classes each, every task with its own head.")
+@dataclass(frozen=True)
+class TinyImageNet(ImageBenchmark):
+    """Settings of TinyImageNet: 2,250 images to learn from, 250 held out and 250 to test in each task.
+
+    With fewer of the 200 classes on disk there are as many tasks as they make.
+    """
+
+    training = Training(epochs=10, batch_size=10)
+
+    tasks: int = setting(40, "number of tasks, of five classes each", at_least=1, at_most=40)
+    augment: bool = setting(True, "crop and flip the training images, as the released code does")
+
+    def images(self) -> ImageSet:
+        """TinyImageNet, or what there is of it."""
+        return tiny_imagenet.load()
+
+    def plans(self, seed: int) -> Sequence[Plan]:
+        """Five classes after five, from a shuffle by the seed."""
+        order = list(range(len(self.images().classes)))
+        if len(order) < _EACH:
+            raise DataError(f"TinyImageNet: {len(order)} classes are on disk, and a task takes {_EACH}: fetch all of it.")
+        random.Random(seed).shuffle(order)
+        return classes_in_turn(order, min(self.tasks, len(order) // _EACH), _EACH)
+
+    def split(self, seed: int) -> Split:
+        """50 images of each class are held out."""
+        return held_out_of_each(50, seed)
+
+    def augmentation(self) -> Augmentation | None:
+        """A shift by up to four pixels, and a mirror image half of the time."""
+        return CropAndFlip(4) if self.augment else None
+
+    @property
+    def prepare(self) -> Normalise:
+        """Standardised with the usual figures for ImageNet."""
+        return Normalise(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+    def remarks(self) -> list[str]:
+        """How much of the data is there."""
+        found = len(self.images().classes)
+        if found // _EACH >= self.tasks:
+            return []
+        return [f"{found} of {_CLASSES} classes are on disk: {found // _EACH} tasks instead of {self.tasks}."]
+
+    def network(self) -> nn.Module:
+        """The paper's network of four convolutions."""
+        return FourConv()
