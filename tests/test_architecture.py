@@ -25,7 +25,7 @@ LAYERS = [
     {"tables", "runs"},
     {"experiment"},
     {"study", "figures"},
-    {"display"},
+    {"display", "data_cli"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -1,4 +1,4 @@
-"""The command line: run, study, list, show, figures."""
+"""The command line: run, study, list, show, figures, data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steppe import data_cli
+from steppe.data.directory import use_directory
 from steppe.errors import SteppeError, UsageError
 from steppe.version import __version__
 
@@ -67,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
 
+    use_directory(options.data)
     if options.config is not None:
         apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
         if any(getattr(options, name) is not None for name in apart) or options.set or options.plugin:
@@ -89,6 +92,7 @@ def _study(options: argparse.Namespace) -> int:
     from steppe.published import methods_with_figures
     from steppe.registry import METHODS, find_benchmark
 
+    use_directory(options.data)
     load_plugins(options.plugin)
     benchmark, _ = named_benchmark(options.benchmark)
     find_benchmark(benchmark)
@@ -262,6 +266,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; may be repeated"
         )
+        data_cli.add_data_option(sub)
         plugin(sub)
 
     def plugin(sub: argparse.ArgumentParser) -> None:
@@ -311,4 +316,7 @@ def _parser() -> argparse.ArgumentParser:
     figures.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="runs or studies")
     figures.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="a .png, .pdf or .svg file")
     figures.set_defaults(action=_figures)
+
+    data = command("data", "List, fetch, verify and locate the data sets.", data_cli.EXAMPLES)
+    data_cli.add_commands(data)
     return parser

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from steppe.errors import DataError
+from steppe.errors import DataError, UsageError
 
 VARIABLE = "STEPPE_DATA"
 
@@ -24,3 +27,32 @@ def missing(title: str, name: str) -> DataError:
         f"{title} is not in {data_directory()}: run `steppe data fetch {name}`, "
         f"or say with --data or {VARIABLE} where it is."
     )
+
+
+def use_directory(directory: Path | None, *, create: bool = False) -> None:
+    """Make this the data directory of the process and of those it starts; None leaves it as it is.
+
+    It goes through the environment so that no path of one machine gets into a run's configuration.
+    """
+    if directory is None:
+        return
+    if not directory.is_dir() and (directory.exists() or not create):
+        raise UsageError(f"--data {directory}: there is no such directory.")
+    os.environ[VARIABLE] = str(directory.absolute())
+
+
+@contextmanager
+def filling(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses while data is stored into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = {
+            errno.ENOSPC: "no space is left on the disk",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EACCES: "permission is denied",
+            errno.EROFS: "the file system is read-only",
+        }.get(error.errno or 0, error.strerror or str(error))
+        raise DataError(
+            f"cannot write {path}: {reason}: choose another directory with --data or {VARIABLE}."
+        ) from error

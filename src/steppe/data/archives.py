@@ -1,0 +1,180 @@
+"""Unpacking: a folder appears whole or not at all, and nothing is written outside it.
+
+Only plain files and folders within the one expected top folder are taken; a path that leads elsewhere, a link, a
+device, or more bytes than such an archive can hold, and the archive is refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from steppe.data.directory import filling
+from steppe.data.members import DAMAGED, Bounded
+from steppe.errors import DataError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an archive may unpack to."""
+
+    files: int = 150_000
+    largest: int = 200_000_000
+    total: int = 600_000_000
+    ratio: int = 100  # bytes out for each byte in
+
+
+LIMITS = Limits()
+
+
+def unpack(archive: Path, folder: str, limits: Limits = LIMITS) -> Path:
+    """Unpack beside the archive; a folder of that name that is there already is replaced at the end."""
+    target, draft = archive.with_name(folder), archive.with_name(f".{folder}.unpacking")
+    with filling(target):
+        _remove(draft)  # of an attempt that was killed
+    try:
+        with filling(target):
+            draft.mkdir()
+        writer = _Writer(archive, folder, draft, limits)
+        if archive.name.endswith(".zip"):
+            _unzip(archive, writer)
+        else:
+            _untar(archive, writer)
+        if not writer.files:
+            raise DataError(f"{archive} holds no file in a folder {folder}: {DAMAGED}.")
+        with filling(target):
+            _replace(draft, target)
+    finally:
+        _remove(draft)
+    return target
+
+
+class _Writer:
+    """Writes members into the draft, each checked, and counts."""
+
+    def __init__(self, archive: Path, folder: str, draft: Path, limits: Limits) -> None:
+        self.archive, self.folder, self.draft, self.limits = archive, folder, draft, limits
+        self.files = self.total = 0
+
+    def place(self, name: str) -> Path:
+        """Where a member goes; refused where that is not within the folder."""
+        parts = name.removeprefix("./").rstrip("/").split("/")
+        if parts[0] != self.folder or any(
+            not part or part in (".", "..") or set(part) & set("\\:\0") for part in parts
+        ):
+            raise DataError(f"{self.archive} holds {name!r}, outside the folder {self.folder}: {_HOSTILE}")
+        return self.draft.joinpath(*parts[1:])
+
+    def make_folder(self, name: str) -> None:
+        path = self.place(name)
+        self._count()
+        with filling(path):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, size: int, content: IO[bytes]) -> None:
+        """Write one file of the size announced."""
+        path = self.place(name)
+        self._count()
+        self.total += size
+        if size > self.limits.largest or self.total > self.limits.total:
+            raise DataError(
+                f"{self.archive} unpacks to more than it should, with {name!r} ({size:,} bytes): {_HOSTILE}"
+            )
+        with filling(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file = path.open("xb")
+            except FileExistsError:
+                raise DataError(f"{self.archive} holds {name!r} twice: {_HOSTILE}") from None
+        left = size
+        with file:
+            while left and (block := content.read(min(left, _CHUNK))):
+                left -= len(block)
+                with filling(path):
+                    file.write(block)
+        if left:
+            raise DataError(f"{self.archive}: {name!r} ends {left:,} bytes early: {DAMAGED}.")
+
+    def _count(self) -> None:
+        self.files += 1
+        if self.files > self.limits.files:
+            raise DataError(f"{self.archive} holds more than {self.limits.files:,} files: {_HOSTILE}")
+
+
+_HOSTILE = "it is not the publisher's archive; remove it and fetch the data set again."
+
+
+def _untar(archive: Path, writer: _Writer) -> None:
+    bound = min(2 * writer.limits.total, writer.limits.ratio * archive.stat().st_size)
+    with _reading(archive), Bounded(archive, bound) as stream:
+        with tarfile.open(fileobj=stream, mode="r|") as members:
+            for member in members:
+                if member.isdir():
+                    writer.make_folder(member.name)
+                    continue
+                content = members.extractfile(member) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
+                if content is None:
+                    raise DataError(f"{archive}: {member.name!r} is a link or no plain file: {_HOSTILE}")
+                writer.write(member.name, member.size, content)
+        while stream.read(_CHUNK):  # to the end, where gzip keeps its checksum
+            pass
+
+
+def _unzip(archive: Path, writer: _Writer) -> None:
+    with _reading(archive), zipfile.ZipFile(archive) as members:
+        for member in members.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or member.flag_bits & 1:
+                raise DataError(f"{archive}: {member.filename!r} is a link, encrypted or no plain file: {_HOSTILE}")
+            if member.is_dir():
+                writer.make_folder(member.filename)
+                continue
+            if member.file_size > writer.limits.ratio * max(member.compress_size, 1):
+                raise DataError(f"{archive}: {member.filename!r} unpacks to far more than it takes up: {_HOSTILE}")
+            with members.open(member) as content:
+                writer.write(member.filename, member.file_size, content)
+
+
+@contextmanager
+def _reading(archive: Path) -> Iterator[None]:
+    try:
+        yield
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        OSError,
+        NotImplementedError,
+        ValueError,
+    ) as error:
+        raise DataError(f"{archive} cannot be unpacked ({error}): {DAMAGED}.") from error
+
+
+def _replace(draft: Path, target: Path) -> None:
+    """Put the draft in the target's place; what was there is kept until the new one is."""
+    if not target.exists():
+        draft.rename(target)
+        return
+    old = target.with_name(f".{target.name}.old")
+    _remove(old)
+    target.rename(old)
+    draft.rename(target)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
