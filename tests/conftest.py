@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import settings
+from real_data import cifar100_data, cifar100_directory, tiny_imagenet_data, tiny_imagenet_directory  # noqa: F401
 
 torch.set_num_threads(1)
 settings.register_profile("steppe", deadline=None, max_examples=25, derandomize=True)

@@ -135,6 +135,10 @@ class _Machine:
         items = [self.pop() for _ in range(count)]
         self.stack.append(tuple(reversed(items)))
 
+    def tuple_since_mark(self) -> None:
+        items = tuple(self.since_mark())  # which changes the stack
+        self.stack.append(items)
+
     def append(self, items: list[Any]) -> None:
         self.top(list).extend(items)
 
@@ -247,7 +251,7 @@ _INSTRUCTIONS: dict[int, Callable[[_Machine], object]] = {
     ord("s"): lambda machine: machine.set_items([machine.pop(), machine.pop()][::-1]),
     ord("u"): lambda machine: machine.set_items(machine.since_mark()),
     ord(")"): lambda machine: machine.stack.append(()),
-    ord("t"): lambda machine: machine.stack.append(tuple(machine.since_mark())),
+    ord("t"): _Machine.tuple_since_mark,
     0x85: lambda machine: machine.tuple_of(1),
     0x86: lambda machine: machine.tuple_of(2),
     0x87: lambda machine: machine.tuple_of(3),
