@@ -41,9 +41,9 @@ def test_gradients_that_share_memory_are_not_scaled_twice() -> None:
     seen = []
     shifted = network.gradient
 
-    def spy(part: Batch, shift: dict[str, Tensor] | None = None, **options: object) -> object:
-        seen.append(shift)
-        return shifted(part, shift, **options)  # type: ignore[arg-type]
+    def spy(part: Batch, at: dict[str, Tensor] | None = None, **options: object) -> object:
+        seen.append(None if at is None else {name: w - network.parameters[name].detach() for name, w in at.items()})
+        return shifted(part, at, **options)  # type: ignore[arg-type]
 
     network.gradient = spy  # type: ignore[assignment, method-assign]
     Ascent(lr=0.1, steps=1)(network, GradientMemory(Ones()), batch, batch)

@@ -47,7 +47,7 @@ def test_gradient_at_shifted_weights_is_autograds_there() -> None:
     moved.load_state_dict({name: p.detach() + shift[name] for name, p in network.parameters.items()})
     loss = nn.functional.cross_entropy(moved(batch.x), batch.y)
     expected = torch.autograd.grad(loss, list(moved.parameters()))
-    found_loss, found = network.gradient(batch, shift)
+    found_loss, found = network.gradient(batch, network.moved(shift))
     torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-13, atol=0)
     for g, name in zip(expected, found, strict=True):
         torch.testing.assert_close(found[name], g, rtol=1e-12, atol=1e-15)
@@ -64,9 +64,12 @@ def test_weights_come_back_bit_for_bit(dtype: torch.dtype, fails: bool) -> None:
         shift = {name: scale * torch.randn_like(p) for name, p in network.parameters.items()}
         if fails:
             with pytest.raises(RuntimeError):
-                network.gradient(Batch(torch.zeros(2, 9, dtype=dtype), *[torch.zeros(2, dtype=torch.int64)] * 2), shift)
+                network.gradient(
+                    Batch(torch.zeros(2, 9, dtype=dtype), *[torch.zeros(2, dtype=torch.int64)] * 2),
+                    network.moved(shift),
+                )
         else:
-            network.gradient(samples(3, dtype=dtype), shift)
+            network.gradient(samples(3, dtype=dtype), network.moved(shift))
         assert bits(model) == before
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steppe import PMNIST, Learner, Task
+from steppe import PMNIST, Learner, Task, Training
 from steppe.data import mnist
 from steppe.registry import find_method
 
@@ -70,4 +70,4 @@ def test_the_network_depends_on_the_seed_alone() -> None:
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
     assert not any(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
     assert sum(p.numel() for p in one.parameters()) == 89_400
-    assert benchmark.training.as_dict() == {"epochs": 1, "batch_size": 10, "glances": 5}
+    assert benchmark.training == Training(epochs=1, batch_size=10, glances=5)

@@ -1,7 +1,7 @@
 """The user's model as the methods see it: losses and gradients at w or at w + v, by parameter name.
 
-The model itself is never changed: weights shifted for a gradient are put back bit for bit, running statistics move
-only when asked, and train or eval mode is restored module by module.
+The model itself is never changed: other weights only stand in for its own while a gradient is taken, running
+statistics move only when asked, and train or eval mode is restored module by module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 from steppe.errors import ModelError
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.types import Batch, Direction, Gradient, Outer
-
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -37,7 +36,7 @@ class Network:
         self.device, self.dtype = first.device, first.dtype
         self._prepare = prepare or unit_range
         self._has_buffers = any(True for _ in model.buffers())
-        self._kept: Direction = {}  # w while the model stands at w + v
+        self._room: Direction = {}
         self._frozen: frozenset[str] = frozenset()
         self._heads: list[range | None] = []
         self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
@@ -56,9 +55,23 @@ class Network:
         own = {id(p) for module in self.model.modules() if isinstance(module, _NORMS) for p in module.parameters()}
         self._frozen = frozenset(name for name, p in self.parameters.items() if id(p) in own)
 
+    @torch.no_grad()
+    def moved(self, step: Direction, scale: float = 1.0, *, onward: bool = False) -> Direction:
+        """The weights w + scale · step; with `onward`, what the last call gave, moved further. Always in the same memory: fresh
+        memory costs more than the sum.
+        """
+        if not self._room:
+            self._room = {name: torch.empty_like(p) for name, p in self.parameters.items()}
+        for name, d in step.items():
+            start = self._room[name] if onward else self.parameters[name]
+            torch.add(start, d, alpha=scale, out=self._room[name])
+        return self._room
+
     def completed(self, gradient: Direction) -> Direction:
         """A gradient in the learnable parameters with zeros for those that stay."""
-        return {name: gradient[name] if name in gradient else torch.zeros_like(p) for name, p in self.parameters.items()}
+        return {
+            name: gradient[name] if name in gradient else torch.zeros_like(p) for name, p in self.parameters.items()
+        }
 
     @property
     def heads(self) -> list[range | None]:
@@ -105,19 +118,19 @@ class Network:
     def gradient(
         self,
         batch: Batch,
-        shift: Direction | None = None,
+        at: Direction | None = None,
         *,
         factored: Mapping[str, Sequence[nn.Module]] = MappingProxyType({}),
         statistics: bool = True,
     ) -> tuple[Tensor, Gradient]:
-        """The loss on a prepared batch and its gradient, at w or at w + shift.
+        """The loss on a prepared batch and its gradient, at the weights w or at others in their place.
 
         `factored` names weights of linear layers, each with the layers that use it: their gradients come as factors
         wherever the layers saw fewer input vectors than the weight has rows, and the products are never formed.
         `statistics=False` leaves running statistics (BatchNorm) as they are: exactly one forward of an update may
         move them.
         """
-        with self._shifted(shift), self._still(not statistics):
+        with self._standing_at(at), self._still(not statistics):
             with recorded_calls(factored) as calls:
                 loss = self.loss(batch)
             kept = {
@@ -152,24 +165,19 @@ class Network:
         return cross_entropy(self.within_heads(output, batch.task), batch.y)
 
     @contextmanager
-    def _shifted(self, shift: Direction | None) -> Iterator[None]:
-        """Stand at w + shift, then return to w exactly: the old values are kept, not recomputed."""
-        if shift is None:
+    def _standing_at(self, weights: Direction | None) -> Iterator[None]:
+        """Other tensors take the place of the parameters' own, which are put back untouched."""
+        if weights is None:
             yield
             return
-        for name in shift.keys() - self._kept.keys():  # allocated once: fresh memory costs more than the copy
-            self._kept[name] = torch.empty_like(self.parameters[name])
-        weights: list[Tensor] = [self.parameters[name] for name in shift]
-        kept = [self._kept[name] for name in shift]
-        with torch.no_grad():
-            torch._foreach_copy_(kept, weights)
+        own = {name: self.parameters[name].data for name in weights}
         try:
-            with torch.no_grad():
-                torch._foreach_add_(weights, list(shift.values()))
+            for name, tensor in weights.items():
+                self.parameters[name].data = tensor
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(weights, kept)
+            for name, tensor in own.items():
+                self.parameters[name].data = tensor
 
     @contextmanager
     def _still(self, active: bool) -> Iterator[None]:

@@ -70,23 +70,23 @@ def _first_order(
     ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> Perturbed:
     """Gradients that built v count as constants: ∂v/∂w = 0 and ∂v/∂λ_i = η1 · Σ_k G_k u_i u_iᵀ."""
-    v: Direction | None = None
+    place: Direction | None = None  # w + v
     walked: dict[str, Tensor] = {}  # Σ_k G_k M
     losses: list[Tensor] = []
     gradients: list[Gradient] = []
     slopes: list[Importances] = []
     for part, evaluated, last in ascent.schedule(current):
-        _, g = network.gradient(part, shift=v, factored=memory.linear, statistics=False)
+        _, g = network.gradient(part, at=place, factored=memory.linear, statistics=False)
         along = memory.coordinates(g)
         step = {
             # What is projected is new; what passes through may share its memory with another gradient.
-            name: (d if name in along else d.clone()).clamp_(-ascent.clamp, ascent.clamp).mul_(ascent.lr)
+            name: (d if name in along else d.clone()).clamp_(-ascent.clamp, ascent.clamp)
             for name, d in memory.within(g, along).items()
         }
-        v = step if v is None else {name: v[name].add_(d) for name, d in step.items()}
+        place = network.moved(step, ascent.lr, onward=place is not None)
         walked = {name: walked.get(name, 0) + multiplied(c) for name, c in along.items()}
         if evaluated:
-            loss, gradient = network.gradient(union, shift=v, factored=memory.linear, statistics=statistics and last)
+            loss, gradient = network.gradient(union, at=place, factored=memory.linear, statistics=statistics and last)
             losses.append(loss)
             gradients.append(gradient)
             seen = memory.coordinates(gradient) if memory.rule.dynamic else None

@@ -11,7 +11,6 @@ from torch import Tensor
 from steppe.data.samples import Samples, as_samples
 from steppe.errors import DataError
 
-
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 """Makes new variants of a batch of stored inputs, on their device, drawing from the generator alone."""
 

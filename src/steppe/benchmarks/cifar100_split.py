@@ -33,7 +33,7 @@ class CIFAR100Split(ImageBenchmark):
         return cifar100.load()
 
     def plans(self, seed: int) -> Sequence[Plan]:
-        """Classes 0 to 9, 10 to 19, …"""
+        """Classes 0 to 9, 10 to 19, and so on."""
         rows = [range(_EACH * number, _EACH * (number + 1)) for number in range(self.tasks)]
         return [Plan(f"classes {classes.start} to {classes.stop - 1}", tuple(classes), classes) for classes in rows]
 

@@ -31,7 +31,7 @@ class SplitMNIST(ImageBenchmark):
         return mnist.images()
 
     def plans(self, seed: int) -> Sequence[Plan]:
-        """0 and 1, 2 and 3, …"""
+        """0 and 1, 2 and 3, and so on."""
         return classes_in_turn(range(10), self.tasks, 2)
 
     def split(self, seed: int) -> Split:

@@ -43,7 +43,9 @@ class TinyImageNet(ImageBenchmark):
         """Five classes after five, from a shuffle by the seed."""
         order = list(range(len(self.images().classes)))
         if len(order) < _EACH:
-            raise DataError(f"TinyImageNet: {len(order)} classes are on disk, and a task takes {_EACH}: fetch all of it.")
+            raise DataError(
+                f"TinyImageNet: {len(order)} classes are on disk, and a task takes {_EACH}: fetch all of it."
+            )
         random.Random(seed).shuffle(order)
         return classes_in_turn(order, min(self.tasks, len(order) // _EACH), _EACH)
 

@@ -10,15 +10,12 @@ import shutil
 import stat
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from steppe.data.directory import filling
-from steppe.data.members import DAMAGED, Bounded
+from steppe.data.members import DAMAGED, Bounded, reading
 from steppe.errors import DataError
 
 _CHUNK = 1 << 20
@@ -116,7 +113,7 @@ _HOSTILE = "it is not the publisher's archive; remove it and fetch the data set 
 
 def _untar(archive: Path, writer: _Writer) -> None:
     bound = min(2 * writer.limits.total, writer.limits.ratio * archive.stat().st_size)
-    with _reading(archive), Bounded(archive, bound) as stream:
+    with reading(archive), Bounded(archive, bound) as stream:
         with tarfile.open(fileobj=stream, mode="r|") as members:
             for member in members:
                 if member.isdir():
@@ -131,7 +128,7 @@ def _untar(archive: Path, writer: _Writer) -> None:
 
 
 def _unzip(archive: Path, writer: _Writer) -> None:
-    with _reading(archive), zipfile.ZipFile(archive) as members:
+    with reading(archive), zipfile.ZipFile(archive) as members:
         for member in members.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or member.flag_bits & 1:
@@ -143,22 +140,6 @@ def _unzip(archive: Path, writer: _Writer) -> None:
                 raise DataError(f"{archive}: {member.filename!r} unpacks to far more than it takes up: {_HOSTILE}")
             with members.open(member) as content:
                 writer.write(member.filename, member.file_size, content)
-
-
-@contextmanager
-def _reading(archive: Path) -> Iterator[None]:
-    try:
-        yield
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        OSError,
-        NotImplementedError,
-        ValueError,
-    ) as error:
-        raise DataError(f"{archive} cannot be unpacked ({error}): {DAMAGED}.") from error
 
 
 def _replace(draft: Path, target: Path) -> None:

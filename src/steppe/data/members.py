@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -32,9 +32,8 @@ def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
     The walk goes on to the end, where gzip keeps the checksum of everything.
     """
     found: dict[str, bytes] = {}
-    try:
-        stream = Bounded(path, 2 * sum(limits.values()))
-        with stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+    with reading(path), Bounded(path, 2 * sum(limits.values())) as stream:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
                 if name not in limits:
@@ -43,13 +42,22 @@ def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
                 if content is None or name in found:
                     raise DataError(f"{path}: {name} is no plain file or is there twice: get the archive again.")
                 found[name] = _bounded(content, limits[name], f"{path}: {name}")
-            while stream.read(1 << 20):
-                pass
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise DataError(f"{path} cannot be read ({error}): {DAMAGED}.") from error
+        while stream.read(1 << 20):
+            pass
     for name in limits.keys() - found.keys():
         raise DataError(f"{path} holds no {name}: {DAMAGED}.")
     return found
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever an archive's reader stumbles over into an error that names the archive."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # on damaged files the readers raise errors of a dozen types
+        raise DataError(f"{path} cannot be read ({error}): {DAMAGED}.") from error
 
 
 def _bounded(file: IO[bytes], limit: int, name: str) -> bytes:

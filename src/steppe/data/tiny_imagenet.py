@@ -22,7 +22,7 @@ from torch import Tensor
 from steppe.data.decoding import decode
 from steppe.data.directory import data_directory, missing
 from steppe.data.images import ImageSet, Part
-from steppe.data.members import DAMAGED, read_file
+from steppe.data.members import read_file, reading
 from steppe.errors import DataError
 
 NAME = "tiny-imagenet-200"
@@ -75,13 +75,8 @@ class ZipSource(Source):
 
     def read(self, name: str, limit: int) -> bytes:
         archive = _opened(self.path, os.getpid())
-        try:
-            with archive.open(f"{NAME}/{name}") as file:
-                content = file.read(limit + 1)
-        except KeyError:
-            raise DataError(f"{self.path} holds no {name}: {_AGAIN}") from None
-        except Exception as error:  # zipfile raises many types on damaged files
-            raise DataError(f"{self.path}: {name} cannot be read ({error}): {DAMAGED}.") from error
+        with reading(self.path), archive.open(f"{NAME}/{name}") as file:
+            content = file.read(limit + 1)
         if len(content) > limit:
             raise DataError(f"{self.path}: {name} unpacks to more than {limit:,} bytes: {_AGAIN}")
         return content
@@ -90,10 +85,8 @@ class ZipSource(Source):
 @functools.lru_cache(maxsize=2)
 def _opened(path: Path, process: int) -> zipfile.ZipFile:
     """One open file for each process: a forked one that read through its parent's would move the parent's place."""
-    try:
+    with reading(path):
         return zipfile.ZipFile(path)
-    except Exception as error:
-        raise DataError(f"{path} cannot be read as a zip file ({error}): {DAMAGED}.") from error
 
 
 class TinyImageNet(ImageSet):

@@ -27,7 +27,12 @@ class Descent:
 
     def _begin(self, lr: float) -> None:
         self.lr = lr
-        self._optimizer = torch.optim.SGD(self._network.parameters.values(), lr=lr, momentum=self._momentum)
+        self._optimizer = torch.optim.SGD(
+            self._network.parameters.values(),
+            lr=lr,
+            momentum=self._momentum,
+            fused=self._network.device.type in ("cpu", "cuda"),  # one pass over the weights instead of three
+        )
 
     def step(self, gradient: Gradient) -> None:
         """W −= lr · (momentum average of the gradients)."""

@@ -23,7 +23,8 @@ from steppe.registry import register_method
 from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Gradient
+from steppe.types import Batch
+
 
 @dataclass(frozen=True)
 class GPM(MethodSettings):

@@ -5,7 +5,9 @@ biases (6,704,384 parameters with 100 outputs).
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout, max_pool2d, relu
+from torch.nn.functional import max_pool2d, relu
+
+from steppe.models.dropout import dropout
 
 
 class AlexNet(nn.Module):

@@ -13,7 +13,7 @@ class LeNet(nn.Module):
 
     def __init__(self, outputs: int = 100, size: int = 32) -> None:
         super().__init__()
-        side = -(-(-(-size // 2)) // 2)  # each pooling halves, rounded up
+        side = (size + 3) // 4  # each pooling halves, rounded up
         self.conv1 = nn.Conv2d(3, 20, 5, padding=2, bias=False)
         self.norm1 = nn.BatchNorm2d(20)
         self.conv2 = nn.Conv2d(20, 50, 5, padding=2, bias=False)

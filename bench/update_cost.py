@@ -1,0 +1,125 @@
+"""What an FS-DGPM update costs beside the forward and backward passes it contains, as a ratio taken in one run.
+
+    python bench/update_cost.py [NET ...] [--ranks DIR] [--rounds N]
+
+For each network: the method at work as a run leaves it (buffer filled, bases of given ranks), one update with as many
+replayed as current samples, against the same passes alone (K on the batch, one on the union, each the gradient of the
+loss in all weights). Both are timed in turn, in CPU time of one thread, and the medians are compared. Ranks are those
+that the run directory DIR reached after its last task; without one the bases are full, the most they can cost.
+Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steppe import Learner, Task
+from steppe.config import RunConfig
+from steppe.numerics import denormals_flushed
+from steppe.projection.projector import SoftProjector
+from steppe.types import Batch
+
+BENCHMARKS = {
+    "mlp": ("pmnist", (784,)),
+    "lenet": ("cifar100-superclass", (3, 32, 32)),
+    "alexnet": ("cifar100-split", (3, 32, 32)),
+    "four-conv": ("tiny-imagenet", (3, 64, 64)),
+}
+
+
+def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
+    """CPU milliseconds of an update and of its passes, and their ratio."""
+    benchmark, shape = BENCHMARKS[net]
+    config = RunConfig.make(benchmark, "fs-dgpm")
+    model, size = config.benchmark_settings.model(0), config.training.batch_size
+    learner = Learner(model, config.method_settings, prepare=config.benchmark_settings.prepare)
+    outputs = next(reversed(list(model.parameters()))).shape[0]
+    generator = torch.Generator().manual_seed(0)
+    count = 4 * size
+    x = torch.randint(256, (count, *shape), generator=generator, dtype=torch.uint8)
+    y = torch.randint(outputs, (count,), generator=generator)
+    head = None if benchmark == "pmnist" else range(outputs)
+    learner.learn(Task((x, y), head=head), batch_size=size)
+    method: Any = learner.check(Task((x, y), head=head))
+    used = {}
+    for name, projector in method.memory.projectors.items():
+        width = projector.basis.shape[1]
+        used[name] = min(ranks.get(name, width), width)
+        basis = torch.linalg.qr(torch.randn(width, used[name], generator=generator)).Q
+        method.memory.projectors[name] = SoftProjector(basis[None], torch.ones(1, used[name]))
+    batch = Batch(x[:size], y[:size], torch.zeros(size, dtype=torch.int64))
+    network = learner.network
+    union = network.prepare(batch.joined(batch))
+    parts = [union[:size]] * config.method_settings.as_dict()["ascent_steps"] + [union]  # type: ignore[operator]
+
+    def passes() -> None:
+        for part in parts:
+            torch.autograd.grad(network.loss(part), list(network.parameters.values()))
+
+    def update() -> None:
+        method.observe(batch)
+
+    with denormals_flushed(), network.mode(training=True):
+        times = in_turn((update, passes), rounds)
+    return {
+        "net": net,
+        "batch": f"{size} + {size}",
+        "ranks": used,
+        "update_ms": times[0],
+        "passes_ms": times[1],
+        "ratio": times[0] / times[1],
+    }
+
+
+def in_turn(works: tuple[Callable[[], None], ...], rounds: int) -> list[float]:
+    """Median CPU milliseconds of each, taken alternately so that a busy moment hits all alike."""
+    spent: list[list[float]] = [[] for _ in works]
+    for turn in range(rounds + 2):
+        for place, work in enumerate(works):
+            started = time.process_time()
+            work()
+            if turn >= 2:  # the first ones warm up
+                spent[place].append(1e3 * (time.process_time() - started))
+    return [statistics.median(values) for values in spent]
+
+
+def gemm_rate() -> float:
+    """The machine's own rate at a large matrix product, in GFLOP/s."""
+    a: Tensor = torch.randn(1024, 1024)
+    best = min(in_turn((lambda: torch.mm(a, a),), 9))
+    return 2 * 1024**3 / best / 1e6
+
+
+def reached(directory: Path | None) -> dict[str, int]:
+    """The ranks after the last task of a run."""
+    if directory is None:
+        return {}
+    lines = (directory / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    ended = [record for line in lines if (record := json.loads(line))["event"] == "TaskEnded"]
+    return {name: entry["rank"] for name, entry in ended[-1]["method"]["ranks"].items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("nets", nargs="*", default=list(BENCHMARKS), metavar="NET", help=", ".join(BENCHMARKS))
+    parser.add_argument("--ranks", type=Path, metavar="DIR", help="a run whose ranks to take (default: full bases)")
+    parser.add_argument("--rounds", type=int, default=9, help="how often each is timed (default: 9)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rate = gemm_rate()
+    found = [measured(net, reached(options.ranks), options.rounds) for net in options.nets]
+    print(json.dumps({"gemm_gflops": rate, "threads": 1, "torch": torch.__version__, "updates": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""CIFAR-100: one result from every form it comes in, and nothing from a form that is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from steppe.data import cifar100
+from steppe.errors import DataError
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def small_set(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random images and their labels, equally many of each class, in a random order."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 256, (count, 3072), np.uint8), generator.permutation(np.arange(count) % 100)
+
+
+def binary(images: np.ndarray, fine: np.ndarray) -> bytes:
+    return b"".join(bytes((cifar100.COARSE[k], k)) + x.tobytes() for x, k in zip(images, fine.tolist(), strict=True))
+
+
+def python(images: np.ndarray, fine: np.ndarray) -> bytes:
+    coarse = [cifar100.COARSE[label] for label in fine.tolist()]
+    return pickle.dumps({b"fine_labels": fine.tolist(), b"coarse_labels": coarse, b"data": images}, 3)
+
+
+def write_folder(directory: Path, kind: str, parts: dict[str, bytes]) -> Path:
+    folder = directory / f"cifar-100-{kind}"
+    folder.mkdir()
+    for part, content in parts.items():
+        (folder / (f"{part}.bin" if kind == "binary" else part)).write_bytes(content)
+    return folder
+
+
+def pack(folder: Path) -> Path:
+    """The folder as the archive that unpacks to it; the folder goes."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    with tarfile.open(archive, "w:gz", compresslevel=0) as packed:
+        packed.add(folder, folder.name)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    return archive
+
+
+PARTS = {"train": small_set(200, 0), "test": small_set(100, 1)}
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data directory, and a CIFAR-100 of 300 random images that counts as the true one."""
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    cifar100._load.cache_clear()
+    for part, (images, fine) in PARTS.items():
+        monkeypatch.setitem(cifar100.IMAGES, part, len(fine))
+        keys = sorted(bytes((k,)) + hashlib.sha256(x).digest() for x, k in zip(images, fine.tolist(), strict=True))
+        monkeypatch.setitem(cifar100.FINGERPRINTS, part, hashlib.sha256(b"".join(keys)).hexdigest())
+    return tmp_path
+
+
+def loaded() -> list[torch.Tensor]:
+    cifar100._load.cache_clear()
+    images = cifar100.load()
+    return [*images.select("train"), *images.select("test")]
+
+
+def test_every_form_gives_the_same(small: Path) -> None:
+    """Folders and archives, binary and Python, and files in another order."""
+    shuffled = {name: (images[::-1], fine[::-1]) for name, (images, fine) in PARTS.items()}
+    results = []
+    for number, (kind, write) in enumerate((("binary", binary), ("python", python))):
+        for source in (PARTS, shuffled):
+            folder = write_folder(small, kind, {name: write(*part) for name, part in source.items()})
+            results.append(loaded())
+            archive = pack(folder)
+            results.append(loaded())
+            archive.unlink()
+        assert len(results) == 4 * (number + 1)
+    for result in results[1:]:
+        assert all(torch.equal(ours, first) for ours, first in zip(result, results[0], strict=True))
+
+
+def test_the_order_is_by_class_and_then_by_hash(small: Path) -> None:
+    write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()})
+    x, y, *_ = loaded()
+    images, fine = PARTS["train"]
+    order = sorted(range(200), key=lambda i: (fine[i], hashlib.sha256(images[i].tobytes()).hexdigest()))
+    assert x.dtype == torch.uint8
+    assert y.dtype == torch.int64
+    assert torch.equal(x.flatten(1), torch.from_numpy(images[order]))
+    assert torch.equal(y, torch.from_numpy(fine[order]))
+
+
+def test_planes_are_red_green_blue(small: Path) -> None:
+    write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()})
+    x, *_ = loaded()
+    flat = x.flatten(1)
+    for channel, row, column in ((0, 0, 0), (0, 31, 31), (1, 0, 5), (2, 3, 0)):
+        assert torch.equal(x[:, channel, row, column], flat[:, 1024 * channel + 32 * row + column])
+
+
+def test_what_is_read_once_is_kept(small: Path) -> None:
+    write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()})
+    assert cifar100.load() is cifar100.load()
+
+
+def relabelled(images: np.ndarray, fine: np.ndarray) -> bytes:
+    other = fine.copy()
+    other[fine == 3] = 4
+    return binary(images, other)
+
+
+def swapped(images: np.ndarray, fine: np.ndarray) -> bytes:
+    """Numbers of images right, but two have each other's label."""
+    other = fine.copy()
+    one, two = np.flatnonzero(fine == 3)[0], np.flatnonzero(fine == 4)[0]
+    other[one], other[two] = 4, 3
+    return binary(images, other)
+
+
+def changed(images: np.ndarray, fine: np.ndarray) -> bytes:
+    raw = bytearray(binary(images, fine))
+    raw[2000] ^= 1
+    return bytes(raw)
+
+
+def recoarsed(images: np.ndarray, fine: np.ndarray) -> bytes:
+    raw = bytearray(binary(images, fine))
+    raw[0] = (raw[0] + 1) % 20
+    return bytes(raw)
+
+
+DAMAGED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], bytes], str]] = {
+    "empty": (lambda images, fine: b"", "has 0 images instead of 200"),
+    "half a record": (lambda images, fine: binary(images, fine)[:-1000], "no whole number of images"),
+    "fewer images": (lambda images, fine: binary(images[:-1], fine[:-1]), "has 199 images instead of 200"),
+    "more images": (lambda images, fine: binary(images, fine) * 2, "larger than"),
+    "label out of range": (
+        lambda images, fine: binary(images, fine)[:-3073] + b"\xff" + binary(images, fine)[-3072:],
+        "2 images of each of 100 classes",
+    ),
+    "another number of a class": (relabelled, "2 images of each of 100 classes"),
+    "another superclass": (recoarsed, "another superclass"),
+    "one bit": (changed, "other images than its publisher's"),
+    "two labels swapped": (swapped, "other images than its publisher's"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files_are_refused_by_name(case: str, small: Path) -> None:
+    damage, message = DAMAGED[case]
+    write_folder(small, "binary", {"train": damage(*PARTS["train"]), "test": binary(*PARTS["test"])})
+    with pytest.raises(DataError, match=f"train.bin .*{message}"):
+        cifar100.load()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({b"data": PARTS["train"][0]}, "lacks data, fine_labels or coarse_labels"),
+        ({b"data": [1], b"fine_labels": [1], b"coarse_labels": [1]}, "lacks data"),
+        ({b"data": PARTS["train"][0], b"fine_labels": [1], b"coarse_labels": [1]}, r"shape \(200, 3072\), 1 labels"),
+        ({b"data": PARTS["train"][0][:1], b"fine_labels": [b"1"], b"coarse_labels": [1]}, "no class number"),
+        ({b"data": PARTS["train"][0][:1], b"fine_labels": [-1], b"coarse_labels": [1]}, "no class number"),
+    ],
+)
+def test_python_files_with_other_content_are_refused(content: object, message: str, small: Path) -> None:
+    write_folder(small, "python", {"train": pickle.dumps(content, 3), "test": python(*PARTS["test"])})
+    with pytest.raises(DataError, match=message):
+        cifar100.load()
+
+
+def test_a_folder_that_lacks_a_file_is_refused(small: Path) -> None:
+    write_folder(small, "binary", {"train": binary(*PARTS["train"])})
+    with pytest.raises(DataError, match=r"test\.bin is missing"):
+        cifar100.load()
+
+
+def archive_of(small: Path) -> Path:
+    return pack(write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()}))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_archive_is_refused(share: float, small: Path) -> None:
+    archive = archive_of(small)
+    raw = archive.read_bytes()
+    archive.write_bytes(raw[: int(share * len(raw))])
+    with pytest.raises(DataError, match=r"cifar-100-binary\.tar\.gz .*damaged or was downloaded by half"):
+        cifar100.load()
+
+
+def test_a_changed_byte_in_an_archive_is_refused(small: Path) -> None:
+    archive = archive_of(small)
+    raw = bytearray(archive.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    archive.write_bytes(raw)
+    with pytest.raises(DataError, match=r"cifar-100-binary\.tar\.gz"):
+        cifar100.load()
+
+
+def tar_with(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as packed:
+        for member, content in members:
+            packed.addfile(member, io.BytesIO(content))
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = size, kind, "/etc/passwd"
+    return info
+
+
+def test_hostile_archives_are_refused_while_read(small: Path) -> None:
+    archive = small / "cifar-100-binary.tar.gz"
+    tar_with(archive, (member("cifar-100-binary/train.bin", 0, tarfile.SYMTYPE), b""))
+    with pytest.raises(DataError, match="no plain file"):
+        cifar100.load()
+    tar_with(archive, (member("bomb", 20_000_000), bytes(20_000_000)))
+    with pytest.raises(DataError, match="unpacks to more than"):
+        cifar100.load()
+    tar_with(archive, (member("cifar-100-binary/train.bin", 1_000_000), bytes(1_000_000)))
+    with pytest.raises(DataError, match=r"train\.bin is larger than"):
+        cifar100.load()
+    tar_with(archive, (member("readme", 5), b"hello"))
+    with pytest.raises(DataError, match="holds no cifar-100-binary"):
+        cifar100.load()
+
+
+def test_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(b"half")
+    with pytest.raises(DataError, match=r"CIFAR-100 is not in .*steppe data fetch cifar-100.*--data or STEPPE_DATA"):
+        cifar100.load()
+
+
+def test_superclasses() -> None:
+    """The numbers of the classes as the paper's benchmark lists them."""
+    assert [coarse.name for coarse in cifar100.SUPERCLASSES] == sorted(c.name for c in cifar100.SUPERCLASSES)
+    assert cifar100.SUPERCLASSES[0] == ("aquatic_mammals", (4, 30, 55, 72, 95))
+    assert cifar100.SUPERCLASSES[7].classes == (6, 7, 14, 18, 24)
+    assert cifar100.SUPERCLASSES[19].classes == (41, 69, 81, 85, 89)
+    assert sorted(fine for coarse in cifar100.SUPERCLASSES for fine in coarse.classes) == list(range(100))
+    assert all(cifar100.COARSE[fine] == n for n, coarse in enumerate(cifar100.SUPERCLASSES) for fine in coarse.classes)
+
+
+def test_scrambled_against_an_index_loop() -> None:
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    expected = torch.empty_like(images)
+    for image, out in zip(images, expected, strict=True):
+        flat = image.flatten()
+        for c in range(3):
+            for h in range(32):
+                for w in range(32):
+                    out[c, h, w] = flat[96 * h + 3 * w + c]
+    scrambled = cifar100.scrambled(images)
+    assert scrambled.dtype == torch.uint8
+    assert torch.equal(scrambled, expected)
+
+
+def test_the_real_images(cifar100_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their known mean and spread; and the Python form, made of the binary one, gives the same tensors."""
+    true = loaded()
+    x, y = true[:2]
+    assert x.shape == (50_000, 3, 32, 32)
+    assert y.bincount().tolist() == [500] * 100
+    assert true[3].bincount().tolist() == [100] * 100
+    histogram = torch.stack([x[:, channel].flatten().bincount(minlength=256) for channel in range(3)]).double()
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean = histogram @ values / histogram.sum(1)
+    spread = (histogram @ values**2 / histogram.sum(1) - mean**2).sqrt()
+    assert mean.tolist() == pytest.approx([0.50707515923713, 0.48654887331495, 0.44091784336703], abs=1e-12)
+    assert spread.tolist() == pytest.approx([0.26733428587924, 0.25643846291708, 0.27615047132568], abs=1e-12)
+
+    parts = {}
+    for part in ("train", "test"):
+        table = np.fromfile(cifar100_data / "cifar-100-binary" / f"{part}.bin", np.uint8).reshape(-1, 3074)
+        parts[part] = python(np.ascontiguousarray(table[:, 2:]), table[:, 1])
+    write_folder(tmp_path, "python", parts)
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(loaded(), true, strict=True))
+    cifar100._load.cache_clear()
