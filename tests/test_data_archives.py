@@ -67,7 +67,7 @@ def test_a_folder_that_was_there_is_replaced(name: str, tmp_path: Path) -> None:
         (tmp_path / stale / "deep").mkdir(parents=True)
         (tmp_path / stale / "deep" / "stale").write_bytes(b"x")
     unpack(MAKERS[name](tmp_path / name, GOOD), "set", LIMITS)
-    assert left(tmp_path) in (["set", name], [".set.old", "set", name][1:])
+    assert left(tmp_path) == ["set", name]
     assert left(tmp_path / "set") == ["a.bin", "inner"]
 
 
@@ -173,7 +173,10 @@ def test_truncated_archives(share: float, name: str, tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-@given(st.sampled_from(sorted(MAKERS)), st.lists(st.tuples(st.integers(0, 12_000), st.integers(0, 255)), min_size=1))
+@given(
+    name=st.sampled_from(sorted(MAKERS)),
+    changes=st.lists(st.tuples(st.integers(0, 12_000), st.integers(0, 255)), min_size=1),
+)
 def test_changed_bytes_are_unpacked_or_refused(name: str, changes: list[tuple[int, int]], tmp_path: Path) -> None:
     """Whatever is changed (within the gzip, so that its checksum does not end it all), nothing else than refusal."""
     archive = MAKERS[name](tmp_path / name, GOOD)

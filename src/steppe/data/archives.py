@@ -112,7 +112,9 @@ _HOSTILE = "it is not the publisher's archive; remove it and fetch the data set 
 
 
 def _untar(archive: Path, writer: _Writer) -> None:
-    bound = min(2 * writer.limits.total, writer.limits.ratio * archive.stat().st_size)
+    limits = writer.limits
+    headers = 2048 * limits.files  # a tar file pads what it holds, and itself
+    bound = min(limits.total + headers, limits.ratio * archive.stat().st_size) + 2 * tarfile.RECORDSIZE
     with reading(archive), Bounded(archive, bound) as stream:
         with tarfile.open(fileobj=stream, mode="r|") as members:
             for member in members:
