@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import settings
+from local_server import server  # noqa: F401
 from real_data import cifar100_data, cifar100_directory, tiny_imagenet_data, tiny_imagenet_directory  # noqa: F401
+from small_cifar100 import small_cifar100  # noqa: F401
 
 torch.set_num_threads(1)
 settings.register_profile("steppe", deadline=None, max_examples=25, derandomize=True)

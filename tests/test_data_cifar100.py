@@ -12,60 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_cifar100 import PARTS, binary, pack, python, write_folder
 
 from steppe.data import cifar100
 from steppe.errors import DataError
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-def small_set(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random images and their labels, equally many of each class, in a random order."""
-    generator = np.random.default_rng(seed)
-    return generator.integers(0, 256, (count, 3072), np.uint8), generator.permutation(np.arange(count) % 100)
-
-
-def binary(images: np.ndarray, fine: np.ndarray) -> bytes:
-    return b"".join(bytes((cifar100.COARSE[k], k)) + x.tobytes() for x, k in zip(images, fine.tolist(), strict=True))
-
-
-def python(images: np.ndarray, fine: np.ndarray) -> bytes:
-    coarse = [cifar100.COARSE[label] for label in fine.tolist()]
-    return pickle.dumps({b"fine_labels": fine.tolist(), b"coarse_labels": coarse, b"data": images}, 3)
-
-
-def write_folder(directory: Path, kind: str, parts: dict[str, bytes]) -> Path:
-    folder = directory / f"cifar-100-{kind}"
-    folder.mkdir()
-    for part, content in parts.items():
-        (folder / (f"{part}.bin" if kind == "binary" else part)).write_bytes(content)
-    return folder
-
-
-def pack(folder: Path) -> Path:
-    """The folder as the archive that unpacks to it; the folder goes."""
-    archive = folder.with_name(f"{folder.name}.tar.gz")
-    with tarfile.open(archive, "w:gz", compresslevel=0) as packed:
-        packed.add(folder, folder.name)
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
-    return archive
-
-
-PARTS = {"train": small_set(200, 0), "test": small_set(100, 1)}
-
-
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data directory, and a CIFAR-100 of 300 random images that counts as the true one."""
-    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
-    cifar100._load.cache_clear()
-    for part, (images, fine) in PARTS.items():
-        monkeypatch.setitem(cifar100.IMAGES, part, len(fine))
-        keys = sorted(bytes((k,)) + hashlib.sha256(x).digest() for x, k in zip(images, fine.tolist(), strict=True))
-        monkeypatch.setitem(cifar100.FINGERPRINTS, part, hashlib.sha256(b"".join(keys)).hexdigest())
-    return tmp_path
 
 
 def loaded() -> list[torch.Tensor]:
@@ -74,13 +24,13 @@ def loaded() -> list[torch.Tensor]:
     return [*images.select("train"), *images.select("test")]
 
 
-def test_every_form_gives_the_same(small: Path) -> None:
+def test_every_form_gives_the_same(small_cifar100: Path) -> None:
     """Folders and archives, binary and Python, and files in another order."""
     shuffled = {name: (images[::-1], fine[::-1]) for name, (images, fine) in PARTS.items()}
     results = []
     for number, (kind, write) in enumerate((("binary", binary), ("python", python))):
         for source in (PARTS, shuffled):
-            folder = write_folder(small, kind, {name: write(*part) for name, part in source.items()})
+            folder = write_folder(small_cifar100, kind, {name: write(*part) for name, part in source.items()})
             results.append(loaded())
             archive = pack(folder)
             results.append(loaded())
@@ -90,8 +40,8 @@ def test_every_form_gives_the_same(small: Path) -> None:
         assert all(torch.equal(ours, first) for ours, first in zip(result, results[0], strict=True))
 
 
-def test_the_order_is_by_class_and_then_by_hash(small: Path) -> None:
-    write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()})
+def test_the_order_is_by_class_and_then_by_hash(small_cifar100: Path) -> None:
+    write_folder(small_cifar100, "binary", {name: binary(*part) for name, part in PARTS.items()})
     x, y, *_ = loaded()
     images, fine = PARTS["train"]
     order = sorted(range(200), key=lambda i: (fine[i], hashlib.sha256(images[i].tobytes()).hexdigest()))
@@ -101,16 +51,16 @@ def test_the_order_is_by_class_and_then_by_hash(small: Path) -> None:
     assert torch.equal(y, torch.from_numpy(fine[order]))
 
 
-def test_planes_are_red_green_blue(small: Path) -> None:
-    write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()})
+def test_planes_are_red_green_blue(small_cifar100: Path) -> None:
+    write_folder(small_cifar100, "binary", {name: binary(*part) for name, part in PARTS.items()})
     x, *_ = loaded()
     flat = x.flatten(1)
     for channel, row, column in ((0, 0, 0), (0, 31, 31), (1, 0, 5), (2, 3, 0)):
         assert torch.equal(x[:, channel, row, column], flat[:, 1024 * channel + 32 * row + column])
 
 
-def test_what_is_read_once_is_kept(small: Path) -> None:
-    write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()})
+def test_what_is_read_once_is_kept(small_cifar100: Path) -> None:
+    write_folder(small_cifar100, "binary", {name: binary(*part) for name, part in PARTS.items()})
     assert cifar100.load() is cifar100.load()
 
 
@@ -157,9 +107,9 @@ DAMAGED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_files_are_refused_by_name(case: str, small: Path) -> None:
+def test_damaged_files_are_refused_by_name(case: str, small_cifar100: Path) -> None:
     damage, message = DAMAGED[case]
-    write_folder(small, "binary", {"train": damage(*PARTS["train"]), "test": binary(*PARTS["test"])})
+    write_folder(small_cifar100, "binary", {"train": damage(*PARTS["train"]), "test": binary(*PARTS["test"])})
     with pytest.raises(DataError, match=f"train.bin .*{message}"):
         cifar100.load()
 
@@ -174,33 +124,33 @@ def test_damaged_files_are_refused_by_name(case: str, small: Path) -> None:
         ({b"data": PARTS["train"][0][:1], b"fine_labels": [-1], b"coarse_labels": [1]}, "no class number"),
     ],
 )
-def test_python_files_with_other_content_are_refused(content: object, message: str, small: Path) -> None:
-    write_folder(small, "python", {"train": pickle.dumps(content, 3), "test": python(*PARTS["test"])})
+def test_python_files_with_other_content_are_refused(content: object, message: str, small_cifar100: Path) -> None:
+    write_folder(small_cifar100, "python", {"train": pickle.dumps(content, 3), "test": python(*PARTS["test"])})
     with pytest.raises(DataError, match=message):
         cifar100.load()
 
 
-def test_a_folder_that_lacks_a_file_is_refused(small: Path) -> None:
-    write_folder(small, "binary", {"train": binary(*PARTS["train"])})
+def test_a_folder_that_lacks_a_file_is_refused(small_cifar100: Path) -> None:
+    write_folder(small_cifar100, "binary", {"train": binary(*PARTS["train"])})
     with pytest.raises(DataError, match=r"test\.bin is missing"):
         cifar100.load()
 
 
-def archive_of(small: Path) -> Path:
-    return pack(write_folder(small, "binary", {name: binary(*part) for name, part in PARTS.items()}))
+def archive_of(small_cifar100: Path) -> Path:
+    return pack(write_folder(small_cifar100, "binary", {name: binary(*part) for name, part in PARTS.items()}))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_archive_is_refused(share: float, small: Path) -> None:
-    archive = archive_of(small)
+def test_a_truncated_archive_is_refused(share: float, small_cifar100: Path) -> None:
+    archive = archive_of(small_cifar100)
     raw = archive.read_bytes()
     archive.write_bytes(raw[: int(share * len(raw))])
     with pytest.raises(DataError, match=r"cifar-100-binary\.tar\.gz .*damaged or was downloaded by half"):
         cifar100.load()
 
 
-def test_a_changed_byte_in_an_archive_is_refused(small: Path) -> None:
-    archive = archive_of(small)
+def test_a_changed_byte_in_an_archive_is_refused(small_cifar100: Path) -> None:
+    archive = archive_of(small_cifar100)
     raw = bytearray(archive.read_bytes())
     raw[len(raw) // 2] ^= 4
     archive.write_bytes(raw)
@@ -220,8 +170,8 @@ def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarIn
     return info
 
 
-def test_hostile_archives_are_refused_while_read(small: Path) -> None:
-    archive = small / "cifar-100-binary.tar.gz"
+def test_hostile_archives_are_refused_while_read(small_cifar100: Path) -> None:
+    archive = small_cifar100 / "cifar-100-binary.tar.gz"
     tar_with(archive, (member("cifar-100-binary/train.bin", 0, tarfile.SYMTYPE), b""))
     with pytest.raises(DataError, match="no plain file"):
         cifar100.load()

@@ -1,0 +1,62 @@
+"""A CIFAR-100 of 300 random images, in the forms of the real one."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steppe.data import cifar100
+
+
+def small_set(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random images and their labels, equally many of each class, in a random order."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 256, (count, 3072), np.uint8), generator.permutation(np.arange(count) % 100)
+
+
+def binary(images: np.ndarray, fine: np.ndarray) -> bytes:
+    return b"".join(bytes((cifar100.COARSE[k], k)) + x.tobytes() for x, k in zip(images, fine.tolist(), strict=True))
+
+
+def python(images: np.ndarray, fine: np.ndarray) -> bytes:
+    coarse = [cifar100.COARSE[label] for label in fine.tolist()]
+    return pickle.dumps({b"fine_labels": fine.tolist(), b"coarse_labels": coarse, b"data": images}, 3)
+
+
+def write_folder(directory: Path, kind: str, parts: dict[str, bytes]) -> Path:
+    folder = directory / f"cifar-100-{kind}"
+    folder.mkdir()
+    for part, content in parts.items():
+        (folder / (f"{part}.bin" if kind == "binary" else part)).write_bytes(content)
+    return folder
+
+
+def pack(folder: Path) -> Path:
+    """The folder as the archive that unpacks to it; the folder goes."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    with tarfile.open(archive, "w:gz", compresslevel=0) as packed:
+        packed.add(folder, folder.name)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    return archive
+
+
+PARTS = {"train": small_set(200, 0), "test": small_set(100, 1)}
+
+
+@pytest.fixture
+def small_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data directory, and a CIFAR-100 of 300 random images that counts as the true one."""
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    cifar100._load.cache_clear()
+    for part, (images, fine) in PARTS.items():
+        monkeypatch.setitem(cifar100.IMAGES, part, len(fine))
+        keys = sorted(bytes((k,)) + hashlib.sha256(x).digest() for x, k in zip(images, fine.tolist(), strict=True))
+        monkeypatch.setitem(cifar100.FINGERPRINTS, part, hashlib.sha256(b"".join(keys)).hexdigest())
+    return tmp_path
