@@ -87,6 +87,13 @@ def test_size_0_keeps_them(split: Path) -> None:
         folder.load(split, 0)
 
 
+def test_images_are_decoded_again_only_when_they_change(split: Path) -> None:
+    first = folder.load(split, 8)
+    assert folder.load(split, 8) is first
+    picture(split / "train" / "cats" / "0.png", seed=7, size=(9, 9))
+    assert not torch.equal(folder.load(split, 8).select("train")[0], first.select("train")[0])
+
+
 def test_links_and_files_of_other_kinds(split: Path) -> None:
     (split / "train" / "cats" / "linked.png").symlink_to(split / "test" / "dogs" / "0.png")
     (split / "train" / "cats" / "notes.txt").write_text("hello")

@@ -6,9 +6,9 @@ PATH/CLASS/*        alone: a share of each class becomes its test images
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -40,10 +40,31 @@ def load(path: Path, size: int, test_share: float = 0.2) -> ImageArrays:
     classes = sorted(files["train"])
     if len(classes) < 2:
         raise DataError(f"{path} has {len(classes)} folder(s) of images: give at least two classes.")
-    parts = {part: _arrays(files[part], classes, size) for part in files}
-    if parts["train"][0].shape[1:] != parts["test"][0].shape[1:]:
+    train, test = (
+        tuple((file, label, _version(file)) for label, name in enumerate(classes) for file in files[part][name])
+        for part in ("train", "test")
+    )
+    return _read(path, size, tuple(classes), train, test)
+
+
+Listed = tuple[tuple[Path, int, tuple[int, int]], ...]
+"""Each image file with its label and its version."""
+
+
+@functools.lru_cache(maxsize=1)  # a benchmark asks for its images again and again; the versions tell when they change
+def _read(path: Path, size: int, classes: tuple[str, ...], train: Listed, test: Listed) -> ImageArrays:
+    parts = _arrays(train, size), _arrays(test, size)
+    if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise DataError(f"the training and test images of {path} differ in size: give a size to scale them to.")
-    return ImageArrays(parts["train"], parts["test"], classes, str(path))
+    return ImageArrays(*parts, classes, str(path))
+
+
+def _version(file: Path) -> tuple[int, int]:
+    """When a file was changed and its size; a link that leads nowhere is found out when it is read."""
+    if not file.exists():
+        return 0, 0
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _split(path: Path, test_share: float) -> dict[Part, Files]:
@@ -92,18 +113,17 @@ def _classes(path: Path) -> Files:
     return files
 
 
-def _arrays(files: Files, classes: Sequence[str], size: int) -> tuple[Tensor, Tensor]:
-    names = [(file, label) for label, name in enumerate(classes) for file in files[name]]
+def _arrays(listed: Listed, size: int) -> tuple[Tensor, Tensor]:
     images: Tensor | None = None
-    for place, (file, _) in enumerate(names):
+    for place, (file, _, _) in enumerate(listed):
         image = decode(read_file(file, _LARGEST_FILE), str(file), _FORMATS, resized=size)
         if images is None:
-            images = torch.empty((len(names), *image.shape), dtype=torch.uint8)
+            images = torch.empty((len(listed), *image.shape), dtype=torch.uint8)
         if image.shape != images.shape[1:]:
             raise DataError(
-                f"{file} is of {image.shape[2]} × {image.shape[1]} pixels, {names[0][0]} of {images.shape[3]} × "
+                f"{file} is of {image.shape[2]} × {image.shape[1]} pixels, {listed[0][0]} of {images.shape[3]} × "
                 f"{images.shape[2]}: give a size to scale them to."
             )
         images[place] = image
     assert images is not None  # no class is empty
-    return images, torch.tensor([label for _, label in names])
+    return images, torch.tensor([label for _, label, _ in listed])
