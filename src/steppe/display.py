@@ -101,7 +101,7 @@ class LineDisplay(Display):
         if isinstance(message, (TaskEnded, Finished, Failed)) or (isinstance(message, Progress) and due):
             self._last[number] = time.monotonic()
             print(f"{state.name}: {state.describe()}", file=sys.stderr, flush=True)
-        if isinstance(message, TaskEnded):
+        if isinstance(message, (RunStarted, TaskEnded)):
             for remark in message.remarks:
                 print(f"{state.name}: {remark}", file=sys.stderr, flush=True)
 
@@ -133,6 +133,9 @@ class BarDisplay(Display):
         state = self._states[number]
         if number not in self._ids:
             self._ids[number] = self._bars.add_task("", name=state.name, total=None)
+        if isinstance(message, (RunStarted, TaskEnded)):
+            for remark in message.remarks:
+                self._bars.console.print(f"{state.name}: {remark}", markup=False, highlight=False)
         total = state.batches or None
         done = total if total and isinstance(message, Finished) else state.done
         self._bars.update(self._ids[number], total=total, completed=done, description=state.describe())

@@ -57,8 +57,8 @@ class Network:
 
     @torch.no_grad()
     def moved(self, step: Direction, scale: float = 1.0, *, onward: bool = False) -> Direction:
-        """The weights w + scale · step; with `onward`, what the last call gave, moved further. Always in the same memory: fresh
-        memory costs more than the sum.
+        """The weights w + scale · step; with `onward`, what the last call gave, moved further. Always in the same
+        memory: fresh memory costs more than the sum.
         """
         if not self._room:
             self._room = {name: torch.empty_like(p) for name, p in self.parameters.items()}

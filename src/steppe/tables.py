@@ -77,6 +77,10 @@ def markdown(results: Sequence[Result]) -> str:
     notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
     if not all(result["full_length"] for result in results):
         notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
+    notes += [
+        f"{remark[0].upper()}{remark[1:]}"
+        for remark in dict.fromkeys(remark for result in results for remark in result.get("remarks", []))
+    ]
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -136,6 +140,7 @@ def summary(result: Result) -> str:
             lines.append(f"  {words}: " + "   ".join(f"{name.upper()} {figure}" for name, figure in figures.items()))
     if not result["full_length"]:
         lines.append("  tasks or training differ from the benchmark's own: published figures do not apply")
+    lines += [f"  {remark}" for remark in result.get("remarks", [])]
     seconds = result["seconds"]
     lines.append(
         f"  {result['updates']} updates in {sum(seconds.values()):.0f} s "

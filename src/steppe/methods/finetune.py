@@ -43,4 +43,8 @@ class _Finetune(Method):
         return loss
 
 
-register_method("finetune", Finetune, "Plain SGD on the current task; forgets.")
+PRESETS = {
+    benchmark: {"lr": 0.01}
+    for benchmark in ("pmnist", "pmnist-60k", "cifar100-split", "cifar100-superclass", "tiny-imagenet")
+}
+register_method("finetune", Finetune, "Plain SGD on the current task; forgets.", presets=PRESETS)

@@ -169,14 +169,10 @@ def _distribution(importance: Tensor) -> dict[str, Any]:
     return {"mean": float(values.mean()), "deciles": deciles.tolist()}
 
 
+_PMNIST = {"ascent_lr": 0.05, "buffer": 200, "basis_samples": 200, "threshold": 0.99, "threshold_step": 0.0005}
 _PRESETS = {
-    "pmnist": {
-        "ascent_lr": 0.05,
-        "buffer": 200,
-        "basis_samples": 200,
-        "threshold": 0.99,
-        "threshold_step": 0.0005,
-    },
+    "pmnist": _PMNIST,
+    "pmnist-60k": {**_PMNIST, "buffer": 1000},
     "cifar100-split": {
         "ascent_lr": 0.001,
         "buffer": 1000,

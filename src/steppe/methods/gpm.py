@@ -135,6 +135,7 @@ class _GPM(Method):
 
 PRESETS = {
     "pmnist": {"lr": 0.01, "basis_samples": 300, "thresholds": "0.95,0.99,0.99", "threshold_step": 0.0},
+    "pmnist-60k": {"lr": 0.01, "basis_samples": 300, "thresholds": "0.95,0.99,0.99", "threshold_step": 0.0},
     "cifar100-split": {"lr": 0.01, "basis_samples": 125, "thresholds": "0.97", "threshold_step": 0.003},
     "cifar100-superclass": {"lr": 0.01, "basis_samples": 125, "thresholds": "0.98", "threshold_step": 0.001},
     "tiny-imagenet": {"lr": 0.005, "basis_samples": 200, "thresholds": "0.9", "threshold_step": 0.0025},

@@ -222,6 +222,7 @@ register_method(
     "Look-ahead meta-learning of a learning rate for every weight, with replay.",
     presets={
         "pmnist": {"rate": 0.15, "rate_lr": 0.3, "buffer": 200},
+        "pmnist-60k": {"rate": 0.15, "rate_lr": 0.3, "buffer": 1000},
         "cifar100-split": _CIFAR,
         "cifar100-superclass": _CIFAR,
         "tiny-imagenet": {**_CIFAR, "rate_lr": 0.4, "buffer": 400},

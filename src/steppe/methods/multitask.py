@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steppe.methods.finetune import Finetune
+from steppe.methods.finetune import PRESETS, Finetune
 from steppe.registry import register_method
 
 
@@ -28,6 +28,16 @@ class Oracle(Finetune):
 
 _TRAINING = {"pmnist": {"epochs": 5, "glances": 1}}
 register_method(
-    "multitask", Multitask, "All tasks at once; an upper bound, not continual learning.", training=_TRAINING
+    "multitask",
+    Multitask,
+    "All tasks at once; an upper bound, not continual learning.",
+    presets=PRESETS,
+    training=_TRAINING,
 )
-register_method("oracle", Oracle, "At each task, all tasks so far from the start; an upper bound.", training=_TRAINING)
+register_method(
+    "oracle",
+    Oracle,
+    "At each task, all tasks so far from the start; an upper bound.",
+    presets=PRESETS,
+    training=_TRAINING,
+)

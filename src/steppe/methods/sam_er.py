@@ -68,6 +68,7 @@ def with_length(gradient: Gradient, length: float) -> Direction:
 
 _PRESETS = {
     "pmnist": {"lr": 0.005, "buffer": 200},
+    "pmnist-60k": {"lr": 0.005, "buffer": 1000},
     "cifar100-split": {"lr": 0.03, "buffer": 1000},
     "cifar100-superclass": {"lr": 0.01, "buffer": 1000},
     "tiny-imagenet": {"lr": 0.01, "buffer": 400},

@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from steppe.errors import ModelError
 from steppe.models.dropout import dropout
 
 
@@ -16,6 +17,8 @@ class AlexNet(nn.Module):
     def __init__(self, outputs: int = 100, size: int = 32) -> None:
         super().__init__()
         side = (((size - 3) // 2 - 2) // 2 - 1) // 2  # 32 → 29 → 14 → 12 → 6 → 5 → 2
+        if side < 1:
+            raise ModelError(f"size = {size}: images are too small for the AlexNet, which needs 19 pixels a side.")
         self.conv1 = nn.Conv2d(3, 64, 4, bias=False)
         self.conv2 = nn.Conv2d(64, 128, 3, bias=False)
         self.norm2 = nn.BatchNorm2d(128)

@@ -1,0 +1,130 @@
+"""The paper's networks: parameter counts, and forwards against the same layers in a row."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from steppe.errors import ModelError
+from steppe.models.alexnet import AlexNet
+from steppe.models.dropout import dropout
+from steppe.models.four_conv import FourConv
+from steppe.models.lenet import LeNet
+from steppe.models.mlp import MLP
+from steppe.projection.layers import coverable_weights
+
+
+def alexnet_in_a_row() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 4, bias=False), nn.ReLU(), nn.Dropout(0.2), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 128, 3, bias=False), nn.BatchNorm2d(128), nn.ReLU(), nn.Dropout(0.2), nn.MaxPool2d(2)),
+        *(nn.Conv2d(128, 256, 2, bias=False), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(1024, 2048, bias=False), nn.ReLU(), nn.Dropout(0.5)),
+        *(nn.Linear(2048, 2048, bias=False), nn.ReLU(), nn.Dropout(0.5), nn.Linear(2048, 100, bias=False)),
+    )
+
+
+def lenet_in_a_row() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 20, 5, padding=2, bias=False), nn.BatchNorm2d(20), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        *(nn.Conv2d(20, 50, 5, padding=2, bias=False), nn.BatchNorm2d(50), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        *(nn.Flatten(), nn.Linear(3200, 800, bias=False), nn.ReLU(), nn.Linear(800, 500, bias=False), nn.ReLU()),
+        nn.Linear(500, 100, bias=False),
+    )
+
+
+def four_conv_in_a_row() -> nn.Sequential:
+    convolutions = [nn.Conv2d(channels, 160, 3, 2, 1, bias=False) for channels in (3, 160, 160, 160)]
+    return nn.Sequential(
+        *(layer for convolution in convolutions for layer in (convolution, nn.ReLU())),
+        *(nn.Flatten(), nn.Linear(2560, 640, bias=False), nn.ReLU(), nn.Linear(640, 640, bias=False), nn.ReLU()),
+        nn.Linear(640, 200, bias=False),
+    )
+
+
+CASES = [
+    (MLP, lambda: nn.Sequential(), 89_400, (784,), 3),
+    (AlexNet, alexnet_in_a_row, 6_704_384, (3, 32, 32), 6),
+    (LeNet, lenet_in_a_row, 3_036_640, (3, 32, 32), 5),
+    (FourConv, four_conv_in_a_row, 2_871_520, (3, 64, 64), 7),
+]
+
+
+@pytest.mark.parametrize(("network", "row", "parameters", "shape", "layers"), CASES, ids=[c[0].__name__ for c in CASES])
+def test_parameters(
+    network: type[nn.Module], row: object, parameters: int, shape: tuple[int, ...], layers: int
+) -> None:
+    model = network()
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert not any(name.endswith("bias") and "norm" not in name for name, _ in model.named_parameters())
+    assert len(coverable_weights(model)) == layers
+
+
+@pytest.mark.parametrize(("network", "row", "parameters", "shape", "layers"), CASES[1:], ids=["alex", "le", "four"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, layers, training) -> None:  # type: ignore[no-untyped-def]
+    """Dropout shut off: its masks are drawn in another way."""
+    model, twin = network().double().train(training), row().double().train(training)
+    twin.load_state_dict(dict(zip(twin.state_dict(), model.state_dict().values(), strict=True)))
+    for module in twin.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    if network is AlexNet:
+        model._dropped = lambda x, share: x
+    x = torch.rand(4, *shape, dtype=torch.float64)
+    torch.testing.assert_close(model(x), twin(x))
+    torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), twin(x))
+
+
+def test_initialisation() -> None:
+    """torch's own, U(±1/√fan-in), but N(0, 2/fan-in) for the network of four convolutions."""
+    weight = AlexNet().conv2.weight
+    assert float(weight.detach().abs().max()) <= 1 / math.sqrt(576)
+    assert float(weight.detach().std()) == pytest.approx(1 / math.sqrt(3 * 576), rel=0.02)
+    for weight in (FourConv().conv2.weight, FourConv().hidden1.weight):
+        assert float(weight.detach().std()) == pytest.approx(math.sqrt(2 / weight[0].numel()), rel=0.02)
+        assert float(weight.detach().abs().max()) > 3 * math.sqrt(2 / weight[0].numel())
+
+
+@pytest.mark.parametrize("size", [19, 23, 31, 32, 33, 64])
+@pytest.mark.parametrize("network", [AlexNet, LeNet, FourConv])
+def test_any_size_of_image_fits(network: type[nn.Module], size: int) -> None:
+    assert network(7, size)(torch.rand(2, 3, size, size)).shape == (2, 7)
+
+
+def test_alexnet_refuses_images_that_pooling_would_use_up() -> None:
+    with pytest.raises(ModelError, match=r"size = 18.*too small"):
+        AlexNet(10, 18)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_dropout_drops_its_share_and_scales_the_rest(share: float, layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(16, 8, 31, 33).to(memory_format=layout).requires_grad_()
+    y = dropout(x, share, training=True)
+    kept = y > 0
+    deviation = math.sqrt(share * (1 - share) / x.numel())
+    assert abs(float((~kept).double().mean()) - share) < 4 * deviation
+    assert torch.allclose(y[kept], torch.tensor(1 / (1 - share)), rtol=1e-4)
+    for axis in range(4):  # no stripes: the share is even along every axis
+        along = (~kept).double().mean([other for other in range(4) if other != axis])
+        spread = math.sqrt(share * (1 - share) / (x.numel() / x.shape[axis]))
+        assert float((along - share).abs().max()) < 5 * spread
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient, y.detach())
+
+
+def test_dropout_follows_the_global_generator_and_rests_in_eval() -> None:
+    x = torch.rand(5, 7)
+    torch.manual_seed(3)
+    one = dropout(x, 0.5, training=True)
+    other = dropout(x, 0.5, training=True)
+    torch.manual_seed(3)
+    assert torch.equal(dropout(x, 0.5, training=True), one)
+    assert not torch.equal(one, other)
+    assert dropout(x, 0.5, training=False) is x
+    assert dropout(x.T, 0.5, training=True).shape == (7, 5)  # not laid out densely: torch's own
