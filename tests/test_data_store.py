@@ -93,8 +93,12 @@ def test_a_damaged_folder_is_replaced(served: dict[str, bytes], small_cifar100: 
 
 
 def test_the_other_archive_will_do(served: dict[str, bytes], small_cifar100: Path, server: Server) -> None:
+    """And what had come of the first is not left lying about."""
     server.answers[f"/{BINARY}"] = lambda handler: handler.send_error(404)
+    (small_cifar100 / f"{BINARY}.part").write_bytes(b"half")
+    assert store.state("cifar-100").startswith("fetched in part")
     assert store.fetch("cifar-100").name == "cifar-100-python"
+    assert left(small_cifar100) == ["cifar-100-python"]
 
 
 def test_when_nothing_serves_what_is_there_stays(

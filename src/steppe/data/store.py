@@ -112,8 +112,10 @@ def fetch(name: str, progress: Progress = lambda done, total: None, report: Repo
         check = _check(entry, Found(folder, archive), progress)
         if not check.whole:
             raise DataError(f"{entry.title} was unpacked, but is not whole: {check.text}")
-        if brought:
-            with filling(folder):
+        with filling(folder):
+            for other in entry.archives:
+                (data_directory() / f"{other.name}.part").unlink(missing_ok=True)
+            if brought:
                 (data_directory() / archive.name).unlink()
         report(f"{entry.title} is in {folder}: {check.text}.")
     return folder
