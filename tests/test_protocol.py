@@ -263,6 +263,23 @@ def test_norm_layers_stay_from_the_second_task_on(method: str, freeze: bool) -> 
     assert not torch.equal(first["conv.weight"], second["conv.weight"])
 
 
+@pytest.mark.parametrize("method", ["fs-dgpm", "gpm", "la-maml", "icarl"])
+def test_running_statistics_of_the_first_task_serve_the_later_ones(method: str) -> None:
+    """In training as in testing: with them a sample's output does not depend on the rest of its batch."""
+    learner = Learner(Small(), settings_of(method, "cifar100-superclass"))
+    learner.learn(task(0), batch_size=6, freeze_statistics=True)
+    first = learner.network.snapshot()
+    learner.learn(task(1), batch_size=6, freeze_statistics=True)
+    second = learner.network.snapshot()
+    for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+        assert torch.equal(first[name], second[name])
+    assert not torch.equal(first["conv.weight"], second["conv.weight"])
+    x, _ = images(6, range(2), 3)
+    with learner.network.mode(training=True):
+        assert learner.model.training
+        torch.testing.assert_close(learner.model(x)[:2], learner.model(x[:2]))
+
+
 @pytest.mark.parametrize("method", [FSDGPM(second_order=True, buffer=10), LaMAML(second_order=True, buffer=10)])
 def test_norm_layers_stay_through_second_order_too(method: MethodSettings) -> None:
     learner = Learner(Small(), method)

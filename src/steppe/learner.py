@@ -83,15 +83,17 @@ class Learner:
         lr_divisor: float = 2.0,
         lr_min: float = 1e-5,
         freeze_norms: bool = False,
+        freeze_statistics: bool = False,
         watch: Watch = ignore,
     ) -> Learnt:
         """Learn the next task; or several at once, shuffled together.
 
         With `patience` the task's validation data decides: after so many epochs without a lower validation loss the
         step sizes are divided by `lr_divisor`, below `lr_min` learning stops, and the best weights are kept.
-        `freeze_norms` leaves scale and shift of normalisation layers alone from the second task on.
+        `freeze_norms` leaves scale and shift of normalisation layers alone from the second task on,
+        `freeze_statistics` their running statistics.
         """
-        training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms)
+        training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics)
         curriculum = Curriculum(_listed(tasks), self.tasks_learnt)
         if patience:
             curriculum.require_validation()
@@ -101,6 +103,10 @@ class Learner:
                 "learn([task, task, …]), and make a new Learner to learn them anew."
             )
         method = self.check(curriculum.tasks)
+        if self.tasks_learnt and freeze_norms:
+            self.network.freeze_norms()
+        if self.tasks_learnt and freeze_statistics:
+            self.network.freeze_statistics()
         with (
             torch.enable_grad(),
             denormals_flushed(),
@@ -109,8 +115,6 @@ class Learner:
         ):
             for task in curriculum.tasks:
                 self.network.open_head(task.head, self._outputs)
-            if freeze_norms and self.tasks_learnt:
-                self.network.freeze_norms()
             self.tasks_learnt += len(curriculum.tasks)  # even if it fails: its samples and its head stay its own
             method.begin_task()
             started = time.perf_counter()

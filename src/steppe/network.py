@@ -38,6 +38,7 @@ class Network:
         self._has_buffers = any(True for _ in model.buffers())
         self._room: Direction = {}
         self._frozen: frozenset[str] = frozenset()
+        self._resting: list[nn.Module] = []  # norm layers whose running statistics serve in training too
         self._heads: list[range | None] = []
         self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
 
@@ -47,6 +48,12 @@ class Network:
         if not self._frozen:
             return self.parameters
         return {name: p for name, p in self.parameters.items() if name not in self._frozen}
+
+    def freeze_statistics(self) -> None:
+        """From now on normalisation layers use their running statistics as they are, in training too."""
+        self._resting = [
+            module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)
+        ]
 
     def freeze_norms(self) -> None:
         """From now on the scales and shifts of normalisation layers stay: their gradients are 0. Running statistics
@@ -216,6 +223,8 @@ class Network:
         """Train or eval mode inside; afterwards every module is in the mode it was found in."""
         found = [(module, module.training) for module in self.model.modules()]
         self.model.train(training)
+        for module in self._resting:
+            module.eval()
         try:
             yield
         finally:

@@ -23,3 +23,6 @@ class Training(Settings):
     lr_divisor: float = setting(2.0, "by what a cut divides the step sizes, with `patience`", above=1)
     lr_min: float = setting(1e-5, "a cut to a step size below this ends the task, with `patience`", at_least=0)
     freeze_norms: bool = setting(False, "learn scale and shift of normalisation layers in the first task only")
+    freeze_statistics: bool = setting(
+        False, "from the second task on, normalise by the first task's running statistics, in training too"
+    )
