@@ -14,10 +14,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 LAYERS = [
     {"errors", "version"},
     {"settings", "types"},
-    {"registry", "seeding", "numerics", "protocol", "events", "published", "metrics", "linear_calls"},
+    {"registry", "seeding", "numerics", "protocol", "events", "published", "metrics", "linear_calls", "linear_chain"},
     {"data", "network", "models"},
     {"task", "projection", "replay", "rings"},
-    {"curriculum", "perturbation"},
+    {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
     {"training"},
     {"learner"},

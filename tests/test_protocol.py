@@ -190,7 +190,7 @@ def test_a_cut_clears_the_momentum_and_halves_every_step_size() -> None:
     assert method.slow_down(2.0) == pytest.approx(0.01)
     assert method.ascent.lr == pytest.approx(0.025)
     assert method.memory.rule.lr == pytest.approx(0.02)
-    assert not method.descent._optimizer.state
+    assert not method.descent._velocity
     assert method.slow_down(2.0) == pytest.approx(0.005)
     method.begin_task()
     assert (method.descent.lr, method.ascent.lr, method.memory.rule.lr) == (0.02, 0.05, 0.04)

@@ -6,6 +6,7 @@ statistics move only when asked, and train or eval mode is restored module by mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -13,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, nll_loss
 
 from steppe.errors import ModelError
 from steppe.linear_calls import outer_product, recorded_calls
-from steppe.types import Batch, Direction, Gradient, Outer
+from steppe.linear_chain import LinearChain, find_chain
+from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -37,10 +39,18 @@ class Network:
         self._prepare = prepare or unit_range
         self._has_buffers = any(True for _ in model.buffers())
         self._room: Direction = {}
+        self._shares: dict[int, tuple[Tensor, Tensor]] = {}  # 1/n and a column of −1/n, by n
+        self.chain: LinearChain | None = None
+        """The quick way to gradients, where the model is a chain of linear layers; see `seek_chain`."""
         self._frozen: frozenset[str] = frozenset()
         self._resting: list[nn.Module] = []  # norm layers whose running statistics serve in training too
         self._heads: list[range | None] = []
         self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether some parameters stay from now on, or were never to be learnt."""
+        return bool(self._frozen) or len(self.parameters) != sum(1 for _ in self.model.parameters())
 
     @property
     def learnable(self) -> dict[str, nn.Parameter]:
@@ -62,17 +72,45 @@ class Network:
         own = {id(p) for module in self.model.modules() if isinstance(module, _NORMS) for p in module.parameters()}
         self._frozen = frozenset(name for name, p in self.parameters.items() if id(p) in own)
 
+    def seek_chain(self, batch: Batch) -> None:
+        """Take gradients the quick way from now on, if the model is a chain of linear layers and the quick way gives
+        the same on a prepared batch.
+        """
+        self.chain = None
+        chain = find_chain(self.model)
+        if chain is None:
+            return
+        expected = self.gradient(batch)
+        self.chain = chain
+        found = self.gradient(batch)
+        tolerance = math.sqrt(torch.finfo(self.dtype).eps)
+        same = bool(torch.isclose(found[0], expected[0], rtol=tolerance)) and all(
+            torch.linalg.vector_norm(multiplied(found[1][name]) - multiplied(g))
+            <= tolerance * (torch.linalg.vector_norm(multiplied(g)) + tolerance)
+            for name, g in expected[1].items()
+        )
+        if not same:
+            self.chain = None
+
     @torch.no_grad()
-    def moved(self, step: Direction, scale: float = 1.0, *, onward: bool = False) -> Direction:
+    def moved(self, step: Gradient, scale: float = 1.0, *, onward: bool = False) -> Direction:
         """The weights w + scale · step; with `onward`, what the last call gave, moved further. Always in the same
         memory: fresh memory costs more than the sum.
         """
-        if not self._room:
-            self._room = {name: torch.empty_like(p) for name, p in self.parameters.items()}
         for name, d in step.items():
-            start = self._room[name] if onward else self.parameters[name]
-            torch.add(start, d, alpha=scale, out=self._room[name])
+            room = self.room(name)
+            start = room if onward else self.parameters[name]
+            if isinstance(d, Outer):
+                torch.addmm(start, d.left.T, d.right, alpha=scale, out=room)
+            else:
+                torch.add(start, d, alpha=scale, out=room)
         return self._room
+
+    def room(self, name: str) -> Tensor:
+        """Memory of a parameter's shape, always the same, for whoever is at work."""
+        if not self._room:
+            self._room = {each: torch.empty_like(p) for each, p in self.parameters.items()}
+        return self._room[name]
 
     def completed(self, gradient: Direction) -> Direction:
         """A gradient in the learnable parameters with zeros for those that stay."""
@@ -137,6 +175,13 @@ class Network:
         `statistics=False` leaves running statistics (BatchNorm) as they are: exactly one forward of an update may
         move them.
         """
+        if self.chain is not None:
+            loss, all_of_it = self.chain.gradient(
+                batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {}
+            )
+            if len(all_of_it) != len(self.parameters):  # some are not learnt
+                all_of_it = {name: all_of_it[name] for name in self.parameters}
+            return loss, all_of_it
         with self._standing_at(at), self._still(not statistics):
             with recorded_calls(factored) as calls:
                 loss = self.loss(batch)
@@ -156,6 +201,19 @@ class Network:
         for name, seen in kept.items():
             gradient[name] = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
         return loss.detach(), {name: gradient[name] for name in self.parameters}
+
+    def output_loss(self, output: Tensor, batch: Batch, *, wanted: bool = True) -> tuple[Tensor, Tensor]:
+        """The loss given the model's output, and its gradient in the output; where the loss itself is not wanted,
+        what stands in its place means nothing.
+        """
+        likely = torch.log_softmax(self.within_heads(output, batch.task), 1)
+        loss = nll_loss(likely, batch.y) if wanted else likely
+        count = output.shape[0]
+        if count not in self._shares:
+            self._shares[count] = output.new_tensor(1 / count), output.new_full((count, 1), -1 / count)
+        share, minus = self._shares[count]
+        # (softmax − one-hot) / n
+        return loss, likely.exp_().mul_(share).scatter_add_(1, batch.y.unsqueeze(1), minus)
 
     def gradient_of(self, loss: Tensor) -> Direction:
         """The gradient of a loss that a method has put together itself."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -40,3 +41,13 @@ def _flushing() -> bool:
     """Whether denormals are flushed now; torch can set it but not tell it."""
     smallest = torch.full((1,), torch.finfo(torch.float64).tiny, dtype=torch.float64)
     return not bool(smallest / 2)
+
+
+def shortening(length: Tensor, bound: float) -> float | Tensor:
+    """By what something of this length must be multiplied to be no longer than the bound, 1 at most: on a CPU a number,
+    elsewhere a tensor, so that nobody waits for the device.
+    """
+    if length.device.type != "cpu":
+        return (bound / (length + 1e-6)).clamp(max=1.0)
+    factor = bound / (float(length) + 1e-6)
+    return factor if factor < 1.0 else 1.0

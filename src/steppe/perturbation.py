@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from steppe.chain_ascent import Found, MovedChain
+from steppe.linear_chain import WIDE
 from steppe.network import Network
 from steppe.projection.importance import Importances
 from steppe.projection.memory import GradientMemory
@@ -47,20 +49,23 @@ class Ascent:
 
         Of all the forwards only the last moves running statistics, and that only with `statistics`.
         """
-        evaluate = _second_order if self.second_order else _first_order
+        if self.second_order:
+            evaluate = _second_order
+        else:
+            evaluate = _first_order if network.chain is None or network.has_frozen else _on_chain
         return evaluate(self, network, memory, current, union, statistics)
 
     def slowed(self, divisor: float) -> Ascent:
         """The same with smaller steps."""
         return replace(self, lr=self.lr / divisor)
 
-    def schedule(self, current: Batch) -> Iterator[tuple[Batch, bool, bool]]:
-        """The batch of each step, whether the loss on the union is taken after it, and whether it is the last."""
+    def schedule(self, count: int) -> Iterator[tuple[slice, bool, bool]]:
+        """The samples of each step, whether the loss on the union is taken after it, and whether it is the last."""
         if self.chunked:
-            size = -(-len(current) // self.steps)
-            parts = [current[start : start + size] for start in range(0, len(current), size)]
+            size = -(-count // self.steps)
+            parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
         else:
-            parts = [current] * self.steps
+            parts = [slice(0, count)] * self.steps
         for place, part in enumerate(parts, start=1):
             last = place == len(parts)
             yield part, self.chunked or last, last
@@ -71,33 +76,54 @@ def _first_order(
 ) -> Perturbed:
     """Gradients that built v count as constants: ∂v/∂w = 0 and ∂v/∂λ_i = η1 · Σ_k G_k u_i u_iᵀ."""
     place: Direction | None = None  # w + v
-    walked: dict[str, Tensor] = {}  # Σ_k G_k M
+    walked: list[Gradient] = []  # G_k M
     losses: list[Tensor] = []
     gradients: list[Gradient] = []
     slopes: list[Importances] = []
-    for part, evaluated, last in ascent.schedule(current):
-        _, g = network.gradient(part, at=place, factored=memory.linear, statistics=False)
+    seen: Gradient | None = None
+    for part, evaluated, last in ascent.schedule(len(current)):
+        _, g = network.gradient(current[part], at=place, factored=memory.linear, statistics=False)
         along = memory.coordinates(g)
-        step = {
-            # What is projected is new; what passes through may share its memory with another gradient.
-            name: (d if name in along else d.clone()).clamp_(-ascent.clamp, ascent.clamp)
-            for name, d in memory.within(g, along).items()
-        }
+        step = {name: _clamped(d, ascent.clamp, name in along) for name, d in memory.within(g, along).items()}
         place = network.moved(step, ascent.lr, onward=place is not None)
-        walked = {name: walked.get(name, 0) + multiplied(c) for name, c in along.items()}
+        walked.append(along)
         if evaluated:
             loss, gradient = network.gradient(union, at=place, factored=memory.linear, statistics=statistics and last)
             losses.append(loss)
             gradients.append(gradient)
-            seen = memory.coordinates(gradient) if memory.rule.dynamic else None
-            if seen is not None:
-                slopes.append({name: ascent.lr * _alignment(walked[name], c) for name, c in seen.items()})
-    return Perturbed(
-        torch.stack(losses).mean(),
-        gradients[0] if len(gradients) == 1 else _mean(gradients),
-        _mean(slopes) if slopes else {},
-        seen if len(gradients) == 1 else None,
-    )
+            if memory.rule.dynamic:
+                seen = memory.coordinates(gradient)
+                slopes.append({name: ascent.lr * _alignment([w[name] for w in walked], c) for name, c in seen.items()})
+    if len(gradients) == 1:
+        return Perturbed(losses[0], gradients[0], slopes[0] if slopes else {}, seen)
+    return Perturbed(torch.stack(losses).mean(), _mean(gradients), _mean(slopes) if slopes else {})
+
+
+def _on_chain(
+    ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
+) -> Perturbed:
+    """The same for a chain of linear layers, with what its passes share."""
+    assert network.chain is not None
+    flat = Batch(union.x.flatten(1), union.y, union.task)
+    whole = slice(0, len(union))
+    found: list[Found] = []
+    losses: list[Tensor] = []
+    with torch.no_grad():
+        chain = MovedChain(network.chain, network, memory.projectors, flat.x, ascent.lr)
+        taken, seen = whole, flat
+        for part, evaluated, _ in ascent.schedule(len(current)):
+            if part != taken:
+                taken, seen = part, flat[part]
+            chain.passed(seen, part, evaluated=False)
+            chain.climb(part, ascent.clamp)
+            if evaluated:
+                losses.append(chain.passed(flat, whole))
+                found.append(chain.gradient(whole, aligned=memory.rule.dynamic and bool(memory)))
+    if len(found) == 1:
+        gradient, along, slopes = found[0]
+        return Perturbed(losses[0], gradient, slopes, along or None)
+    slopes = _mean([part[2] for part in found])
+    return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes)
 
 
 def _second_order(
@@ -110,13 +136,16 @@ def _second_order(
     followed.projectors = {name: p.with_importance(leaves[name]) for name, p in memory.projectors.items()}
     moved: Direction = dict(weights)
     losses: list[Tensor] = []
-    for part, evaluated, last in ascent.schedule(current):
-        inner = network.functional_loss(part, moved, statistics=False)
+    for part, evaluated, last in ascent.schedule(len(current)):
+        inner = network.functional_loss(current[part], moved, statistics=False)
         slopes = torch.autograd.grad(
             inner, list(moved.values()), create_graph=True, allow_unused=True, materialize_grads=True
         )
         projected = followed.within(dict(zip(moved, slopes, strict=True)))
-        moved = {name: w + ascent.lr * projected[name].clamp(-ascent.clamp, ascent.clamp) for name, w in moved.items()}
+        moved = {
+            name: w + ascent.lr * multiplied(projected[name]).clamp(-ascent.clamp, ascent.clamp)
+            for name, w in moved.items()
+        }
         if evaluated:
             losses.append(network.functional_loss(union, moved, statistics=statistics and last))
     loss = torch.stack(losses).mean()
@@ -129,9 +158,28 @@ def _second_order(
     )
 
 
-def _alignment(ascent: Tensor, gradient: Tensor | Outer) -> Tensor:
-    """Σ_rows (G_D u_i)(G_{D∪N} u_i) for every basis direction, (groups, k)."""
-    return (ascent * multiplied(gradient)).sum(-2).reshape(-1, ascent.shape[-1])
+def _clamped(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
+    """A step with each element within ±bound. Factors of a large matrix are left alone if their product is sure to be:
+    |Σ_n δ_ni X_nj| ≤ Σ_n max|δ_n| max|X_n|.
+    """
+    if isinstance(d, Outer):
+        large = d.left.shape[1] * d.right.shape[1] > WIDE and d.left.device.type == "cpu"
+        if large and float(d.left.abs().amax(1) @ d.right.abs().amax(1)) <= bound:
+            return d
+        return d.dense().clamp_(-bound, bound)
+    # What is projected is new; what passes through may share its memory with another gradient.
+    return d.clamp_(-bound, bound) if new else d.clamp(-bound, bound)
+
+
+def _alignment(ascents: Sequence[Tensor | Outer], gradient: Tensor | Outer) -> Tensor:
+    """Σ_rows (G_D u_i)(G_{D∪N} u_i) for every basis direction, (groups, k), G_D the sum of the ascents' gradients."""
+    if isinstance(gradient, Outer) and all(isinstance(ascent, Outer) for ascent in ascents):
+        # Σ_nm (δ_n · δ'_m)(X_n u_i)(X'_m u_i): over pairs of samples rather than over rows.
+        left = torch.cat([ascent.left for ascent in ascents if isinstance(ascent, Outer)])
+        right = torch.cat([ascent.right for ascent in ascents if isinstance(ascent, Outer)])
+        return ((left @ gradient.left.T) @ gradient.right).mul_(right).sum(0, keepdim=True)
+    walked = torch.stack([multiplied(ascent) for ascent in ascents]).sum(0)
+    return (walked * multiplied(gradient)).sum(-2).reshape(-1, walked.shape[-1])
 
 
 def _mean(parts: Sequence[Gradient]) -> Direction:

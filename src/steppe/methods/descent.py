@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from steppe.network import Network
-from steppe.types import Gradient, Outer, multiplied
+from steppe.numerics import shortening
+from steppe.types import Direction, Gradient, Outer, multiplied
 
 
 class Descent:
@@ -18,28 +19,33 @@ class Descent:
 
     def restart(self) -> None:
         """Forget the momentum, and begin with the first step size."""
-        self._begin(self._first_lr)
+        self.lr = self._first_lr
+        self._velocity: Direction = {}
 
     def slow_down(self, divisor: float) -> float:
         """Divide the step size until the next restart, and forget the momentum; returns the step size now."""
-        self._begin(self.lr / divisor)
+        self.lr /= divisor
+        self._velocity = {}
         return self.lr
 
-    def _begin(self, lr: float) -> None:
-        self.lr = lr
-        self._optimizer = torch.optim.SGD(
-            self._network.parameters.values(),
-            lr=lr,
-            momentum=self._momentum,
-            fused=self._network.device.type in ("cpu", "cuda"),  # one pass over the weights instead of three
-        )
-
+    @torch.no_grad()
     def step(self, gradient: Gradient) -> None:
-        """W −= lr · (momentum average of the gradients)."""
-        for name, parameter in self._network.learnable.items():
-            parameter.grad = multiplied(gradient[name])
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        """V = momentum · V + G;   W −= lr · V."""
+        weights = self._network.learnable
+        if not self._velocity:
+            self._velocity = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        whole = []
+        for name, velocity in self._velocity.items():
+            g = gradient[name]
+            if isinstance(g, Outer):  # the product of the factors goes straight into the sum
+                velocity.addmm_(g.left.t(), g.right, beta=self._momentum)
+            else:
+                whole.append(name)
+        if whole:
+            velocities = [self._velocity[name] for name in whole]
+            torch._foreach_mul_(velocities, self._momentum)
+            torch._foreach_add_(velocities, [multiplied(gradient[name]) for name in whole])
+        torch._foreach_add_(list(weights.values()), list(self._velocity.values()), alpha=-self.lr)
 
 
 def clipped(gradient: Gradient, norm: float) -> Gradient:
@@ -47,18 +53,18 @@ def clipped(gradient: Gradient, norm: float) -> Gradient:
     return gradient if norm == 0 else scaled(gradient, clip_factor(gradient, norm))
 
 
-def clip_factor(gradient: Gradient, norm: float) -> Tensor:
+def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
     """By what the gradient must be multiplied to be no longer than the norm."""
-    total = torch.stack([_squared_norm(g) for g in gradient.values()]).sum().sqrt()
-    return (norm / (total + 1e-6)).clamp(max=1.0)
+    lengths = torch._foreach_norm([g for g in gradient.values() if isinstance(g, Tensor)])
+    squares = [length.square() for length in lengths]
+    squares += [g.squared_norm() for g in gradient.values() if isinstance(g, Outer)]
+    return shortening(torch.stack(squares).sum().sqrt(), norm)
 
 
-def scaled(gradient: Gradient, factor: Tensor) -> Gradient:
+def scaled(gradient: Gradient, factor: float | Tensor) -> Gradient:
     """The gradient times a number; of factors only the smaller one is multiplied."""
+    if isinstance(factor, float) and factor == 1.0:
+        return gradient
     return {
         name: Outer(g.left * factor, g.right) if isinstance(g, Outer) else g * factor for name, g in gradient.items()
     }
-
-
-def _squared_norm(g: Tensor | Outer) -> Tensor:
-    return g.squared_norm() if isinstance(g, Outer) else torch.linalg.vector_norm(g).square()

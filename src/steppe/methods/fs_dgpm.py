@@ -29,7 +29,7 @@ from steppe.registry import register_method
 from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Direction
+from steppe.types import Batch, Gradient
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _FSDGPM(Method):
         loss, gradient = self.network.gradient(union, factored=self.memory.linear)
         return Perturbed(loss, gradient, slopes)
 
-    def _outside(self, found: Perturbed) -> Direction:
+    def _outside(self, found: Perturbed) -> Gradient:
         """The gradient, clipped as a whole, without its part within the memory."""
         gradient, along = found.gradient, found.coordinates
         if self.settings.clip:

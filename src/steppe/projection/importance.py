@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from steppe.numerics import shortening
+
 Importances = dict[str, Tensor]
 
 
@@ -75,11 +77,12 @@ class Sigmoid:
 
     def moved(self, importance: Importances, gradient: Importances) -> Importances:
         """One step of gradient descent on λ, then the sigmoid."""
-        norm = torch.linalg.vector_norm(torch.cat([part.flatten() for part in gradient.values()]))
-        step = self.sign * self.lr * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        return {
-            name: torch.sigmoid(self.temperature * (importance[name] - step * part)) for name, part in gradient.items()
-        }
+        slopes = torch.cat([part.flatten() for part in gradient.values()])
+        values = torch.cat([importance[name].flatten() for name in gradient])
+        factor = shortening(torch.linalg.vector_norm(slopes), self.clip)
+        values = torch.sigmoid_((values - slopes * (self.sign * self.lr * factor)).mul_(self.temperature))
+        parts = torch.split(values, [part.numel() for part in gradient.values()])
+        return {name: part.view_as(gradient[name]) for name, part in zip(gradient, parts, strict=True)}
 
     def slowed(self, divisor: float) -> Sigmoid:
         """The same with a smaller step size."""

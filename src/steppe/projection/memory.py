@@ -15,7 +15,7 @@ from steppe.projection.growth import grown
 from steppe.projection.importance import ImportanceRule, Importances
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
-from steppe.types import Direction, Gradient, Outer, multiplied
+from steppe.types import Gradient, Outer
 
 
 class GradientMemory:
@@ -33,11 +33,11 @@ class GradientMemory:
         """G M for every covered weight."""
         return {name: p.coordinates(gradient[name]) for name, p in self.projectors.items()}
 
-    def within(self, gradient: Gradient, known: Gradient | None = None) -> Direction:
+    def within(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The part of a gradient within the memory, softly: G M diag(λ) Mᵀ; `known` may hold G M."""
         return self._parts(gradient, known, SoftProjector.within)
 
-    def outside(self, gradient: Gradient, known: Gradient | None = None) -> Direction:
+    def outside(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The part of a gradient outside the memory, softly: G − G M diag(λ) Mᵀ."""
         return self._parts(gradient, known, SoftProjector.outside)
 
@@ -45,11 +45,11 @@ class GradientMemory:
         self,
         gradient: Gradient,
         known: Gradient | None,
-        part: Callable[[SoftProjector, Tensor | Outer, Tensor | Outer | None], Tensor],
-    ) -> Direction:
+        part: Callable[[SoftProjector, Tensor | Outer, Tensor | Outer | None], Tensor | Outer],
+    ) -> Gradient:
         known = known or {}
         covered = {name: part(p, gradient[name], known.get(name)) for name, p in self.projectors.items()}
-        return {name: covered[name] if name in covered else multiplied(g) for name, g in gradient.items()}
+        return {name: covered.get(name, g) for name, g in gradient.items()}
 
     @property
     def importances(self) -> Importances:

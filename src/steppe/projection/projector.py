@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,11 @@ class SoftProjector:
     basis: Tensor
     importance: Tensor
 
+    @functools.cached_property
+    def columns(self) -> Tensor:
+        """The basis of a layer without groups as a matrix, (in, k)."""
+        return self.basis[0]
+
     @property
     def rank(self) -> int:
         """How many directions are held, over all groups."""
@@ -40,38 +46,51 @@ class SoftProjector:
         return self.importance[directions(self.basis)]
 
     def coordinates(self, gradient: Tensor | Outer) -> Tensor | Outer:
-        """G M: each row of G along each basis direction; factors stay factors."""
+        """G M: each row of G along each basis direction, (out, k), or (groups, out / groups, k) where there are groups;
+        factors stay factors.
+        """
         if isinstance(gradient, Outer):
-            return gradient @ self.basis[0]
-        return self._rows(gradient) @ self.basis
+            return gradient @ self.columns
+        return self._rows(gradient) @ (self.basis if self._grouped else self.columns)
 
-    def within(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor:
-        """G M diag(λ) Mᵀ; G M may be given where it is known already."""
+    def within(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
+        """G M diag(λ) Mᵀ; G M may be given where it is known already; factors stay factors."""
         weighed = self._weighed(gradient, coordinates)
         if isinstance(weighed, Outer):
-            return (weighed @ self.basis[0].T).dense()
+            return weighed @ self.columns.t()
         assert isinstance(gradient, Tensor)
-        return (weighed @ self.basis.mT).reshape(gradient.shape)
+        back = self.basis.mT if self._grouped else self.columns.t()
+        return (weighed @ back).reshape(gradient.shape)
 
-    def outside(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor:
-        """G − G M diag(λ) Mᵀ."""
+    def outside(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
+        """G − G M diag(λ) Mᵀ; factors stay factors."""
         weighed = self._weighed(gradient, coordinates)
         if isinstance(weighed, Outer):
             assert isinstance(gradient, Outer)
-            return Outer(gradient.left, torch.addmm(gradient.right, weighed.right, self.basis[0].T, alpha=-1)).dense()
+            return Outer(gradient.left, torch.addmm(gradient.right, weighed.right, self.columns.t(), alpha=-1))
         assert isinstance(gradient, Tensor)
-        return torch.baddbmm(self._rows(gradient), weighed, self.basis.mT, alpha=-1).reshape(gradient.shape)
+        rows = self._rows(gradient)
+        if self._grouped:
+            return torch.baddbmm(rows, weighed, self.basis.mT, alpha=-1).reshape(gradient.shape)
+        return torch.addmm(rows, weighed, self.columns.t(), alpha=-1).reshape(gradient.shape)
+
+    @property
+    def _grouped(self) -> bool:
+        return self.basis.shape[0] > 1
 
     def _rows(self, gradient: Tensor) -> Tensor:
-        """G viewed as (groups, out / groups, in)."""
+        """G viewed as (out, in), or as (groups, out / groups, in)."""
         groups, width, _ = self.basis.shape
-        return gradient.reshape(groups, -1, width)
+        return gradient.reshape(groups, -1, width) if groups > 1 else gradient.reshape(-1, width)
 
     def _weighed(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None) -> Tensor | Outer:
         """G M diag(λ)."""
         known = self.coordinates(gradient) if coordinates is None else coordinates
-        return known * (self.importance[0] if isinstance(known, Outer) else self.importance.unsqueeze(1))
+        return known * (self.importance.unsqueeze(1) if self._grouped else self.importance)
 
     def with_importance(self, importance: Tensor) -> SoftProjector:
         """The same basis with other importances."""
-        return dataclasses.replace(self, importance=importance)
+        changed = dataclasses.replace(self, importance=importance)
+        if "columns" in self.__dict__:
+            changed.__dict__["columns"] = self.columns
+        return changed

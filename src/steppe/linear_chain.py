@@ -1,0 +1,189 @@
+"""Loss and gradient of a chain of linear layers, layer by layer, without autograd (SPEC section 5).
+
+For such a model the arithmetic is so little that recording it costs more than doing it. With X_l the inputs of layer l
+and δ_l the gradient of the loss in its outputs, W_l's gradient is δ_lᵀ X_l, and δ_{l−1} = (δ_l W_l) ∘ σ'.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from steppe.types import Direction, Outer
+
+LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From the chain's output the loss and its gradient in the output."""
+
+WIDE = 2**15
+"""Elements from which on a weight's gradient is kept as factors rather than multiplied out."""
+
+
+class Activation(NamedTuple):
+    """A function applied to each element, and how its output turns the gradient back."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+
+
+_ATEN = torch.ops.aten
+_threshold_backward = _ATEN.threshold_backward.default
+RELU = Activation(torch.relu, lambda slope, output: _threshold_backward(slope, output, 0))
+TANH = Activation(torch.tanh, _ATEN.tanh_backward.default)
+SIGMOID = Activation(torch.sigmoid, _ATEN.sigmoid_backward.default)
+_BY_KIND: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
+_BY_FUNCTION: dict[object, Activation] = {
+    **dict.fromkeys((torch.relu, torch.relu_, functional.relu, "relu", "relu_"), RELU),
+    **dict.fromkeys((torch.tanh, functional.tanh, "tanh"), TANH),
+    **dict.fromkeys((torch.sigmoid, functional.sigmoid, "sigmoid"), SIGMOID),
+}
+
+
+class Link(NamedTuple):
+    """A linear layer with what follows it."""
+
+    name: str
+    layer: nn.Linear
+    activation: Activation | None = None
+
+    @property
+    def weight(self) -> str:
+        """The weight's name among the model's parameters."""
+        return f"{self.name}.weight"
+
+    @property
+    def bias(self) -> str:
+        """The bias's name."""
+        return f"{self.name}.bias"
+
+
+class LinearChain:
+    """A model that is nothing but linear layers with elementwise functions between them."""
+
+    def __init__(self, links: list[Link]) -> None:
+        self.links = links
+
+    @torch.no_grad()
+    def gradient(self, x: Tensor, loss_of: LossOf, at: Direction) -> tuple[Tensor, dict[str, Tensor | Outer]]:
+        """The loss on samples, (n, in), and its gradient in every weight and bias, at the weights or at others."""
+        inputs = [x]
+        for link in self.links:
+            output = times_transposed(inputs[-1], at.get(link.weight, link.layer.weight))
+            if link.layer.bias is not None:
+                output += at.get(link.bias, link.layer.bias)
+            inputs.append(output if link.activation is None else link.activation.forward(output))
+        loss, slope = loss_of(inputs[-1])
+        gradient: dict[str, Tensor | Outer] = {}
+        for place in reversed(range(len(self.links))):
+            link = self.links[place]
+            if link.activation is not None:
+                slope = link.activation.backward(slope, inputs[place + 1])
+            gradient[link.weight] = weight_gradient(slope, inputs[place])
+            if link.layer.bias is not None:
+                gradient[link.bias] = slope.sum(0)
+            if place > 0:
+                slope = slope @ at.get(link.weight, link.layer.weight)
+        return loss, gradient
+
+
+def weight_gradient(slope: Tensor, inputs: Tensor) -> Tensor | Outer:
+    """δᵀ X; as factors where the matrix is large and the samples are fewer than its rows."""
+    count, rows = slope.shape
+    if count < rows and rows * inputs.shape[1] > WIDE:
+        return Outer(slope, inputs)
+    return slope.T @ inputs
+
+
+def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
+    """X Wᵀ. On a CPU a few samples at a time: from 16 rows on, BLAS rearranges the whole of W first, which for as few
+    as these costs more than everything else.
+    """
+    if 16 <= x.shape[0] <= 48 and weight.numel() > WIDE and x.device.type == "cpu":
+        transposed = weight.T
+        return torch.cat([part @ transposed for part in torch.split(x, 15 if x.shape[0] % 10 else 10)])
+    return x @ weight.T
+
+
+def find_chain(model: nn.Module) -> LinearChain | None:
+    """The chain that a model is; None where it has buffers, hooks, weights used twice, or anything else in it."""
+    modules = dict(model.named_modules())
+    linear = {id(p) for module in modules.values() if type(module) is nn.Linear for p in module.parameters()}
+    if {id(p) for p in model.parameters()} != linear or any(True for _ in model.buffers()):
+        return None
+    if any(_hooked(module) for module in modules.values()):
+        return None
+    try:
+        calls = sum(_calls(module) for module in modules.values())
+        graph = fx.Tracer().trace(copy.deepcopy(model))  # a copy: the user's forward runs, and may leave traces
+    except Exception:  # what cannot be read, copied or traced is no chain
+        return None
+    if calls != len(graph.nodes) - 2:  # something else was called than what the chain will do
+        return None
+    links: list[Link] = []
+    previous: fx.Node | None = None
+    for node in graph.nodes:
+        expected = (previous,) if node.op != "placeholder" else ()
+        if node.args[:1] != expected or len(node.all_input_nodes) != len(expected):
+            return None
+        if node.op not in ("placeholder", "output") and not _linked(node, modules, links):
+            return None
+        previous = node
+    owned = [id(p) for link in links for p in link.layer.parameters()]
+    return LinearChain(links) if links and len(set(owned)) == len(owned) and set(owned) == linear else None
+
+
+def _linked(node: fx.Node, modules: Mapping[str, nn.Module], links: list[Link]) -> bool:
+    """Take one operation into the chain, if it has a place there."""
+    activation: Activation | None = None
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        if type(module) is nn.Linear:
+            links.append(Link(str(node.target), module))
+            return True
+        whole = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+        if whole or type(module) is nn.Identity:
+            return True
+        activation = _BY_KIND.get(type(module))
+    elif node.op in ("call_function", "call_method") and len(node.args) == 1 and not node.kwargs.keys() - {"inplace"}:
+        activation = _BY_FUNCTION.get(node.target)
+    if activation is None or not links or links[-1].activation is not None:
+        return False
+    links[-1] = links[-1]._replace(activation=activation)
+    return True
+
+
+def _calls(module: nn.Module) -> int:
+    """How many calls a forward makes, if it is a straight line of them; anything that could go another way the next
+    time, such as a branch, or that leaves a trace, such as an assignment to an attribute, is refused.
+    """
+    kind = type(module)
+    if kind is nn.Sequential:
+        assert isinstance(module, nn.Sequential)
+        return sum(not isinstance(part, nn.Sequential) for part in module)
+    if kind.__module__.startswith("torch.nn"):
+        return 0
+    nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))))
+    if not all(isinstance(node, _STRAIGHT) for node in nodes):
+        raise ValueError("not a straight line")
+    if any(isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) for node in nodes):
+        raise ValueError("leaves a trace")
+    return sum(isinstance(node, ast.Call) for node in nodes)
+
+
+_STRAIGHT = (
+    *(ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AnnAssign, ast.Return, ast.Expr),
+    *(ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Constant, ast.expr_context),
+)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )

@@ -1,0 +1,300 @@
+"""The quick way through a chain of linear layers against autograd and against the obvious ascent, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steppe import FSDGPM, Learner, Task
+from steppe.chain_ascent import MovedChain
+from steppe.linear_chain import find_chain, times_transposed, weight_gradient
+from steppe.methods.base import MethodSettings
+from steppe.models.mlp import MLP
+from steppe.network import Network
+from steppe.perturbation import Ascent, Perturbed
+from steppe.projection.importance import Sigmoid
+from steppe.projection.layers import covered_weights
+from steppe.projection.memory import GradientMemory
+from steppe.projection.projector import SoftProjector
+from steppe.registry import METHODS
+from steppe.types import Batch, multiplied
+
+
+class Tower(nn.Module):
+    """Biases, three kinds of activations, one after the last layer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(9, 12), nn.Linear(12, 7, bias=False), nn.Linear(7, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = functional.relu(self.a(x))
+        hidden: Tensor = torch.sigmoid(self.b(x))
+        return self.c(hidden).tanh()
+
+
+def sequence() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(12, 7), nn.Tanh())
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 12, bias=False), nn.ReLU(inplace=True), inner, nn.Linear(7, 5))
+
+
+CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: MLP(9, 12, 5),
+    "tower": Tower,
+    "sequence": sequence,
+    "one": lambda: nn.Sequential(nn.Linear(9, 5)),
+}
+
+
+class Branching(MLP):
+    """Goes another way now and then."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return super().forward(x) if self.training else super().forward(x) * 2
+
+
+class Counting(MLP):
+    """Remembers that it was called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        self.calls = 1
+        return self.head(self.first(x).relu())
+
+
+class Twice(nn.Module):
+    """Uses a layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(9, 9), nn.Linear(9, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.b(self.a(self.a(x)))
+
+
+class Helped(nn.Module):
+    """Leaves part of the work to a function of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(9, 9), nn.Linear(9, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.b(self.bent(self.a(x)))
+
+    def bent(self, x: Tensor) -> Tensor:
+        return x.relu().relu()
+
+
+def hooked() -> nn.Module:
+    model = MLP(9, 12, 5)
+    model.second.register_forward_hook(lambda layer, args, output: output * 2)
+    return model
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(9, 9, bias=False), nn.ReLU(), nn.Linear(9, 9, bias=False))
+    model[2].weight = model[0].weight
+    return model
+
+
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "branch": lambda: Branching(9, 12, 5),
+    "trace": lambda: Counting(9, 12, 5),
+    "twice": Twice,
+    "helper": Helped,
+    "hook": hooked,
+    "tied": tied,
+    "norm": lambda: nn.Sequential(nn.Linear(9, 6), nn.LayerNorm(6), nn.Linear(6, 5)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(9, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)),
+    "dropout": lambda: nn.Sequential(nn.Linear(9, 6), nn.Dropout(0.1), nn.Linear(6, 5)),
+    "gelu": lambda: nn.Sequential(nn.Linear(9, 6), nn.GELU(), nn.Linear(6, 5)),
+    "scaled": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(9, 5)),
+    "unused": lambda: nn.Sequential(OrderedDict(a=nn.Linear(9, 5), b=nn.Identity(), c=nn.PReLU())),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_everything_else_is_no_chain(name: str) -> None:
+    assert find_chain(OTHERS[name]()) is None
+
+
+def test_looking_for_a_chain_leaves_the_model_alone() -> None:
+    model = Counting(9, 12, 5)
+    find_chain(model)
+    assert not hasattr(model, "calls")
+
+
+def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Batch]:
+    """The same network twice, with and without the quick way; a batch D ∪ N of 5 + 4."""
+    torch.manual_seed(seed)
+    model = CHAINS[name]().double()
+    x, y = torch.randn(9, 9, dtype=torch.float64), torch.arange(9) % 2 + torch.tensor([0] * 5 + [2] * 4)
+    batch = Batch(x, y, torch.tensor([0] * 5 + [1] * 4))
+    networks = Network(model), Network(copy.deepcopy(model))
+    for network in networks:
+        network.open_head(range(2) if heads else None, 5)
+        network.open_head(range(2, 5) if heads else None, 5)
+    networks[0].seek_chain(batch)
+    assert networks[0].chain is not None
+    return *networks, batch
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("wide", [0, 2**15])
+def test_gradients_are_autograds(name: str, heads: bool, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steppe.linear_chain.WIDE", wide)
+    quick, slow, batch = setting(name, heads)
+    at = {key: p.detach() + torch.randn_like(p) for key, p in slow.parameters.items()}
+    for place in (None, at):
+        (loss, found), (expected_loss, expected) = quick.gradient(batch, place), slow.gradient(batch, place)
+        torch.testing.assert_close(loss, expected_loss)
+        assert found.keys() == expected.keys()
+        for key, g in expected.items():
+            torch.testing.assert_close(multiplied(found[key]), multiplied(g))
+            assert not multiplied(found[key]).requires_grad
+
+
+def remembered(network: Network, seed: int) -> GradientMemory:
+    """A memory with soft importances."""
+    generator = torch.Generator().manual_seed(seed)
+    memory = GradientMemory(Sigmoid(0.01), covered_weights(network.model))
+    memory.rebuild(network, torch.randn(6, 9, dtype=torch.float64, generator=generator), 0.9)
+    for key, p in memory.projectors.items():
+        soft = torch.rand(p.importance.shape, dtype=torch.float64, generator=generator)
+        memory.projectors[key] = SoftProjector(p.basis, soft)
+    return memory
+
+
+def compared(found: Perturbed, expected: Perturbed) -> None:
+    torch.testing.assert_close(found.loss, expected.loss)
+    for key, g in expected.gradient.items():
+        torch.testing.assert_close(multiplied(found.gradient[key]), multiplied(g))
+    assert found.importance_gradient.keys() == expected.importance_gradient.keys()
+    for key, slope in expected.importance_gradient.items():
+        torch.testing.assert_close(found.importance_gradient[key], slope)
+    if expected.coordinates:
+        assert found.coordinates is not None
+        for key, c in expected.coordinates.items():
+            torch.testing.assert_close(multiplied(found.coordinates[key]), multiplied(c))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("wide", [0, 60, 2**15], ids=["all wide", "mixed", "all small"])
+@pytest.mark.parametrize("clamp", [1e3, 0.02, 1e-4], ids=["free", "now and then", "clamped"])
+@pytest.mark.parametrize("first_task", [False, True])
+def test_the_ascent_is_the_obvious_one(
+    name: str, chunked: bool, wide: int, clamp: float, first_task: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v and all that follows from it, whichever weights are moved and whichever are added to by factors; a step that
+    must be clamped too, in the first task without bases and later.
+    """
+    monkeypatch.setattr("steppe.linear_chain.WIDE", wide)
+    monkeypatch.setattr("steppe.chain_ascent.WIDE", wide)
+    quick, slow, batch = setting(name, heads=True)
+    memories = [GradientMemory(Sigmoid(0.01)) if first_task else remembered(network, 3) for network in (quick, slow)]
+    before = quick.snapshot()
+    ascent = Ascent(0.3, steps=3, clamp=clamp, chunked=chunked)
+    found, expected = (ascent(n, m, batch[:5], batch) for n, m in zip((quick, slow), memories, strict=True))
+    compared(found, expected)
+    assert all(torch.equal(before[key], tensor) for key, tensor in quick.snapshot().items())
+    again = ascent(quick, memories[0], batch[:5], batch)
+    compared(again, expected)  # nothing is left over from the last time
+
+
+def test_the_quick_ascent_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the comparisons would compare the slow one with itself."""
+    made: list[int] = []
+    start = MovedChain.__init__
+
+    def noted(self: MovedChain, *arguments: object) -> None:
+        made.append(1)
+        start(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MovedChain, "__init__", noted)
+    quick, slow, batch = setting("mlp", heads=False)
+    for network, count in ((slow, 0), (quick, 1)):
+        Ascent(0.3)(network, remembered(network, 0), batch[:5], batch)
+        assert len(made) == count
+    for parameter in quick.model.first.parameters():  # type: ignore[union-attr]
+        parameter.requires_grad_(False)
+    Ascent(0.3)(Network(quick.model), GradientMemory(Sigmoid(0.01)), batch[:5], batch)
+    assert len(made) == 1
+
+
+def test_a_frozen_weight_stays_out() -> None:
+    torch.manual_seed(0)
+    model = MLP(9, 12, 5).double()
+    model.second.weight.requires_grad_(False)
+    quick, slow = Network(model), Network(copy.deepcopy(model))
+    batch = Batch(torch.randn(4, 9, dtype=torch.float64), torch.arange(4), torch.zeros(4, dtype=torch.int64))
+    for network in (quick, slow):
+        network.open_head(None, 5)
+    quick.seek_chain(batch)
+    assert quick.chain is not None
+    found, expected = quick.gradient(batch)[1], slow.gradient(batch)[1]
+    assert list(found) == list(expected) == ["first.weight", "head.weight"] or found.keys() == expected.keys()
+    compared(*(Ascent(0.3)(n, GradientMemory(Sigmoid(0.01)), batch, batch) for n in (quick, slow)))
+
+
+def test_a_model_that_changes_between_tasks_is_looked_at_anew() -> None:
+    model = MLP(9, 12, 5)
+    learner = Learner(model, FSDGPM(buffer=10))
+    task = Task((torch.rand(20, 9), torch.arange(20) % 5))
+    learner.learn(task)
+    assert learner.network.chain is not None
+    handle = model.first.register_forward_hook(lambda layer, args, output: output * 0.5)
+    learner.learn(task)
+    assert learner.network.chain is None
+    handle.remove()
+    learner.learn(task)
+    assert learner.network.chain is not None
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("multitask", "oracle")])
+def test_every_method_learns_the_same_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks in float64, weights compared at the end."""
+    entry = METHODS[name]
+    made = entry.settings.from_mapping({**entry.values("cifar100-split"), **entry.variant})
+    assert isinstance(made, MethodSettings)
+    weights = []
+    for quick in (True, False):
+        if not quick:
+            monkeypatch.setattr(Network, "seek_chain", lambda self, batch: None)
+        torch.manual_seed(5)
+        model = MLP(9, 12, 6).double()
+        learner = Learner(model, made, seed=1)
+        for number in range(2):
+            generator = torch.Generator().manual_seed(number)
+            rows = range(3 * number, 3 * number + 3)
+            x = torch.randn(24, 9, dtype=torch.float64, generator=generator)
+            learner.learn(Task((x, torch.arange(24) % 3 + rows.start), head=rows), epochs=2, batch_size=6)
+            assert (learner.network.chain is not None) is quick
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-6, atol=1e-8)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 70), st.integers(1, 6), st.integers(1, 5))
+def test_products_in_parts_are_the_product(n: int, inputs: int, outputs: int) -> None:
+    x, w = (
+        torch.randn(n, 700 * inputs, dtype=torch.float64),
+        torch.randn(60 * outputs, 700 * inputs, dtype=torch.float64),
+    )
+    torch.testing.assert_close(times_transposed(x, w), x @ w.T)
+    torch.testing.assert_close(multiplied(weight_gradient(x[:, : 60 * outputs], x)), x[:, : 60 * outputs].T @ x)
