@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from steppe import FSDGPM, Learner, Task
 from steppe.chain_ascent import MovedChain
-from steppe.linear_chain import find_chain, times_transposed, weight_gradient
+from steppe.linear_chain import find_chain, weight_gradient
 from steppe.methods.base import MethodSettings
 from steppe.models.mlp import MLP
 from steppe.network import Network
@@ -25,7 +25,7 @@ from steppe.projection.layers import covered_weights
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.registry import METHODS
-from steppe.types import Batch, multiplied
+from steppe.types import Batch, multiplied, times_transposed
 
 
 class Tower(nn.Module):

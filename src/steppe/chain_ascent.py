@@ -13,12 +13,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, mm
-from torch.nn.functional import linear
 
-from steppe.linear_chain import WIDE, LinearChain, times_transposed
+from steppe.linear_chain import WIDE, LinearChain
 from steppe.network import Network
 from steppe.projection.projector import SoftProjector
-from steppe.types import Batch, Outer
+from steppe.types import Batch, Outer, times_transposed
 
 Found = tuple[dict[str, Tensor | Outer], dict[str, Tensor | Outer], dict[str, Tensor]]
 """The gradient, the gradient along the bases, and the gradient in λ."""
@@ -30,7 +29,7 @@ class MovedChain:
     def __init__(
         self, chain: LinearChain, network: Network, projectors: Mapping[str, SoftProjector], data: Tensor, lr: float
     ) -> None:
-        self.network, self.links, self.lr = network, chain.links, data.new_tensor(lr)
+        self.network, self.links, self.lr = network, chain.links, network.number(lr)
         self.layers: list[_Small | _Wide] = []
         for link in chain.links:
             weight, projector = link.layer.weight, projectors.get(link.weight)
@@ -97,12 +96,13 @@ class _Small:
 
     def __init__(self, weight: Tensor, projector: SoftProjector | None, room: Tensor, lr: float) -> None:
         self.at, self.room, self.lr = weight, room, lr
+        self._transposed = weight.t()
         self.basis = None if projector is None else projector.columns
         self._back = None if projector is None else (projector.columns * projector.importance).t()  # diag(λ) Mᵀ
         self._walked: Tensor | None = None  # Σ G_k M
 
     def output(self, inputs: Tensor, rows: slice) -> Tensor:
-        return linear(inputs, self.at)
+        return mm(inputs, self._transposed)
 
     def back(self, slope: Tensor) -> Tensor:
         return mm(slope, self.at)
@@ -114,6 +114,7 @@ class _Small:
             self._walked = along if self._walked is None else self._walked + along
             step = mm(along, self._back)
         self.at = torch.add(self.at, step.clamp_(-clamp, clamp), alpha=self.lr, out=self.room)
+        self._transposed = self.at.t()
 
     def gradient(self, inputs: Tensor, slope: Tensor) -> Tensor | Outer:
         return mm(slope.t(), inputs)
@@ -131,8 +132,8 @@ class _Small:
 
 
 class _Wide:
-    """A weight that stays: v is kept as factors and added to outputs. Where a step would have to be clamped, which
-    factors cannot be, it is moved after all.
+    """A weight that stays: v is kept as terms that are added to outputs. Where a step would have to be clamped, which
+    terms cannot be, it is moved after all.
     """
 
     def __init__(
@@ -142,13 +143,11 @@ class _Wide:
         self.basis = None if projector is None else projector.columns
         self.importance = None if projector is None else projector.importance
         self._at: Tensor | None = None  # W + v, once it had to be formed
-        self._terms: list[tuple[Tensor, Tensor]] = []  # η1 δ and R
+        self._terms: list[_Term] = []
         self._walked: list[tuple[Tensor, Tensor]] = []  # δ and X M
-        self._within: tuple[slice, Tensor, Tensor] | None = None
         # Of all the data, where the inputs are that:
         self._outputs: Tensor | None = None  # X Wᵀ
         self._along: Tensor | None = None  # X M
-        self._columns: Tensor | None = None  # Xᵀ
 
     def output(self, inputs: Tensor, rows: slice) -> Tensor:
         if self._at is not None:
@@ -159,53 +158,61 @@ class _Wide:
             if self._outputs is None:
                 self._outputs = times_transposed(self.data, self.weight)
             output = self._outputs[rows]
-        for left, right in self._terms:
-            output = torch.addmm(output, self._inner(inputs, right, rows), left)
+        for term in self._terms:
+            output = torch.addmm(output, self._inner(inputs, term, rows), term.left)
         return output
 
-    def _inner(self, inputs: Tensor, right: Tensor, rows: slice) -> Tensor:
-        """X Rᵀ."""
+    def _inner(self, inputs: Tensor, term: _Term, rows: slice) -> Tensor:
+        """X Rᵀ = (X M) (X_D M diag(λ))ᵀ; of the data kept."""
         if self.data is None:
-            return mm(inputs, right.t())
-        if self._columns is None:
-            self._columns = self.data.t().contiguous()
-        return mm(right, self._columns[:, rows]).t()
+            return times_transposed(self._products(inputs, rows), term.weighed)
+        if term.inner is None:
+            term.inner = times_transposed(self._products(self.data, slice(None)), term.weighed)
+        return term.inner[rows]
 
     def back(self, slope: Tensor) -> Tensor:
         if self._at is not None:
             return mm(slope, self._at)
         back = mm(slope, self.weight)
-        for left, right in self._terms:
-            back = torch.addmm(back, mm(slope, left.t()), right)
+        for term in self._terms:
+            back = torch.addmm(back, mm(slope, term.left.t()), self._right(term))
         return back
 
     def climb(self, inputs: Tensor, slope: Tensor, rows: slice, clamp: float) -> None:
-        right, largest = self._projected(inputs, rows)
+        term = self._term(inputs, rows)
         if self.basis is not None:
             self._walked.append((slope, self._products(inputs, rows)))
-        # |Σ_n δ_ni R_nj| ≤ Σ_n max|δ_n| max|R_n|: mostly far below the bound.
-        if self._at is None and float(slope.abs().amax(1).dot(largest)) <= clamp:
-            self._terms.append((slope * self.lr, right))
+        # |Σ_n δ_ni R_nj| ≤ Σ_n max|δ_n| ‖R_n‖, mostly far below the bound.
+        if self._at is None and float(slope.abs().amax(1).dot(term.lengths)) <= clamp:
+            step = slope * self.lr
+            term.left = step if term.fresh else term.left + step
+            if term.fresh:
+                self._terms.append(term)
+            term.fresh = False
             return
         if self._at is None:
             self._at = self.room.copy_(self.weight)
-            for left, earlier in self._terms:
-                self._at.addmm_(left.t(), earlier)
-        self._at.add_(mm(slope.t(), right).clamp_(-clamp, clamp) * self.lr)
+            for earlier in self._terms:
+                self._at.addmm_(earlier.left.t(), self._right(earlier))
+        self._at.add_(mm(slope.t(), self._right(term)).clamp_(-clamp, clamp).mul_(self.lr))
 
-    def _projected(self, inputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """R = X M diag(λ) Mᵀ, or X itself without a basis, and the largest element of each row; for the data kept."""
-        if self.data is not None and self._within is not None and self._within[0] == rows:
-            return self._within[1:]
-        right = inputs
-        if self.basis is not None and self.importance is not None:
-            right = mm(self._products(inputs, rows) * self.importance, self.basis.t())
-        self._within = rows, right, right.abs().amax(1)
-        return self._within[1:]
+    def _term(self, inputs: Tensor, rows: slice) -> _Term:
+        """The term of a step on these samples; a second step on the same data makes it larger."""
+        if self.data is not None and self._terms and self._terms[-1].rows == rows:
+            return self._terms[-1]
+        along = self._products(inputs, rows)
+        return _Term(rows, along if self.importance is None else along * self.importance)
+
+    def _right(self, term: _Term) -> Tensor:
+        """R = X_D M diag(λ) Mᵀ."""
+        if term.right is None:
+            term.right = term.weighed if self.basis is None else mm(term.weighed, self.basis.t())
+        return term.right
 
     def _products(self, inputs: Tensor, rows: slice) -> Tensor:
-        """X M."""
-        assert self.basis is not None
+        """X M, or X itself without a basis."""
+        if self.basis is None:
+            return inputs
         if self.data is None:
             return mm(inputs, self.basis)
         if self._along is None:
@@ -224,3 +231,15 @@ class _Wide:
         assert isinstance(along, Outer)
         parts = [mm(mm(slope, along.left.t()), along.right).mul_(products) for slope, products in self._walked]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).sum(0, keepdim=True)
+
+
+class _Term:
+    """One summand δᵀR of v: η1 δ, and X_D M diag(λ), of which R is the product with Mᵀ."""
+
+    def __init__(self, rows: slice, weighed: Tensor) -> None:
+        self.rows, self.weighed = rows, weighed
+        self.left = weighed  # until the first step
+        self.fresh = True
+        self.lengths = torch.linalg.vector_norm(weighed, dim=1)  # ‖R_n‖, as M has orthonormal columns
+        self.inner: Tensor | None = None
+        self.right: Tensor | None = None

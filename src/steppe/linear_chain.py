@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from steppe.types import Direction, Outer
+from steppe.types import Direction, Outer, times_transposed
 
 LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From the chain's output the loss and its gradient in the output."""
@@ -99,16 +99,6 @@ def weight_gradient(slope: Tensor, inputs: Tensor) -> Tensor | Outer:
     if count < rows and rows * inputs.shape[1] > WIDE:
         return Outer(slope, inputs)
     return slope.T @ inputs
-
-
-def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """X Wᵀ. On a CPU a few samples at a time: from 16 rows on, BLAS rearranges the whole of W first, which for as few
-    as these costs more than everything else.
-    """
-    if 16 <= x.shape[0] <= 48 and weight.numel() > WIDE and x.device.type == "cpu":
-        transposed = weight.T
-        return torch.cat([part @ transposed for part in torch.split(x, 15 if x.shape[0] % 10 else 10)])
-    return x @ weight.T
 
 
 def find_chain(model: nn.Module) -> LinearChain | None:

@@ -37,9 +37,11 @@ class Network:
         first = next(iter(self.parameters.values()))
         self.device, self.dtype = first.device, first.dtype
         self._prepare = prepare or unit_range
+        self._partial = len(self.parameters) != sum(1 for _ in model.parameters())
         self._has_buffers = any(True for _ in model.buffers())
         self._room: Direction = {}
         self._shares: dict[int, tuple[Tensor, Tensor]] = {}  # 1/n and a column of −1/n, by n
+        self._numbers: dict[float, Tensor] = {}
         self.chain: LinearChain | None = None
         """The quick way to gradients, where the model is a chain of linear layers; see `seek_chain`."""
         self._frozen: frozenset[str] = frozenset()
@@ -50,7 +52,7 @@ class Network:
     @property
     def has_frozen(self) -> bool:
         """Whether some parameters stay from now on, or were never to be learnt."""
-        return bool(self._frozen) or len(self.parameters) != sum(1 for _ in self.model.parameters())
+        return bool(self._frozen) or self._partial
 
     @property
     def learnable(self) -> dict[str, nn.Parameter]:
@@ -214,6 +216,12 @@ class Network:
         share, minus = self._shares[count]
         # (softmax − one-hot) / n
         return loss, likely.exp_().mul_(share).scatter_add_(1, batch.y.unsqueeze(1), minus)
+
+    def number(self, value: float) -> Tensor:
+        """A number as a tensor, always the same one: to multiply by a Python number costs twice as much."""
+        if value not in self._numbers:
+            self._numbers[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
+        return self._numbers[value]
 
     def gradient_of(self, loss: Tensor) -> Direction:
         """The gradient of a loss that a method has put together itself."""

@@ -43,11 +43,12 @@ def _flushing() -> bool:
     return not bool(smallest / 2)
 
 
-def shortening(length: Tensor, bound: float) -> float | Tensor:
-    """By what something of this length must be multiplied to be no longer than the bound, 1 at most: on a CPU a number,
-    elsewhere a tensor, so that nobody waits for the device.
-    """
-    if length.device.type != "cpu":
-        return (bound / (length + 1e-6)).clamp(max=1.0)
-    factor = bound / (float(length) + 1e-6)
+def shortening(length: float, bound: float) -> float:
+    """By what something of this length must be multiplied to be no longer than the bound; 1 at most."""
+    factor = bound / (length + 1e-6)
     return factor if factor < 1.0 else 1.0
+
+
+def shortening_tensor(length: Tensor, bound: float) -> Tensor:
+    """The same for a length that is still on its device, which nobody has to wait for."""
+    return (bound / (length + 1e-6)).clamp(max=1.0)

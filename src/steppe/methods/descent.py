@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from steppe.network import Network
-from steppe.numerics import shortening
+from steppe.numerics import shortening, shortening_tensor
 from steppe.types import Direction, Gradient, Outer, multiplied
 
 
@@ -54,11 +56,16 @@ def clipped(gradient: Gradient, norm: float) -> Gradient:
 
 
 def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
-    """By what the gradient must be multiplied to be no longer than the norm."""
+    """By what the gradient must be multiplied to be no longer than the norm: on a CPU a number, elsewhere a tensor, so
+    that nobody waits for the device.
+    """
     lengths = torch._foreach_norm([g for g in gradient.values() if isinstance(g, Tensor)])
-    squares = [length.square() for length in lengths]
-    squares += [g.squared_norm() for g in gradient.values() if isinstance(g, Outer)]
-    return shortening(torch.stack(squares).sum().sqrt(), norm)
+    squares = [g.squared_norm() for g in gradient.values() if isinstance(g, Outer)]
+    first = (lengths or squares)[0]
+    if first.device.type == "cpu":
+        total = math.sqrt(sum(float(length) ** 2 for length in lengths) + sum(float(square) for square in squares))
+        return shortening(total, norm)
+    return shortening_tensor(torch.stack([*(length.square() for length in lengths), *squares]).sum().sqrt(), norm)
 
 
 def scaled(gradient: Gradient, factor: float | Tensor) -> Gradient:

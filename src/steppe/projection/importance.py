@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from steppe.numerics import shortening
+from steppe.numerics import shortening, shortening_tensor
 
 Importances = dict[str, Tensor]
 
@@ -79,10 +79,15 @@ class Sigmoid:
         """One step of gradient descent on λ, then the sigmoid."""
         slopes = torch.cat([part.flatten() for part in gradient.values()])
         values = torch.cat([importance[name].flatten() for name in gradient])
-        factor = shortening(torch.linalg.vector_norm(slopes), self.clip)
+        length = torch.linalg.vector_norm(slopes)
+        on_cpu = length.device.type == "cpu"
+        factor = shortening(float(length), self.clip) if on_cpu else shortening_tensor(length, self.clip)
         values = torch.sigmoid_((values - slopes * (self.sign * self.lr * factor)).mul_(self.temperature))
-        parts = torch.split(values, [part.numel() for part in gradient.values()])
-        return {name: part.view_as(gradient[name]) for name, part in zip(gradient, parts, strict=True)}
+        moved, start = {}, 0
+        for name, part in gradient.items():
+            end = start + part.numel()
+            moved[name], start = values[start:end].view(part.shape), end
+        return moved
 
     def slowed(self, divisor: float) -> Sigmoid:
         """The same with a smaller step size."""
