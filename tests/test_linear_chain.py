@@ -259,7 +259,7 @@ def test_a_model_that_changes_between_tasks_is_looked_at_anew() -> None:
     learner.learn(task)
     assert learner.network.chain is not None
     handle = model.first.register_forward_hook(lambda layer, args, output: output * 0.5)
-    learner.learn(task)
+    learner.learn(task)  # with what the quick way has left in its room
     assert learner.network.chain is None
     handle.remove()
     learner.learn(task)

@@ -111,7 +111,8 @@ class Network:
     def room(self, name: str) -> Tensor:
         """Memory of a parameter's shape, always the same, for whoever is at work."""
         if not self._room:
-            self._room = {each: torch.empty_like(p) for each, p in self.parameters.items()}
+            with torch.inference_mode(False):
+                self._room = {each: torch.empty_like(p, requires_grad=False) for each, p in self.parameters.items()}
         return self._room[name]
 
     def completed(self, gradient: Direction) -> Direction:
@@ -212,7 +213,9 @@ class Network:
         loss = nll_loss(likely, batch.y) if wanted else likely
         count = output.shape[0]
         if count not in self._shares:
-            self._shares[count] = output.new_tensor(1 / count), output.new_full((count, 1), -1 / count)
+            with torch.inference_mode(False):
+                minus = torch.full((count, 1), -1 / count, dtype=output.dtype, device=output.device)
+            self._shares[count] = self.number(1 / count), minus
         share, minus = self._shares[count]
         # (softmax − one-hot) / n
         return loss, likely.exp_().mul_(share).scatter_add_(1, batch.y.unsqueeze(1), minus)
@@ -220,7 +223,8 @@ class Network:
     def number(self, value: float) -> Tensor:
         """A number as a tensor, always the same one: to multiply by a Python number costs twice as much."""
         if value not in self._numbers:
-            self._numbers[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
+            with torch.inference_mode(False):
+                self._numbers[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
         return self._numbers[value]
 
     def gradient_of(self, loss: Tensor) -> Direction:

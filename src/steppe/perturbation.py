@@ -108,7 +108,7 @@ def _on_chain(
     whole = slice(0, len(union))
     found: list[Found] = []
     losses: list[Tensor] = []
-    with torch.no_grad():
+    with torch.inference_mode():  # nothing of it is ever differentiated, and every call is a tenth cheaper
         chain = MovedChain(network.chain, network, memory.projectors, flat.x, ascent.lr)
         taken, seen = whole, flat
         for part, evaluated, _ in ascent.schedule(len(current)):
