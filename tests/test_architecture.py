@@ -27,6 +27,7 @@ LAYERS = [
     {"study", "figures"},
     {"display", "data_cli"},
     {"cli"},
+    {"api"},
     {"__init__", "__main__"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}

@@ -1,35 +1,18 @@
-"""steppe: let a PyTorch network learn one task after another without forgetting the earlier ones."""
+"""steppe: let a PyTorch network learn one task after another without forgetting the earlier ones.
 
-from steppe.benchmarks import PMNIST
-from steppe.benchmarks.base import Benchmark
-from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
-from steppe.learner import Learner, Learnt
-from steppe.methods import (
-    AGEM,
-    ER,
-    EWC,
-    FSDGPM,
-    GEM,
-    GPM,
-    SAMER,
-    SGP,
-    DERPlusPlus,
-    Finetune,
-    ICaRL,
-    LaMAML,
-    Multitask,
-    Oracle,
-)
-from steppe.methods.base import Method, MethodSettings
-from steppe.metrics import AccuracyMatrix
-from steppe.protocol import Training
-from steppe.registry import register_benchmark, register_method
-from steppe.settings import setting
-from steppe.task import Task
-from steppe.types import Batch
-from steppe.version import __version__
+What it offers lies in `steppe.api`, which is imported when one of its names is first asked for: the command line should
+not have to wait for torch to say what it can do.
+"""
 
-__all__ = [
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from steppe.api import *  # noqa: F403
+
+__all__ = [  # noqa: F405 - the same as in steppe.api
     "AGEM",
     "ER",
     "EWC",
@@ -42,22 +25,29 @@ __all__ = [
     "AccuracyMatrix",
     "Batch",
     "Benchmark",
+    "CIFAR100Split",
+    "CIFAR100Superclass",
     "DERPlusPlus",
     "DataError",
     "DivergedError",
     "Finetune",
+    "Folder",
     "ICaRL",
     "LaMAML",
     "Learner",
     "Learnt",
+    "LongPMNIST",
     "Method",
     "MethodSettings",
     "ModelError",
     "Multitask",
     "Oracle",
+    "RotatedMNIST",
     "RunError",
+    "SplitMNIST",
     "SteppeError",
     "Task",
+    "TinyImageNet",
     "Training",
     "UsageError",
     "__version__",
@@ -65,3 +55,13 @@ __all__ = [
     "register_method",
     "setting",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'steppe' has no attribute {name!r}")
+    return getattr(importlib.import_module("steppe.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

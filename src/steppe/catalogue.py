@@ -1,7 +1,12 @@
-"""What `steppe list` says: methods and benchmarks, their settings, limits, presets and published figures."""
+"""What `steppe list` says: methods and benchmarks, their settings, limits, presets and published figures.
+
+The package carries it written out in catalogue.json, since to ask the methods themselves takes torch, and seconds.
+"""
 
 from __future__ import annotations
 
+import steppe.benchmarks
+import steppe.methods  # noqa: F401 - both announce themselves
 from steppe.errors import unknown
 from steppe.protocol import Training
 from steppe.published import published
@@ -10,7 +15,7 @@ from steppe.settings import Settings
 
 
 def catalogue(name: str | None = None) -> str:
-    """Everything in short, or one method or benchmark in full."""
+    """Everything in short, or one method or benchmark in full, from what is registered now."""
     if name is None:
         return _overview()
     if name in METHODS:
@@ -18,6 +23,11 @@ def catalogue(name: str | None = None) -> str:
     if name in BENCHMARKS:
         return _benchmark(BENCHMARKS[name])
     raise unknown("method or benchmark", name, [*METHODS, *BENCHMARKS])
+
+
+def everything() -> dict[str, str]:
+    """The overview, by the empty name, and every page: the content of catalogue.json."""
+    return {"": catalogue(), **{name: catalogue(name) for name in (*BENCHMARKS, *METHODS)}}
 
 
 def _overview() -> str:

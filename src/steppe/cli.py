@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe import data_cli
 from steppe.data.directory import use_directory
-from steppe.errors import SteppeError, UsageError
+from steppe.errors import SteppeError, UsageError, unknown
 from steppe.version import __version__
 
 if TYPE_CHECKING:
@@ -193,11 +195,17 @@ def _free(path: Path) -> Path:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from steppe.catalogue import catalogue
-    from steppe.config import load_plugins
+    if options.plugin:
+        from steppe.catalogue import catalogue
+        from steppe.config import load_plugins
 
-    load_plugins(options.plugin)
-    print(catalogue(options.name))
+        load_plugins(options.plugin)
+        print(catalogue(options.name))
+        return 0
+    pages = json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8"))
+    if (options.name or "") not in pages:
+        raise unknown("method or benchmark", options.name, [name for name in pages if name])
+    print(pages[options.name or ""])
     return 0
 
 

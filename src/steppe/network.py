@@ -84,7 +84,7 @@ class Network:
             return
         expected = self.gradient(batch)
         self.chain = chain
-        found = self.gradient(batch)
+        found = self.gradient(batch, as_factors=True)
         tolerance = math.sqrt(torch.finfo(self.dtype).eps)
         same = bool(torch.isclose(found[0], expected[0], rtol=tolerance)) and all(
             torch.linalg.vector_norm(multiplied(found[1][name]) - multiplied(g))
@@ -169,12 +169,14 @@ class Network:
         at: Direction | None = None,
         *,
         factored: Mapping[str, Sequence[nn.Module]] = MappingProxyType({}),
+        as_factors: bool = False,
         statistics: bool = True,
     ) -> tuple[Tensor, Gradient]:
         """The loss on a prepared batch and its gradient, at the weights w or at others in their place.
 
         `factored` names weights of linear layers, each with the layers that use it: their gradients come as factors
         wherever the layers saw fewer input vectors than the weight has rows, and the products are never formed.
+        `as_factors` welcomes factors of any weight, where they are to be had for nothing.
         `statistics=False` leaves running statistics (BatchNorm) as they are: exactly one forward of an update may
         move them.
         """
@@ -182,9 +184,10 @@ class Network:
             loss, all_of_it = self.chain.gradient(
                 batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {}
             )
-            if len(all_of_it) != len(self.parameters):  # some are not learnt
-                all_of_it = {name: all_of_it[name] for name in self.parameters}
-            return loss, all_of_it
+            return loss, {
+                name: g if isinstance(g := all_of_it[name], Tensor) or as_factors or name in factored else g.dense()
+                for name in self.parameters
+            }
         with self._standing_at(at), self._still(not statistics):
             with recorded_calls(factored) as calls:
                 loss = self.loss(batch)

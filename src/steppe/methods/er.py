@@ -64,7 +64,7 @@ class _ER(Method):
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))
         if self.ascent is None:
-            loss, gradient = self.network.gradient(union)
+            loss, gradient = self.network.gradient(union, as_factors=True)
         else:
             perturbed = self.ascent(self.network, self._full_space, union, union)
             loss, gradient = perturbed.loss, perturbed.gradient

@@ -38,7 +38,7 @@ class _Finetune(Method):
         self.descent = Descent(network, settings.lr, settings.momentum)
 
     def observe(self, batch: Batch) -> Tensor:
-        loss, gradient = self.network.gradient(self.network.prepare(batch))
+        loss, gradient = self.network.gradient(self.network.prepare(batch), as_factors=True)
         self.descent.step(clipped(gradient, self.settings.clip))
         return loss
 

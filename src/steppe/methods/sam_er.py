@@ -48,7 +48,9 @@ class _SAMER(Method):
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))  # D ∪ N
         _, uphill = self.network.gradient(union, statistics=False)
-        loss, gradient = self.network.gradient(union, at=self.network.moved(with_length(uphill, self.settings.rho)))
+        loss, gradient = self.network.gradient(
+            union, at=self.network.moved(with_length(uphill, self.settings.rho)), as_factors=True
+        )
         self.descent.step(clipped(gradient, self.settings.clip))
         return loss
 
