@@ -39,7 +39,7 @@ def test_own_model_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_method_in_one_file(tmp_path: Path) -> None:
     plugin = tmp_path / "anchor.py"
     plugin.write_text(python_blocks("CONTRIBUTING.md")[0], encoding="utf-8")
-    sets = ["--set", "tasks=2", "--set", "samples=50", "--set", "test_samples=100"]
+    sets = ["--set", "tasks=2", "--set", "benchmark.samples=50", "--set", "test_samples=100"]
     try:
         assert main(["run", "pmnist", "anchor", "--plugin", str(plugin), *sets, "--out", str(tmp_path / "out")]) == 0
     finally:
@@ -49,13 +49,13 @@ def test_a_method_in_one_file(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_in_one_file(tmp_path: Path) -> None:
-    plugin = tmp_path / "rotated.py"
+    plugin = tmp_path / "odd_even.py"
     plugin.write_text(python_blocks("CONTRIBUTING.md")[1], encoding="utf-8")
-    arguments = ["run", "rotated", "er", "--plugin", str(plugin), "--set", "samples=50", "--out", str(tmp_path / "out")]
+    arguments = ["run", "odd-even", "er", "--plugin", str(plugin), "--set", "benchmark.samples=50", "--out", str(tmp_path / "out")]
     try:
         assert main(arguments) == 0
     finally:
-        BENCHMARKS.pop("rotated", None)
+        BENCHMARKS.pop("odd-even", None)
     result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
     assert len(result["accuracy"]) == 4
 
