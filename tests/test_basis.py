@@ -149,3 +149,43 @@ def test_float32_inputs_are_taken_in_as_float64() -> None:
     (found,) = bases(fed(columns, [10, 10]), 1 - 1e-10)
     assert found.dtype == torch.float64
     assert widest_angle(found, leading_directions(columns[0].double().T, 1 - 1e-10)[0]) < 1e-4
+
+
+@pytest.mark.parametrize("threshold", [0.9, 0.97, 0.997])
+@pytest.mark.parametrize("rows", [40, 200], ids=["fewer columns than rows", "more"])
+def test_coarse_numbers_give_the_same_directions_where_it_does_not_matter(threshold: float, rows: int) -> None:
+    """In float32, chunk by chunk, against the SVD of the whole in float64: the same rank, the same subspace."""
+    generator = torch.Generator().manual_seed(1)
+    decay = torch.logspace(0, -2, 64, dtype=torch.float64)
+    mixing = torch.linalg.qr(torch.randn(64, 64, dtype=torch.float64, generator=generator)).Q
+    columns = (torch.randn(rows, 64, dtype=torch.float64, generator=generator) * decay) @ mixing + 0.1
+    representation = Representation(threshold)
+    for part in columns.float().split(13):
+        representation.add(part[None])
+    spectrum = representation.spectrum()
+    assert spectrum is not None
+    found = leading(spectrum, threshold).vectors[0].double()
+    vectors, values, _ = torch.linalg.svd(columns.T, full_matrices=False)
+    energy = values.square().cumsum(0) / values.square().sum()
+    expected = vectors[:, : int((energy < threshold).sum()) + 1]
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found @ found.T, expected @ expected.T, rtol=0, atol=1e-3)
+
+
+def test_a_threshold_near_one_keeps_to_float64() -> None:
+    """Directions of a millionth of the energy come out right only so."""
+    generator = torch.Generator().manual_seed(2)
+    weak = torch.zeros(300, 20)
+    weak[:, 0], weak[:, 1] = torch.randn(300, generator=generator), 1e-4 * torch.randn(300, generator=generator)
+    turn = torch.linalg.qr(torch.randn(20, 20, dtype=torch.float64, generator=generator)).Q.float()
+    columns = weak @ turn
+    for threshold, error in ((1 - 1e-9, 1e-2), (0.99, 0.0)):
+        representation = Representation(threshold)
+        representation.add(columns[None])
+        spectrum = representation.spectrum()
+        assert spectrum is not None
+        if error:
+            assert spectrum.values.dtype == torch.float64
+            assert float(spectrum.values[0, 1]) == pytest.approx(float(weak[:, 1].norm()), rel=error)
+        else:
+            assert spectrum.values.dtype == torch.float32

@@ -51,13 +51,13 @@ def test_a_method_in_one_file(tmp_path: Path) -> None:
 def test_a_benchmark_in_one_file(tmp_path: Path) -> None:
     plugin = tmp_path / "odd_even.py"
     plugin.write_text(python_blocks("CONTRIBUTING.md")[1], encoding="utf-8")
-    arguments = ["run", "odd-even", "er", "--plugin", str(plugin), "--set", "benchmark.samples=50", "--out", str(tmp_path / "out")]
+    arguments = ["run", "odd-even", "er", "--plugin", str(plugin), "--set", "benchmark.samples=50"]
     try:
-        assert main(arguments) == 0
+        assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     finally:
         BENCHMARKS.pop("odd-even", None)
     result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
-    assert len(result["accuracy"]) == 4
+    assert len(result["accuracy"]) == 2
 
 
 DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,6 +11,10 @@ NEARLY_ALL = 1 - 1e-11
 """The largest threshold: beyond it directions would be kept that are only rounding noise."""
 
 
+ROUGH = 0.999
+"""Up to this threshold the products of a chunk may be as coarse as its numbers: what they lose is a millionth."""
+
+
 class Spectrum(NamedTuple):
     """Left singular vectors, (groups, in, r), by falling singular value, (groups, r)."""
 
@@ -27,33 +31,42 @@ class Representation:
     """R of one layer, fed with columns in chunks.
 
     While the columns are fewer than the rows they are kept; from then on only their Gram matrix R Rᵀ is, so memory is
-    bounded by in × in however many patches there are. Float64 throughout: the Gram matrix squares the condition
-    number, and thresholds go up to 1 - 1e-11.
+    bounded by in × in however many patches there are.
+
+    A Gram matrix squares the condition number, and thresholds go up to 1 − 1e-11, so everything is in float64; but for
+    products and eigenvectors where the threshold (given) leaves out so much that their rounding does not matter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: float = 1.0) -> None:
         self._columns: list[Tensor] = []
         self._gram: Tensor | None = None
         self._count = 0
+        self._precise = threshold > ROUGH
+        self._dtype = torch.float64
 
     def add(self, columns: Tensor) -> None:
         """Take in more columns, given as rows: (groups, n, in)."""
-        columns = columns.double()
         self._count += columns.shape[1]
+        self._dtype = columns.dtype
+        if self._precise:
+            columns = columns.double()
         if self._gram is None:
+            if self._columns or self._count < columns.shape[2]:
+                columns = columns.double()
             self._columns.append(columns)
             if self._count < columns.shape[2]:
                 return
-            columns = torch.cat(self._columns, dim=1)
+            if len(self._columns) > 1:
+                columns = torch.cat(self._columns, dim=1)
             self._columns = []
-            self._gram = columns.mT @ columns
+            self._gram = (columns.mT @ columns).double()
         else:
             self._gram += columns.mT @ columns
 
     def spectrum(self) -> Spectrum | None:
         """Singular values and left singular vectors of R; None if nothing was taken in."""
         if self._gram is not None:
-            energy, vectors = torch.linalg.eigh(self._gram)  # rising
+            energy, vectors = torch.linalg.eigh(self._gram if self._precise else self._gram.to(self._dtype))  # rising
             return Spectrum(energy.clamp(min=0).sqrt().flip(-1), vectors.flip(-1))
         if not self._columns:
             return None
@@ -77,7 +90,7 @@ class Representation:
         R̂ R̂ᵀ = (I − M Mᵀ) R Rᵀ (I − M Mᵀ).
         """
         left = Representation()
-        left._count = self._count
+        left._count, left._precise, left._dtype = self._count, self._precise, self._dtype
         if self._gram is not None:
             half = self._gram - basis @ (basis.mT @ self._gram)
             left._gram = half - (half @ basis) @ basis.mT

@@ -65,12 +65,13 @@ class GradientMemory:
         if gradient:
             self.importances = self.rule.moved(self.importances, gradient)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> None:
+    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 32) -> None:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
         anew.
         """
         self.projectors = {}
-        for name, representation in self._represented(network, x, chunk).items():
+        thresholds = dict.fromkeys(self.covered, threshold)
+        for name, representation in self._represented(network, x, thresholds, chunk).items():
             spectrum = representation.spectrum()
             if spectrum is None:  # a layer the forward never used
                 continue
@@ -79,12 +80,12 @@ class GradientMemory:
                 self._hold(network, name, kept.vectors, self.rule.initial(kept.values))
 
     def grow(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
+        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 32
     ) -> None:
         """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
         of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1.
         """
-        for name, representation in self._represented(network, x, chunk).items():
+        for name, representation in self._represented(network, x, thresholds, chunk).items():
             old = self.projectors.get(name)
             growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None or growth.basis.shape[-1] == 0:
@@ -94,9 +95,11 @@ class GradientMemory:
                 importance[:, : old.basis.shape[-1]] += old.importance * directions(old.basis)
             self._hold(network, name, growth.basis, importance.clamp(max=1))
 
-    def _represented(self, network: Network, x: Tensor, chunk: int) -> dict[str, Representation]:
+    def _represented(
+        self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
+    ) -> dict[str, Representation]:
         """Every covered layer's inputs on stored samples x, in eval mode."""
-        representations = {name: Representation() for name in self.covered}
+        representations = {name: Representation(thresholds[name]) for name in self.covered}
         with (
             torch.no_grad(),
             network.mode(training=False),
