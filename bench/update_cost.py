@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vision_transformer import VisionTransformer
 
 from steppe import Learner, Task
 from steppe.config import RunConfig
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "lenet": ("cifar100-superclass", (3, 32, 32)),
     "alexnet": ("cifar100-split", (3, 32, 32)),
     "four-conv": ("tiny-imagenet", (3, 64, 64)),
+    "transformer": ("cifar100-superclass", (3, 32, 32)),
 }
 
 
@@ -40,9 +42,10 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
     """CPU milliseconds of an update and of its passes, and their ratio."""
     benchmark, shape = BENCHMARKS[net]
     config = RunConfig.make(benchmark, "fs-dgpm")
-    model, size = config.benchmark_settings.model(0), config.training.batch_size
+    size = config.training.batch_size
+    model = VisionTransformer() if net == "transformer" else config.benchmark_settings.model(0)
     learner = Learner(model, config.method_settings, prepare=config.benchmark_settings.prepare)
-    outputs = next(reversed(list(model.parameters()))).shape[0]
+    outputs = list(model.parameters())[-1].shape[0]
     generator = torch.Generator().manual_seed(0)
     count = 4 * size
     x = torch.randint(256, (count, *shape), generator=generator, dtype=torch.uint8)
@@ -81,14 +84,19 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
 
 
 def in_turn(works: tuple[Callable[[], None], ...], rounds: int) -> list[float]:
-    """Median CPU milliseconds of each, taken alternately so that a busy moment hits all alike."""
+    """Median CPU milliseconds of each, taken alternately in blocks of some 20 ms, so that a busy moment hits all alike."""
     spent: list[list[float]] = [[] for _ in works]
-    for turn in range(rounds + 2):
+    for work in works:
+        work()  # warm up
+    started = time.process_time()
+    works[0]()
+    block = max(1, int(0.02 / max(time.process_time() - started, 1e-6)))
+    for _ in range(rounds):
         for place, work in enumerate(works):
             started = time.process_time()
-            work()
-            if turn >= 2:  # the first ones warm up
-                spent[place].append(1e3 * (time.process_time() - started))
+            for _ in range(block):
+                work()
+            spent[place].append(1e3 * (time.process_time() - started) / block)
     return [statistics.median(values) for values in spent]
 
 

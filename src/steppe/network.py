@@ -208,20 +208,24 @@ class Network:
             gradient[name] = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
         return loss.detach(), {name: gradient[name] for name in self.parameters}
 
-    def output_loss(self, output: Tensor, batch: Batch, *, wanted: bool = True) -> tuple[Tensor, Tensor]:
-        """The loss given the model's output, and its gradient in the output; where the loss itself is not wanted,
-        what stands in its place means nothing.
-        """
+    def output_loss(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss given the model's output, and its gradient in the output."""
         likely = torch.log_softmax(self.within_heads(output, batch.task), 1)
-        loss = nll_loss(likely, batch.y) if wanted else likely
-        count = output.shape[0]
+        return nll_loss(likely, batch.y), self._less_labels(likely.exp_(), batch)
+
+    def output_slope(self, output: Tensor, batch: Batch) -> Tensor:
+        """The gradient alone."""
+        return self._less_labels(torch.softmax(self.within_heads(output, batch.task), 1), batch)
+
+    def _less_labels(self, softmax: Tensor, batch: Batch) -> Tensor:
+        """(softmax − one-hot) / n."""
+        count = softmax.shape[0]
         if count not in self._shares:
             with torch.inference_mode(False):
-                minus = torch.full((count, 1), -1 / count, dtype=output.dtype, device=output.device)
+                minus = torch.full((count, 1), -1 / count, dtype=softmax.dtype, device=softmax.device)
             self._shares[count] = self.number(1 / count), minus
         share, minus = self._shares[count]
-        # (softmax − one-hot) / n
-        return loss, likely.exp_().mul_(share).scatter_add_(1, batch.y.unsqueeze(1), minus)
+        return softmax.mul_(share).scatter_add_(1, batch.y.unsqueeze(1), minus)
 
     def number(self, value: float) -> Tensor:
         """A number as a tensor, always the same one: to multiply by a Python number costs twice as much."""

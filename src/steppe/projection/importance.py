@@ -77,8 +77,8 @@ class Sigmoid:
 
     def moved(self, importance: Importances, gradient: Importances) -> Importances:
         """One step of gradient descent on λ, then the sigmoid."""
-        slopes = torch.cat([part.flatten() for part in gradient.values()])
-        values = torch.cat([importance[name].flatten() for name in gradient])
+        slopes = torch.cat([part.view(-1) for part in gradient.values()])
+        values = torch.cat([importance[name].view(-1) for name in gradient])
         length = torch.linalg.vector_norm(slopes)
         on_cpu = length.device.type == "cpu"
         factor = shortening(float(length), self.clip) if on_cpu else shortening_tensor(length, self.clip)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -90,7 +89,7 @@ class SoftProjector:
 
     def with_importance(self, importance: Tensor) -> SoftProjector:
         """The same basis with other importances."""
-        changed = dataclasses.replace(self, importance=importance)
+        changed = SoftProjector(self.basis, importance)
         if "columns" in self.__dict__:
             changed.__dict__["columns"] = self.columns
         return changed
