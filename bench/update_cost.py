@@ -84,7 +84,7 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
 
 
 def in_turn(works: tuple[Callable[[], None], ...], rounds: int) -> list[float]:
-    """Median CPU milliseconds of each, taken alternately in blocks of some 20 ms, so that a busy moment hits all alike."""
+    """Median CPU milliseconds of each, alternately in blocks of some 20 ms, so that a busy moment hits all alike."""
     spent: list[list[float]] = [[] for _ in works]
     for work in works:
         work()  # warm up

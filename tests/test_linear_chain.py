@@ -157,7 +157,7 @@ def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Ba
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("wide", [0, 2**15])
 def test_gradients_are_autograds(name: str, heads: bool, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steppe.linear_chain.WIDE", wide)
+    monkeypatch.setattr("steppe.linear_chain.FACTORS", wide)
     quick, slow, batch = setting(name, heads)
     at = {key: p.detach() + torch.randn_like(p) for key, p in slow.parameters.items()}
     for place in (None, at):
@@ -204,7 +204,7 @@ def test_the_ascent_is_the_obvious_one(
     """v and all that follows from it, whichever weights are moved and whichever are added to by factors; a step that
     must be clamped too, in the first task without bases and later.
     """
-    monkeypatch.setattr("steppe.linear_chain.WIDE", wide)
+    monkeypatch.setattr("steppe.linear_chain.FACTORS", wide)
     monkeypatch.setattr("steppe.chain_ascent.WIDE", wide)
     quick, slow, batch = setting(name, heads=True)
     memories = [GradientMemory(Sigmoid(0.01)) if first_task else remembered(network, 3) for network in (quick, slow)]

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, mm
 
-from steppe.linear_chain import WIDE, LinearChain
+from steppe.linear_chain import WIDE, LinearChain, weight_gradient
 from steppe.network import Network
 from steppe.projection.projector import SoftProjector
-from steppe.types import Batch, Outer, times_transposed
+from steppe.types import Batch, Outer, aligned, multiplied, times_transposed
 
 Found = tuple[dict[str, Tensor | Outer], dict[str, Tensor | Outer], dict[str, Tensor]]
 """The gradient, the gradient along the bases, and the gradient in λ."""
@@ -99,10 +99,10 @@ class _Small:
 
     def __init__(self, weight: Tensor, projector: SoftProjector | None, room: Tensor, lr: float) -> None:
         self.at, self.room, self.lr = weight, room, lr
-        self._transposed = weight.t()
         self.basis = None if projector is None else projector.columns
-        self._back = None if projector is None else (projector.columns * projector.importance).t()  # diag(λ) Mᵀ
-        self._walked: Tensor | None = None  # Σ G_k M
+        self.importance = None if projector is None else projector.importance
+        self._transposed = weight.t()
+        self._walked: list[Tensor | Outer] = []  # G_k M
 
     def output(self, inputs: Tensor, rows: slice) -> Tensor:
         return mm(inputs, self._transposed)
@@ -111,27 +111,25 @@ class _Small:
         return mm(slope, self.at)
 
     def climb(self, inputs: Tensor, slope: Tensor, rows: slice, clamp: float) -> None:
-        step = mm(slope.t(), inputs)
-        if self.basis is not None and self._back is not None:
-            along = mm(step, self.basis)
-            self._walked = along if self._walked is None else self._walked + along
-            step = mm(along, self._back)
-        self.at = torch.add(self.at, step.clamp_(-clamp, clamp), alpha=self.lr, out=self.room)
+        g = weight_gradient(slope, inputs)
+        if self.basis is None or self.importance is None:
+            step = multiplied(g).clamp(-clamp, clamp) if isinstance(g, Tensor) else g.dense().clamp_(-clamp, clamp)
+        else:
+            along = g @ self.basis
+            self._walked.append(along)
+            step = multiplied(along * self.importance @ self.basis.t()).clamp_(-clamp, clamp)
+        self.at = torch.add(self.at, step, alpha=self.lr, out=self.room)
         self._transposed = self.at.t()
 
     def gradient(self, inputs: Tensor, slope: Tensor) -> Tensor | Outer:
-        return mm(slope.t(), inputs)
+        return weight_gradient(slope, inputs)
 
     def coordinates(self, gradient: Tensor | Outer, rows: slice) -> Tensor | Outer:
-        assert isinstance(gradient, Tensor)
         assert self.basis is not None
-        return mm(gradient, self.basis)
+        return gradient @ self.basis
 
     def alignment(self, along: Tensor | Outer) -> Tensor:
-        """Σ_rows (G_D u_i)(G_{D∪N} u_i)."""
-        assert isinstance(along, Tensor)
-        assert self._walked is not None
-        return (self._walked * along).sum(0, keepdim=True)
+        return aligned(self._walked, along)
 
 
 class _Wide:
@@ -147,7 +145,7 @@ class _Wide:
         self.importance = None if projector is None else projector.importance
         self._at: Tensor | None = None  # W + v, once it had to be formed
         self._terms: list[_Term] = []
-        self._walked: list[tuple[Tensor, Tensor]] = []  # δ and X M
+        self._walked: list[Tensor | Outer] = []  # G_k M
         # Of all the data, where the inputs are that:
         self._outputs: Tensor | None = None  # X Wᵀ
         self._along: Tensor | None = None  # X M
@@ -184,7 +182,7 @@ class _Wide:
     def climb(self, inputs: Tensor, slope: Tensor, rows: slice, clamp: float) -> None:
         term = self._term(inputs, rows)
         if self.basis is not None:
-            self._walked.append((slope, self._products(inputs, rows)))
+            self._walked.append(Outer(slope, self._products(inputs, rows)))
         # |Σ_n δ_ni R_nj| ≤ Σ_n max|δ_n| ‖R_n‖, mostly far below the bound.
         if self._at is None and float(slope.abs().amax(1).dot(term.lengths)) <= clamp:
             step = slope * self.lr
@@ -230,10 +228,7 @@ class _Wide:
         return Outer(gradient.left, self._products(gradient.right, rows))
 
     def alignment(self, along: Tensor | Outer) -> Tensor:
-        """Σ_nm (δ_n · δ'_m)(X_n u_i)(X'_m u_i): over pairs of samples rather than over the rows of gradients."""
-        assert isinstance(along, Outer)
-        parts = [mm(mm(slope, along.left.t()), along.right).mul_(products) for slope, products in self._walked]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).sum(0, keepdim=True)
+        return aligned(self._walked, along)
 
 
 class _Term:

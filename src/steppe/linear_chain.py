@@ -22,8 +22,10 @@ from steppe.types import Direction, Outer, times_transposed
 LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From the chain's output the loss and its gradient in the output."""
 
-WIDE = 2**15
+FACTORS = 2**12
 """Elements from which on a weight's gradient is kept as factors rather than multiplied out."""
+WIDE = 2**15
+"""Elements from which on a weight is not moved for a perturbation, but added to by factors."""
 
 
 class Activation(NamedTuple):
@@ -96,7 +98,7 @@ class LinearChain:
 def weight_gradient(slope: Tensor, inputs: Tensor) -> Tensor | Outer:
     """δᵀ X; as factors where the matrix is large and the samples are fewer than its rows."""
     count, rows = slope.shape
-    if count < rows and rows * inputs.shape[1] > WIDE:
+    if count < rows and rows * inputs.shape[1] > FACTORS:
         return Outer(slope, inputs)
     return slope.T @ inputs
 

@@ -18,7 +18,7 @@ from steppe.linear_chain import WIDE
 from steppe.network import Network
 from steppe.projection.importance import Importances
 from steppe.projection.memory import GradientMemory
-from steppe.types import Batch, Direction, Gradient, Outer, multiplied
+from steppe.types import Batch, Direction, Gradient, Outer, aligned, multiplied
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _first_order(
             gradients.append(gradient)
             if memory.rule.dynamic:
                 seen = memory.coordinates(gradient)
-                slopes.append({name: ascent.lr * _alignment([w[name] for w in walked], c) for name, c in seen.items()})
+                slopes.append({name: ascent.lr * aligned([w[name] for w in walked], c) for name, c in seen.items()})
     if len(gradients) == 1:
         return Perturbed(losses[0], gradients[0], slopes[0] if slopes else {}, seen)
     return Perturbed(torch.stack(losses).mean(), _mean(gradients), _mean(slopes) if slopes else {})
@@ -169,17 +169,6 @@ def _clamped(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
         return d.dense().clamp_(-bound, bound)
     # What is projected is new; what passes through may share its memory with another gradient.
     return d.clamp_(-bound, bound) if new else d.clamp(-bound, bound)
-
-
-def _alignment(ascents: Sequence[Tensor | Outer], gradient: Tensor | Outer) -> Tensor:
-    """Σ_rows (G_D u_i)(G_{D∪N} u_i) for every basis direction, (groups, k), G_D the sum of the ascents' gradients."""
-    if isinstance(gradient, Outer) and all(isinstance(ascent, Outer) for ascent in ascents):
-        # Σ_nm (δ_n · δ'_m)(X_n u_i)(X'_m u_i): over pairs of samples rather than over rows.
-        left = torch.cat([ascent.left for ascent in ascents if isinstance(ascent, Outer)])
-        right = torch.cat([ascent.right for ascent in ascents if isinstance(ascent, Outer)])
-        return ((left @ gradient.left.T) @ gradient.right).mul_(right).sum(0, keepdim=True)
-    walked = torch.stack([multiplied(ascent) for ascent in ascents]).sum(0)
-    return (walked * multiplied(gradient)).sum(-2).reshape(-1, walked.shape[-1])
 
 
 def _mean(parts: Sequence[Gradient]) -> Direction:

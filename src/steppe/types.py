@@ -59,6 +59,24 @@ def multiplied(g: Tensor | Outer) -> Tensor:
     return g.dense() if isinstance(g, Outer) else g
 
 
+def aligned(some: Sequence[Tensor | Outer], other: Tensor | Outer) -> Tensor:
+    """How far matrices (out, k), or (groups, out / groups, k), summed, go along with another, column by column:
+    Σ_rows A_ri B_ri, (groups, k).
+    """
+    if isinstance(other, Outer) and all(isinstance(one, Outer) for one in some):
+        # Σ_nm (δ_n · δ'_m) X_ni X'_mi: over pairs of samples rather than over rows.
+        parts = [
+            torch.mm(torch.mm(one.left, other.left.t()), other.right).mul_(one.right)
+            for one in some
+            if isinstance(one, Outer)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).sum(0, keepdim=True)
+    total = multiplied(some[0])
+    for one in some[1:]:
+        total = total + multiplied(one)
+    return (total * multiplied(other)).sum(-2).reshape(-1, total.shape[-1])
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Samples with their labels and, for each, the place of its task in the order of learning."""

@@ -31,34 +31,36 @@ class Descent:
         return self.lr
 
     @torch.no_grad()
-    def step(self, gradient: Gradient) -> None:
-        """V = momentum · V + G;   W −= lr · V."""
+    def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
+        """V = momentum · V + scale · G;   W −= lr · V."""
         weights = self._network.learnable
         if not self._velocity:
             self._velocity = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        whole = []
-        for name, velocity in self._velocity.items():
-            g = gradient[name]
-            if isinstance(g, Outer):  # the product of the factors goes straight into the sum
-                velocity.addmm_(g.left.t(), g.right, beta=self._momentum)
-            else:
-                whole.append(name)
+        if isinstance(scale, Tensor):  # on a device that nobody waits for
+            gradient, scale = scaled(gradient, scale), 1.0
+        whole = [name for name in self._velocity if isinstance(gradient[name], Tensor)]
         if whole:
             velocities = [self._velocity[name] for name in whole]
             torch._foreach_mul_(velocities, self._momentum)
-            torch._foreach_add_(velocities, [multiplied(gradient[name]) for name in whole])
+            torch._foreach_add_(velocities, [multiplied(gradient[name]) for name in whole], alpha=scale)
+        for name, velocity in self._velocity.items():
+            g = gradient[name]
+            if isinstance(g, Outer):  # the product of the factors goes straight into the sum
+                velocity.addmm_(g.left.t(), g.right, beta=self._momentum, alpha=scale)
         torch._foreach_add_(list(weights.values()), list(self._velocity.values()), alpha=-self.lr)
 
 
 def clipped(gradient: Gradient, norm: float) -> Gradient:
     """The gradient, shortened to the norm where it is longer; 0 means no clipping."""
-    return gradient if norm == 0 else scaled(gradient, clip_factor(gradient, norm))
+    return scaled(gradient, clip_factor(gradient, norm))
 
 
 def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
-    """By what the gradient must be multiplied to be no longer than the norm: on a CPU a number, elsewhere a tensor, so
-    that nobody waits for the device.
+    """By what the gradient must be multiplied to be no longer than the norm, where 0 means no clipping: on a CPU a
+    number, elsewhere a tensor, so that nobody waits for the device.
     """
+    if norm == 0:
+        return 1.0
     lengths = torch._foreach_norm([g for g in gradient.values() if isinstance(g, Tensor)])
     squares = [g.squared_norm() for g in gradient.values() if isinstance(g, Outer)]
     first = (lengths or squares)[0]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clip_factor, scaled
+from steppe.methods.descent import Descent, clip_factor
 from steppe.network import Network
 from steppe.perturbation import Ascent, Perturbed
 from steppe.projection.importance import ImportanceRule, Importances, Ones, Sigmoid, Spectral
@@ -29,7 +29,7 @@ from steppe.registry import register_method
 from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Gradient
+from steppe.types import Batch
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,9 @@ class _FSDGPM(Method):
         found = self._perturbed(current, union)
         # Dynamic gradient projection memory: Λ, from the second task on.
         self.memory.move_importances(found.importance_gradient)
-        # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient.
-        self.descent.step(self._outside(found))
+        # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient, the gradient clipped as a whole.
+        clip = clip_factor(found.gradient, self.settings.clip)
+        self.descent.step(self.memory.outside(found.gradient, found.coordinates), clip)
         return found.loss
 
     def _perturbed(self, current: Batch, union: Batch) -> Perturbed:
@@ -127,14 +128,6 @@ class _FSDGPM(Method):
             slopes = self.ascent(self.network, self.memory, current, union, statistics=False).importance_gradient
         loss, gradient = self.network.gradient(union, factored=self.memory.linear)
         return Perturbed(loss, gradient, slopes)
-
-    def _outside(self, found: Perturbed) -> Gradient:
-        """The gradient, clipped as a whole, without its part within the memory."""
-        gradient, along = found.gradient, found.coordinates
-        if self.settings.clip:
-            factor = clip_factor(gradient, self.settings.clip)
-            gradient, along = scaled(gradient, factor), None if along is None else scaled(along, factor)
-        return self.memory.outside(gradient, along)
 
     def remember(self, batch: Batch) -> None:
         self.replay.push(batch)
