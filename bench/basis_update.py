@@ -11,15 +11,15 @@ the largest element of the difference of their projections, with their ranks. Pr
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import resource
 import time
 from typing import Any
 
 import torch
+from report import report
 from torch import Tensor
-from update_cost import BENCHMARKS, gemm_rate
+from update_cost import BENCHMARKS
 
 from steppe import Learner, Task
 from steppe.config import RunConfig
@@ -112,10 +112,11 @@ def main() -> None:
                 "times_faster": theirs["seconds"] / mine["seconds"],
                 "extra_mb": mine["extra_mb"],
                 "svd_extra_mb": theirs["extra_mb"],
+                "largest_difference": max(layer["difference"] for layer in layers.values()),
                 "layers": layers,
             }
         )
-    print(json.dumps({"gemm_gflops": gemm_rate(), "threads": 1, "samples": options.samples, "nets": found}, indent=1))
+    report(samples=options.samples, nets=found)
 
 
 if __name__ == "__main__":

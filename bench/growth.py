@@ -10,7 +10,6 @@ the same places. Then the cost of a draw and of a push of ten samples from reser
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from update_cost import gemm_rate
+from report import report
 
 from steppe import Batch, Learner, Task
 from steppe.config import RunConfig
@@ -53,9 +52,9 @@ def stream(name: str, count: int) -> dict[str, Any]:
     return {
         "method": name,
         "tasks": count,
-        "ms_per_task": {place: 1e3 * statistics.median(seconds[where]) for place, where in places.items()},
-        "bytes_held": {place: held[where][-1] for place, where in places.items()},
-        "resident_mb": {place: memory[where][-1] for place, where in places.items()},
+        **{f"ms_per_task_{place}": 1e3 * statistics.median(seconds[where]) for place, where in places.items()},
+        **{f"resident_mb_{place}": memory[where][-1] for place, where in places.items()},
+        "bytes_held": held[-1],
     }
 
 
@@ -84,12 +83,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fs-dgpm", "gpm", "er"], metavar="METHOD")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = {
-        "gemm_gflops": gemm_rate(),
-        "streams": [stream(name, options.tasks) for name in options.methods],
-        "replay": [replay(10**power) for power in (2, 3, 4, 5, 6)],
-    }
-    print(json.dumps(found, indent=1))
+    report(
+        streams=[stream(name, options.tasks) for name in options.methods],
+        replay=[replay(10**power) for power in (2, 3, 4, 5, 6)],
+    )
 
 
 if __name__ == "__main__":

@@ -5,20 +5,19 @@
 A plain step is the usual loop by hand: forward, cross-entropy, backward and `torch.optim.SGD` with momentum on a batch
 of 10 that lies ready. An update is `Method.observe` on a stored batch of 10, after N tasks of the benchmark have been
 learnt with their five glances, so that buffer and bases are those of a real run. One thread, denormals flushed, CPU
-time; both are timed by turns in short blocks, and the fastest block of each counts. Prints JSON.
+time; both are timed by turns in short blocks, and the fastest block of each counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from report import report
 from torch.nn.functional import cross_entropy
-from update_cost import gemm_rate
 
 from steppe import PMNIST, Batch, Learner, Task
 from steppe.config import RunConfig
@@ -97,11 +96,15 @@ def main() -> None:
     with denormals_flushed():
         times = fastest(works, options.rounds)
     found = [
-        {"method": name, "ms": times[name], "plain_steps": times[name] / times["plain"], "ranks": made[name][1]}
+        {
+            "method": name,
+            "ms": times[name],
+            "plain_steps": times[name] / times["plain"],
+            "ranks": ", ".join(map(str, made[name][1].values())),
+        }
         for name in options.methods
     ]
-    described = {"gemm_gflops": gemm_rate(), "threads": 1, "torch": torch.__version__, "tasks_learnt": options.tasks}
-    print(json.dumps({**described, "plain_ms": times["plain"], "updates": found}, indent=1))
+    report(tasks_learnt=options.tasks, plain_ms=times["plain"], updates=found)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ times one. CPU time of one thread, the fastest block of each, by turns. Prints J
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 
 import torch
 from pmnist_update import fastest
+from report import report
 from torch import Tensor
-from update_cost import gemm_rate
 
 from steppe.numerics import denormals_flushed
 from steppe.types import times_transposed
@@ -76,7 +75,7 @@ def main() -> None:
     with torch.no_grad(), denormals_flushed():
         times = fastest(works, rounds)
     found = [{"seeds": int(seeds), "ms": ms, "times_one": ms / times["1"]} for seeds, ms in times.items()]
-    print(json.dumps({"gemm_gflops": gemm_rate(), "threads": 1, "torch": torch.__version__, "steps": found}, indent=1))
+    report(steps=found)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """What an FS-DGPM update costs beside the forward and backward passes it contains, as a ratio taken in one run.
 
-    python bench/update_cost.py [NET ...] [--ranks DIR] [--rounds N]
+    python bench/update_cost.py [NET ...] [--full] [--rounds N]
 
 For each network: the method at work as a run leaves it (buffer filled, bases of given ranks), one update with as many
 replayed as current samples, against the same passes alone (K on the batch, one on the union, each the gradient of the
 loss in all weights). Both are timed in turn, in CPU time of one thread, and the medians are compared. Ranks are those
-that the run directory DIR reached after its last task; without one the bases are full, the most they can cost.
-Prints JSON.
+that a recorded run reached after its last task; with --full, and for the transformer, of which there is no run, the
+bases are full, the most they can cost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from report import report
 from vision_transformer import VisionTransformer
 
 from steppe import Learner, Task
@@ -29,6 +29,12 @@ from steppe.numerics import denormals_flushed
 from steppe.projection.projector import SoftProjector
 from steppe.types import Batch
 
+RUNS = {
+    "mlp": "pmnist/fs-dgpm/seed-0",
+    "lenet": "cifar100-superclass-short/fs-dgpm/seed-0",
+    "alexnet": "cifar100-split-short/fs-dgpm/seed-0",
+    "four-conv": "tiny-imagenet-short/fs-dgpm/seed-0",
+}
 BENCHMARKS = {
     "mlp": ("pmnist", (784,)),
     "lenet": ("cifar100-superclass", (3, 32, 32)),
@@ -76,7 +82,7 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
     return {
         "net": net,
         "batch": f"{size} + {size}",
-        "ranks": used,
+        "ranks": ", ".join(map(str, used.values())),
         "update_ms": times[0],
         "passes_ms": times[1],
         "ratio": times[0] / times[1],
@@ -100,19 +106,13 @@ def in_turn(works: tuple[Callable[[], None], ...], rounds: int) -> list[float]:
     return [statistics.median(values) for values in spent]
 
 
-def gemm_rate() -> float:
-    """The machine's own rate at a large matrix product, in GFLOP/s."""
-    a: Tensor = torch.randn(1024, 1024)
-    best = min(in_turn((lambda: torch.mm(a, a),), 9))
-    return 2 * 1024**3 / best / 1e6
-
-
-def reached(directory: Path | None) -> dict[str, int]:
-    """The ranks after the last task of a run."""
-    if directory is None:
+def reached(net: str) -> dict[str, int]:
+    """The ranks after the last task of the recorded run."""
+    if net not in RUNS:
         return {}
-    lines = (directory / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    ended = [record for line in lines if (record := json.loads(line))["event"] == "TaskEnded"]
+    log = Path(__file__).parents[1] / "results" / RUNS[net] / "log.jsonl"
+    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    ended = [record for record in records if record["event"] == "TaskEnded"]
     return {name: entry["rank"] for name, entry in ended[-1]["method"]["ranks"].items()}
 
 
@@ -120,13 +120,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("nets", nargs="*", default=list(BENCHMARKS), metavar="NET", help=", ".join(BENCHMARKS))
-    parser.add_argument("--ranks", type=Path, metavar="DIR", help="a run whose ranks to take (default: full bases)")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each is timed (default: 9)")
+    parser.add_argument("--full", action="store_true", help="bases as large as they can be")
+    parser.add_argument("--rounds", type=int, default=15, help="how often each is timed (default: 15)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rate = gemm_rate()
-    found = [measured(net, reached(options.ranks), options.rounds) for net in options.nets]
-    print(json.dumps({"gemm_gflops": rate, "threads": 1, "torch": torch.__version__, "updates": found}, indent=1))
+    report(updates=[measured(net, {} if options.full else reached(net), options.rounds) for net in options.nets])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A document marks a place with `<!-- results:begin FILE -->` and `<!-- results:end -->`. What stands between them is
 written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of these methods), for a run's result.json
-the summary that `steppe run` prints.
+the summary that `steppe run` prints, for a benchmark's JSON a table of one of its lists (`update_cost.json#updates`).
 `--check` changes nothing and fails where a document is not up to date.
 """
 
@@ -32,8 +32,23 @@ def _content(file: str, methods: str) -> str:
         by_method = {row.split("|")[1].strip(): row for row in rows}
         chosen = [by_method[name] for name in methods.split(",")] if methods else rows
         return "\n".join([header, rule, *chosen, ""])
+    if "bench" in source.parts:
+        return _bench_table(json.loads(source.read_text(encoding="utf-8"))[methods])
     lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
     return "\n".join(["```text", *(line for line in lines if " updates in " not in line), "```", ""])
+
+
+def _bench_table(rows: list[dict[str, object]]) -> str:
+    """Rows of plain values, numbers to three digits; what is nested stays in the file."""
+    columns = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
+    lines = [columns, ["---"] * len(columns), *([_short(row[column]) for column in columns] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _short(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def main() -> int:

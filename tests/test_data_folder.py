@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from steppe.cli import main
+from steppe.config import RunConfig
 from steppe.data import decoding, folder
 from steppe.errors import DataError, SteppeError
 
@@ -175,13 +178,46 @@ def test_too_many_pixels(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_class_too_small_to_share(tmp_path: Path) -> None:
+    """One image cannot be learnt from and tested on; of two, one is."""
     for name in ("dogs", "cats"):
         picture(tmp_path / name / "only.png")
-    with pytest.raises(DataError, match=r"none of the 1 images of class 'cats' is a (train|test) image: add images"):
+    with pytest.raises(DataError, match=r"class 'cats' has 1 image\(s\): give at least two"):
         folder.load(tmp_path, 8)
+    for name in ("dogs", "cats"):
+        picture(tmp_path / name / "other.png")
+    for share in (0.001, 0.999):
+        found = folder.load(tmp_path, 8, share)
+        assert [len(found.select(part)[1]) for part in ("train", "test")] == [2, 2]
 
 
 @pytest.mark.parametrize(("size", "share"), [(-1, 0.2), (8, 0.0), (8, 1.0), (8, float("nan"))])
 def test_values_out_of_range(size: int, share: float, whole: Path) -> None:
     with pytest.raises(SteppeError, match=r"size = -1|test_share = "):
         folder.load(whole, size, share)
+
+
+def test_sixteen_bits_keep_their_upper_eight_and_more_are_refused(tmp_path: Path) -> None:
+    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.fromarray(deep).save(tmp_path / name / f"{number}.png")
+    found, _ = folder.load(tmp_path, 8).select("train")
+    assert torch.equal(found[0, 0], torch.from_numpy((deep >> 8).astype(np.uint8)))
+    with pytest.raises(DataError, match=r"wide.png has pixels of more than sixteen bits"):
+        decoding._eight_bits(Image.new("F", (8, 8)), "wide.png")
+
+
+def test_a_study_of_a_folder_names_it_and_runs_from_anywhere(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(whole.parent)
+    out = tmp_path_factory.mktemp("study") / "out"
+    arguments = ["study", f"folder:{whole.name}", "finetune", "--seeds", "1", "--epochs", "1", "--out", str(out)]
+    assert main([*arguments, "--set", "classes_per_task=1", "--set", "size=16"]) == 0
+    command = json.loads((out / "table.json").read_text(encoding="utf-8"))["command"]
+    assert f"benchmark.path={whole.name}" in command
+    config = RunConfig.load(out / "finetune" / "seed-0" / "config.toml")
+    assert config.as_dict()["benchmark"]["path"] == str(whole.resolve())
+    assert json.loads((out / "finetune" / "seed-0" / "result.json").read_text(encoding="utf-8"))["full_length"] is False
+    assert RunConfig.make(f"folder:{whole}", "finetune").full_length

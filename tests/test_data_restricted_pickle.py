@@ -139,6 +139,7 @@ HOSTILE = {
     "array of another shape": described(b"K\2\x85"),
     "array of a negative shape": described(b"J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86"),
     "array without bytes": described(b"K\1\x85", content=b"]"),
+    "array of nothing, but huge": described(b"(" + b"J\xff\xff\xff\x7f" * 3 + b"K\0t", content=b"U\0"),
     "array of many axes": described(b"(" + b"K\1" * 40 + b"t"),
     "array never filled": b"\x80\2}U\1acnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87Rs.",
     "a memo that is not there": b"\x80\2}U\1ah\7s.",

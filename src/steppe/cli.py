@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.config is not None:
         apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
         if any(getattr(options, name) is not None for name in apart) or options.set or options.plugin:
-            raise UsageError("--config holds the whole run: give nothing but --out with it.")
+            raise UsageError("--config holds the whole run: give nothing but --out and --data with it.")
         return _run_one(RunConfig.load(options.config), options.out)
     if options.benchmark is None or options.method is None:
         raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
@@ -160,22 +160,22 @@ def _run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
-    benchmark, _ = named_benchmark(options.benchmark)
+    benchmark, given = named_benchmark(options.benchmark)
     out = options.out or _free(Path("runs") / f"{benchmark}-{name}-{options.seeds}seeds")
     jobs = [
         Job(_config(options, method, seed), out / method / f"seed-{seed}")
         for method in methods
         for seed in range(options.seeds)
     ]
-    for job in jobs[:: options.seeds]:
-        refuse_unsuitable(job.config)
+    refuse_unsuitable([job.config for job in jobs[:: options.seeds]])
     workers = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
         outcome = run_all(jobs, workers, display, resume=options.resume)
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
         words = [*methods, "--seeds", str(options.seeds), "--jobs", str(workers)]
-        write_tables(out, results, command_line("study", jobs[0].config, words, _overrides(options)))
+        changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *_overrides(options)]
+        write_tables(out, results, command_line("study", jobs[0].config, words, changes))
         print(markdown(results), end="")
         print(f"\neverything is in {out}: table.md, table.tex, table.json, and a directory for each run")
     for number, failure in sorted(outcome.failures.items()):

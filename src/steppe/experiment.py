@@ -102,7 +102,8 @@ def _learnt_in_order(
         "seconds": seconds,
         "bytes": held,
         "per_task": per_task,
-        "full_length": config.full_length and len(tasks) == getattr(config.benchmark_settings, "tasks", len(tasks)),
+        "full_length": config.full_length
+        and len(tasks) == (getattr(config.benchmark_settings, "tasks", 0) or len(tasks)),
         "remarks": remarks,
         "command": config.command(),
         "versions": versions(),
@@ -110,10 +111,14 @@ def _learnt_in_order(
     }
 
 
-def refuse_unsuitable(config: RunConfig) -> None:
-    """Refuse a method that cannot serve the benchmark, and a device that is not there, before any work."""
-    resolved_device(config.device)
-    _check(config, _learner(config), config.benchmark_settings.stream(config.seed))
+def refuse_unsuitable(configs: Sequence[RunConfig]) -> None:
+    """Refuse methods that cannot serve their benchmark, all the same one, and a device that is not there, before any
+    work.
+    """
+    tasks = configs[0].benchmark_settings.stream(configs[0].seed)
+    for config in configs:
+        resolved_device(config.device)
+        _check(config, _learner(config), tasks)
 
 
 def _check(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:

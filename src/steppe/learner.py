@@ -141,7 +141,7 @@ class Learner:
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """The most likely output row of each sample, within the head if one is given."""
-        with torch.no_grad(), self.network.mode(training=False):
+        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
             return self._predicted(torch.as_tensor(x), head)
 
     def _accuracy(self, task: Task) -> float:
@@ -218,17 +218,24 @@ class Learner:
         """
         listed = _listed(tasks)
         heads = list(self.network.heads)
-        for task in listed:
-            self._check_task(task)
-            self.settings.check(task, heads)
-            heads.append(task.head)
-        if self._method is None:
-            self._method = self._started(listed[0])
+        with borrowed_global_generator():  # a model may draw even when it is only looked at
+            for task in listed:
+                self._check_task(task)
+                self.settings.check(task, heads)
+                heads.append(task.head)
+            if self._method is None:
+                self._method = self._started(listed[0])
         self._check_frozen()
         return self._method
 
     def _check_frozen(self) -> None:
+        now = dict(self.model.named_parameters())
         for name, parameter in self.network.parameters.items():
+            if now.get(name) is not parameter:
+                raise ModelError(
+                    f"the weight {name!r} was replaced after the learner was made, and would not be learnt: change the "
+                    "model before, or make a new learner."
+                )
             if not parameter.requires_grad:
                 raise ModelError(
                     f"the weight {name!r} was frozen after the learner was made: "

@@ -10,8 +10,8 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -69,8 +69,20 @@ class Link(NamedTuple):
 class LinearChain:
     """A model that is nothing but linear layers with elementwise functions between them."""
 
-    def __init__(self, links: list[Link]) -> None:
-        self.links = links
+    def __init__(self, links: list[Link], modules: Sequence[nn.Module], flattens: bool) -> None:
+        self.links, self.flattens = links, flattens
+        self._parts = [(module._modules, list(module._modules.values())) for module in modules if module._modules]
+        self._hooks = [hooks for module in modules for hooks in _hooks(module)]
+        self._weights = [p for link in links for p in link.layer.parameters()]
+
+    @property
+    def intact(self) -> bool:
+        """Whether the model still is this chain: the same layers, and nobody who looks on. Asked at every update."""
+        return (
+            not any(self._hooks)
+            and not any(weight._backward_hooks for weight in self._weights)
+            and all(list(now.values()) == then for now, then in self._parts)
+        )
 
     @torch.no_grad()
     def gradient(self, x: Tensor, loss_of: LossOf, at: Direction) -> tuple[Tensor, dict[str, Tensor | Outer]]:
@@ -104,12 +116,16 @@ def weight_gradient(slope: Tensor, inputs: Tensor) -> Tensor | Outer:
 
 
 def find_chain(model: nn.Module) -> LinearChain | None:
-    """The chain that a model is; None where it has buffers, hooks, weights used twice, or anything else in it."""
+    """The chain that a model is; None where anything else happens in it, or could.
+
+    Its forward must be a straight line of calls to its layers and to the functions known here: no branch, no helper, no
+    attribute that might change, no buffer, no hook of any kind, no weight used twice.
+    """
     modules = dict(model.named_modules())
     linear = {id(p) for module in modules.values() if type(module) is nn.Linear for p in module.parameters()}
     if {id(p) for p in model.parameters()} != linear or any(True for _ in model.buffers()):
         return None
-    if any(_hooked(module) for module in modules.values()):
+    if any(_interfered(module) for module in modules.values()) or _watched_everywhere():
         return None
     try:
         calls = sum(_calls(module) for module in modules.values())
@@ -120,15 +136,24 @@ def find_chain(model: nn.Module) -> LinearChain | None:
         return None
     links: list[Link] = []
     previous: fx.Node | None = None
+    flattens = False
     for node in graph.nodes:
         expected = (previous,) if node.op != "placeholder" else ()
         if node.args[:1] != expected or len(node.all_input_nodes) != len(expected):
             return None
-        if node.op not in ("placeholder", "output") and not _linked(node, modules, links):
+        if node.op == "call_module" and _flattens(modules[str(node.target)]) and not links:
+            flattens = True
+        elif node.op not in ("placeholder", "output") and not _linked(node, modules, links):
             return None
         previous = node
     owned = [id(p) for link in links for p in link.layer.parameters()]
-    return LinearChain(links) if links and len(set(owned)) == len(owned) and set(owned) == linear else None
+    if not links or len(set(owned)) != len(owned) or set(owned) != linear:
+        return None
+    return LinearChain(links, list(modules.values()), flattens)
+
+
+def _flattens(module: nn.Module) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 
 def _linked(node: fx.Node, modules: Mapping[str, nn.Module], links: list[Link]) -> bool:
@@ -139,8 +164,7 @@ def _linked(node: fx.Node, modules: Mapping[str, nn.Module], links: list[Link]) 
         if type(module) is nn.Linear:
             links.append(Link(str(node.target), module))
             return True
-        whole = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-        if whole or type(module) is nn.Identity:
+        if type(module) is nn.Identity:
             return True
         activation = _BY_KIND.get(type(module))
     elif node.op in ("call_function", "call_method") and len(node.args) == 1 and not node.kwargs.keys() - {"inplace"}:
@@ -152,9 +176,7 @@ def _linked(node: fx.Node, modules: Mapping[str, nn.Module], links: list[Link]) 
 
 
 def _calls(module: nn.Module) -> int:
-    """How many calls a forward makes, if it is a straight line of them; anything that could go another way the next
-    time, such as a branch, or that leaves a trace, such as an assignment to an attribute, is refused.
-    """
+    """How many calls a module's forward makes, if it is a straight line of known ones."""
     kind = type(module)
     if kind is nn.Sequential:
         assert isinstance(module, nn.Sequential)
@@ -162,11 +184,39 @@ def _calls(module: nn.Module) -> int:
     if kind.__module__.startswith("torch.nn"):
         return 0
     nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))))
-    if not all(isinstance(node, _STRAIGHT) for node in nodes):
-        raise ValueError("not a straight line")
-    if any(isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) for node in nodes):
-        raise ValueError("leaves a trace")
-    return sum(isinstance(node, ast.Call) for node in nodes)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    called = {id(call.func) for call in calls}
+    for node in nodes:
+        if not isinstance(node, _STRAIGHT):
+            raise ValueError("not a straight line")
+        if _is_own(node) and (id(node) not in called or node.attr not in module._modules):
+            raise ValueError("uses something of its own that is no layer")
+    for call in calls:
+        if not _is_known(call.func, kind.forward.__globals__):
+            raise ValueError("calls something that is not known")
+    return len(calls)
+
+
+def _is_own(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Whether something of the module itself is named."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_known(function: ast.expr, names: Mapping[str, object]) -> bool:
+    """Whether what is called is a layer, a method of a tensor, or a function that a chain may have."""
+    if isinstance(function, ast.Name):
+        return names.get(function.id) in _BY_FUNCTION
+    if not isinstance(function, ast.Attribute):
+        return False
+    path, base = [function.attr], function.value
+    while isinstance(base, ast.Attribute):
+        path, base = [base.attr, *path], base.value
+    if not isinstance(base, ast.Name) or base.id not in names:  # a layer of `self`, or a method of a result
+        return True
+    found = names[base.id]
+    for part in path:
+        found = getattr(found, part)
+    return found in _BY_FUNCTION
 
 
 _STRAIGHT = (
@@ -175,7 +225,21 @@ _STRAIGHT = (
 )
 
 
-def _hooked(module: nn.Module) -> bool:
+def _interfered(module: nn.Module) -> bool:
+    """Whether a module is called in a way of its own, or somebody looks on: hooks, of its weights too."""
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        any(_hooks(module))
+        or "forward" in vars(module)
+        or type(module).__call__ is not nn.Module.__call__
+        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in module._parameters.values() if p is not None)
     )
+
+
+def _hooks(module: nn.Module) -> list[Mapping[int, object]]:
+    return [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
+
+
+def _watched_everywhere() -> bool:
+    """Whether hooks are set on all modules there are."""
+    everywhere = vars(nn.modules.module)
+    return any(everywhere[f"_global_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))

@@ -36,14 +36,15 @@ class Network:
             raise ModelError("the model has no trainable parameter: set requires_grad on those to be learnt.")
         first = next(iter(self.parameters.values()))
         self.device, self.dtype = first.device, first.dtype
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ModelError(f"the model's weights are {self.dtype}: give them as float32 or float64 (model.float()).")
         self._prepare = prepare or unit_range
         self._partial = len(self.parameters) != sum(1 for _ in model.parameters())
         self._has_buffers = any(True for _ in model.buffers())
         self._room: Direction = {}
         self._shares: dict[int, tuple[Tensor, Tensor]] = {}  # 1/n and a column of −1/n, by n
         self._numbers: dict[float, Tensor] = {}
-        self.chain: LinearChain | None = None
-        """The quick way to gradients, where the model is a chain of linear layers; see `seek_chain`."""
+        self._chain: LinearChain | None = None
         self._frozen: frozenset[str] = frozenset()
         self._resting: list[nn.Module] = []  # norm layers whose running statistics serve in training too
         self._heads: list[range | None] = []
@@ -78,12 +79,12 @@ class Network:
         """Take gradients the quick way from now on, if the model is a chain of linear layers and the quick way gives
         the same on a prepared batch.
         """
-        self.chain = None
+        self._chain = None
         chain = find_chain(self.model)
-        if chain is None:
+        if chain is None or (batch.x.ndim > 2 and not chain.flattens):
             return
         expected = self.gradient(batch)
-        self.chain = chain
+        self._chain = chain
         found = self.gradient(batch, as_factors=True)
         tolerance = math.sqrt(torch.finfo(self.dtype).eps)
         same = bool(torch.isclose(found[0], expected[0], rtol=tolerance)) and all(
@@ -92,7 +93,16 @@ class Network:
             for name, g in expected[1].items()
         )
         if not same:
-            self.chain = None
+            self._chain = None
+
+    @property
+    def chain(self) -> LinearChain | None:
+        """The quick way to gradients, where the model is a chain of linear layers and nothing has come between since
+        `seek_chain`.
+        """
+        if self._chain is not None and not self._chain.intact:
+            self._chain = None
+        return self._chain
 
     @torch.no_grad()
     def moved(self, step: Gradient, scale: float = 1.0, *, onward: bool = False) -> Direction:
@@ -180,10 +190,9 @@ class Network:
         `statistics=False` leaves running statistics (BatchNorm) as they are: exactly one forward of an update may
         move them.
         """
-        if self.chain is not None:
-            loss, all_of_it = self.chain.gradient(
-                batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {}
-            )
+        chain = self.chain
+        if chain is not None:
+            loss, all_of_it = chain.gradient(batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {})
             return loss, {
                 name: g if isinstance(g := all_of_it[name], Tensor) or as_factors or name in factored else g.dense()
                 for name in self.parameters
@@ -196,6 +205,7 @@ class Network:
                 for name, seen in calls.items()
                 if seen
                 and name not in self._frozen
+                and not self.parameters[name]._backward_hooks  # the user's own, which must see the gradient
                 and sum(call.rows for call in seen) < self.parameters[name].shape[0]
             }
             whole = {name: p for name, p in self.learnable.items() if name not in kept}

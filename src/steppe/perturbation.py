@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from steppe.chain_ascent import Found, MovedChain
-from steppe.linear_chain import WIDE
+from steppe.linear_chain import WIDE, LinearChain
 from steppe.network import Network
 from steppe.projection.importance import Importances
 from steppe.projection.memory import GradientMemory
@@ -49,10 +49,10 @@ class Ascent:
 
         Of all the forwards only the last moves running statistics, and that only with `statistics`.
         """
-        if self.second_order:
-            evaluate = _second_order
-        else:
-            evaluate = _first_order if network.chain is None or network.has_frozen else _on_chain
+        chain = None if self.second_order or network.has_frozen else network.chain
+        if chain is not None:
+            return _on_chain(self, chain, network, memory, current, union)
+        evaluate = _second_order if self.second_order else _first_order
         return evaluate(self, network, memory, current, union, statistics)
 
     def slowed(self, divisor: float) -> Ascent:
@@ -100,16 +100,15 @@ def _first_order(
 
 
 def _on_chain(
-    ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
+    ascent: Ascent, links: LinearChain, network: Network, memory: GradientMemory, current: Batch, union: Batch
 ) -> Perturbed:
     """The same for a chain of linear layers, with what its passes share."""
-    assert network.chain is not None
     flat = Batch(union.x.flatten(1), union.y, union.task)
     whole = slice(0, len(union))
     found: list[Found] = []
     losses: list[Tensor] = []
     with torch.inference_mode():  # nothing of it is ever differentiated, and every call is a tenth cheaper
-        chain = MovedChain(network.chain, network, memory.projectors, flat.x, ascent.lr)
+        chain = MovedChain(links, network, memory.projectors, flat.x, ascent.lr)
         taken, seen = whole, flat
         for part, evaluated, _ in ascent.schedule(len(current)):
             if part != taken:

@@ -77,11 +77,14 @@ def markdown(results: Sequence[Result]) -> str:
     notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
     if not all(result["full_length"] for result in results):
         notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
-    notes += [
-        f"{remark[0].upper()}{remark[1:]}"
-        for remark in dict.fromkeys(remark for result in results for remark in result.get("remarks", []))
-    ]
+    notes += _remarks(results)
     return "\n".join([*lines, *notes]) + "\n"
+
+
+def _remarks(results: Sequence[Result]) -> list[str]:
+    """What a reader must know about the tasks, each once."""
+    found = dict.fromkeys(remark for result in results for remark in result.get("remarks", []))
+    return [f"{remark[0].upper()}{remark[1:]}" for remark in found]
 
 
 def latex(results: Sequence[Result]) -> str:
@@ -94,6 +97,10 @@ def latex(results: Sequence[Result]) -> str:
     columns = "l" + "r" * (len(_HEADER) - 1)
     return "\n".join(
         [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_HEADER), r"\midrule", *body, r"\bottomrule"]
+        + [
+            rf"\multicolumn{{{len(_HEADER)}}}{{l}}{{\footnotesize {_latex_text(remark)}}} \\"
+            for remark in _remarks(results)
+        ]
         + [r"\end{tabular}", ""]
     )
 
@@ -119,6 +126,7 @@ def as_json(results: Sequence[Result], command: str) -> str:
         "benchmark": results[0]["benchmark"],
         "command": command,
         "full_length": all(result["full_length"] for result in results),
+        "remarks": _remarks(results),
         "versions": versions,
         "rows": table,
     }

@@ -40,6 +40,16 @@ class Folder(ImageBenchmark):
     augment: bool = setting(False, "crop and flip the training images")
     network_name: str = setting("lenet", "the network", choices=tuple(_NETWORKS))
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path:  # so that a config file works from anywhere
+            object.__setattr__(self, "path", str(Path(self.path).expanduser().resolve()))
+
+    @property
+    def full_length(self) -> bool:
+        """Whatever the folder and the settings: there are no figures to compare with."""
+        return True
+
     def images(self) -> ImageSet:
         """The images, scaled."""
         if not self.path:

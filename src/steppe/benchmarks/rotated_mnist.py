@@ -19,7 +19,9 @@ from steppe.registry import register_benchmark
 from steppe.settings import setting
 
 
-@register_benchmark("rotated-mnist", "Rotated MNIST: 20 tasks of 1,000 digits, turned from 0 to 180 degrees, one head.")
+@register_benchmark(
+    "rotated-mnist", "Rotated MNIST: 20 tasks of 1,000 digits, each turned 9 degrees further, one head."
+)
 @dataclass(frozen=True)
 class RotatedMNIST(ImageBenchmark):
     """Settings of Rotated MNIST."""
@@ -27,7 +29,7 @@ class RotatedMNIST(ImageBenchmark):
     training = Training(epochs=1, batch_size=10, glances=5)
 
     tasks: int = setting(20, "number of tasks", at_least=1, at_most=1000)
-    degrees: float = setting(180.0, "how far the last task is turned, in equal steps from 0", above=0, at_most=360)
+    degrees: float = setting(9.0, "how much further than the one before a task is turned", above=0, at_most=360)
     samples: int = setting(1000, "training samples of each task", at_least=1, at_most=60_000)
 
     def images(self) -> ImageSet:
@@ -36,8 +38,8 @@ class RotatedMNIST(ImageBenchmark):
 
     def plans(self, seed: int) -> Sequence[Plan]:
         """One angle after another."""
-        angles = [self.degrees * number / max(self.tasks - 1, 1) for number in range(self.tasks)]
-        return [Plan(f"turned by {angle:.1f} degrees", view=turned(angle)) for angle in angles]
+        angles = [self.degrees * number for number in range(self.tasks)]
+        return [Plan(f"turned by {angle:g} degrees", view=turned(angle)) for angle in angles]
 
     def split(self, seed: int) -> Split:
         """The seed's samples."""

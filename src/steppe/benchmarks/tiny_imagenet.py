@@ -65,9 +65,10 @@ class TinyImageNet(ImageBenchmark):
     def remarks(self) -> list[str]:
         """How much of the data is there."""
         found = len(self.images().classes)
-        if found // _EACH >= self.tasks:
+        if found == _CLASSES:
             return []
-        return [f"{found} of {_CLASSES} classes are on disk: {found // _EACH} tasks instead of {self.tasks}."]
+        fewer = f", and {found // _EACH} tasks instead of {self.tasks}" if found // _EACH < self.tasks else ""
+        return [f"{found} of {_CLASSES} classes are on disk: other tasks than those of the whole set{fewer}."]
 
     def network(self) -> nn.Module:
         """The paper's network of four convolutions."""

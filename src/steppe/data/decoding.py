@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from steppe.errors import DataError
@@ -30,7 +30,7 @@ def decode(
             _check_size(image.size, file, exactly)
             if exactly is None:
                 image = ImageOps.exif_transpose(image)
-            pixels = image.convert("RGB")
+            pixels = _eight_bits(image, file).convert("RGB")
             if resized and pixels.size != (resized, resized):
                 pixels = pixels.resize((resized, resized), Image.Resampling.BILINEAR)
     except DataError:
@@ -38,8 +38,18 @@ def decode(
     except Image.DecompressionBombError as error:
         raise DataError(f"{file} announces too large an image ({error}): remove it.") from error
     except Exception as error:  # decoders raise whatever their format makes them stumble over
-        raise DataError(f"{file} cannot be decoded as an image ({error}): replace or remove it.") from error
+        reason = "it is none, or broken" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise DataError(f"{file} cannot be decoded as an image ({reason}): replace or remove it.") from error
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+
+def _eight_bits(image: Image.Image, file: str) -> Image.Image:
+    """The image with a byte per channel; of sixteen bits the upper eight. Anything wider has no scale of its own."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(f"{file} has pixels of more than sixteen bits: convert it to eight bits a channel.")
+    return image
 
 
 def _check_size(size: tuple[int, int], file: str, exactly: tuple[int, int] | None) -> None:

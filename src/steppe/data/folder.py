@@ -82,22 +82,20 @@ def _split(path: Path, test_share: float) -> dict[Part, Files]:
         raise UsageError(f"test_share = {test_share}: give the part of the images to test on, between 0 and 1.")
     files: dict[Part, Files] = {"train": {}, "test": {}}
     for name, images in _classes(path).items():
-        held_out = [_is_held_out(f"{name}/{image.name}", test_share) for image in images]
-        for part in files:
-            chosen = [image for image, held in zip(images, held_out, strict=True) if held is (part == "test")]
-            if not chosen:
-                raise DataError(
-                    f"with test_share {test_share} none of the {len(images)} images of class {name!r} is a {part} "
-                    "image: add images, change the share, or make the folders train and test yourself."
-                )
-            files[part][name] = chosen
+        if len(images) < 2:
+            raise DataError(f"class {name!r} has {len(images)} image(s): give at least two, one of them to test on.")
+        places = sorted(images, key=lambda image: _place(f"{name}/{image.name}"))
+        held_out = [image for image in places if _place(f"{name}/{image.name}") < test_share]
+        held_out = held_out[: len(images) - 1] or places[:1]  # something to test on, and something to learn from
+        files["test"][name] = sorted(held_out)
+        files["train"][name] = sorted(set(images) - set(held_out))
     return files
 
 
-def _is_held_out(name: str, share: float) -> bool:
-    """Decided by the file's name alone, so that an image stays where it is when others are added."""
+def _place(name: str) -> float:
+    """A file's place between 0 and 1, from its name alone, so that it stays where it is when others are added."""
     digest = hashlib.sha256(unicodedata.normalize("NFC", name).encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _classes(path: Path) -> Files:

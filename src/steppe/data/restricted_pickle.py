@@ -192,13 +192,16 @@ def _array(state: tuple[Any, ...]) -> NDArray[np.uint8]:
     if len(state) != 5:
         raise _RefusedError("an array in it is not described by five values")
     _, shape, kind, fortran, content = state
-    if not (isinstance(shape, tuple) and 1 <= len(shape) <= 4 and all(_is_number(n) and n >= 0 for n in shape)):
+    if not (isinstance(shape, tuple) and 1 <= len(shape) <= 4 and all(_is_number(n) and 0 <= n < 2**31 for n in shape)):
         raise _RefusedError("an array in it has no proper shape")
     if not isinstance(kind, _ByteType) or not isinstance(content, bytes):
         raise _RefusedError("an array in it is not of plain bytes")
     if math.prod(shape) != len(content):
         raise _RefusedError(f"an array of shape {shape} in it has {len(content):,} bytes")
-    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
+    try:
+        return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:  # dimensions whose product NumPy cannot hold, beside one of 0
+        raise _RefusedError(f"an array of shape {shape} in it cannot be") from error
 
 
 def _is_number(value: object) -> bool:

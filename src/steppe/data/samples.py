@@ -75,7 +75,8 @@ class TensorSamples(Samples):
         x = self.x[pick]
         if isinstance(pick, slice) and x.is_floating_point():
             x = x.clone()  # a model may work in place, and the user's data must not change
-        return (x if self.view is None else self.view(x)), self.y[pick]
+        labels = self.y[pick] if isinstance(pick, slice) else self.y[pick.to(self.y.device)]
+        return (x if self.view is None else self.view(x)), labels
 
 
 class DatasetSamples(Samples):

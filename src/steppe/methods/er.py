@@ -81,9 +81,9 @@ class _ER(Method):
 _PRESETS = {
     "pmnist": {"lr": 0.005, "buffer": 200},
     "pmnist-60k": {"lr": 0.005, "buffer": 1000},
-    "cifar100-split": {"lr": 0.03, "buffer": 1000},
-    "cifar100-superclass": {"lr": 0.01, "buffer": 1000},
-    "tiny-imagenet": {"lr": 0.01, "buffer": 400},
+    "cifar100-split": {"lr": 0.03, "buffer": 1000, "ascent_lr": 0.001},
+    "cifar100-superclass": {"lr": 0.01, "buffer": 1000, "ascent_lr": 0.01},
+    "tiny-imagenet": {"lr": 0.01, "buffer": 400, "ascent_lr": 0.001},
 }
 register_method("er", ER, "Experience replay of a reservoir.", presets=_PRESETS)
 register_method(
