@@ -66,8 +66,8 @@ def _benchmark(entry: BenchmarkEntry) -> str:
     return "\n".join(
         [f"{entry.name}: {entry.summary}", "", "Settings (--set benchmark.KEY=VALUE)", *_settings(described)]
         + ["", "Training (--set training.KEY=VALUE)", *_settings(training)]
-        + ["", "Methods with a preset for it: "]
-        + ["  " + ", ".join(name for name, method in METHODS.items() if entry.name in method.presets)]
+        + ["", "Methods with a preset for it (the others use their defaults)"]
+        + ["  " + (", ".join(name for name, method in METHODS.items() if entry.name in method.presets) or "none")]
     )
 
 

@@ -105,7 +105,7 @@ def fetch(name: str, progress: Progress = lambda done, total: None, report: Repo
             if check.whole and not _share(form):
                 report(f"{entry.title} is in {form.path} already: {check.text}.")
                 return form.path
-            report(f"{form.path} will be replaced: {check.text}.")
+            report(f"{form.path} is not the whole set ({check.text}): getting that.")
         archive, brought = _archive(entry, progress, report)
         report(f"unpacking {archive.name}")
         folder = unpack(data_directory() / archive.name, archive.folder)
