@@ -371,6 +371,11 @@ def test_the_quick_ascent_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for network, count in ((slow, 0), (quick, 1)):
         Ascent(0.3)(network, remembered(network, 0), batch[:5], batch)
         assert len(made) == count
+    apart = Batch(batch.x[:5].clone(), batch.y[:5], batch.task[:5])  # not the first of the union
+    found = Ascent(0.3)(quick, remembered(quick, 0), apart, batch)
+    assert len(made) == 1
+    compared(found, Ascent(0.3)(quick, remembered(quick, 0), batch[:5], batch))
+    made.pop()
     for parameter in quick.model.first.parameters():  # type: ignore[union-attr]
         parameter.requires_grad_(False)
     Ascent(0.3)(Network(quick.model), GradientMemory(Sigmoid(0.01)), batch[:5], batch)

@@ -50,7 +50,7 @@ class Ascent:
         Of all the forwards only the last moves running statistics, and that only with `statistics`.
         """
         chain = None if self.second_order or network.has_frozen else network.chain
-        if chain is not None:
+        if chain is not None and current.x.data_ptr() == union.x.data_ptr():  # D is the first of D ∪ N
             return _on_chain(self, chain, network, memory, current, union)
         evaluate = _second_order if self.second_order else _first_order
         return evaluate(self, network, memory, current, union, statistics)
