@@ -1,0 +1,41 @@
+"""How much longer five seeds take on two cores than one seed alone, by the clock; and where one run's time goes.
+
+    python bench/studies.py
+
+Runs the command line itself, `steppe run pmnist fs-dgpm`, once for one seed and once for five with `--jobs 2`. Prints
+JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from report import report
+
+
+def timed(*arguments: str) -> float:
+    """Seconds by the clock."""
+    started = time.monotonic()
+    command = [sys.executable, "-m", "steppe", "run", "pmnist", "fs-dgpm", *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+    return time.monotonic() - started
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as directory:
+        one = timed("--out", f"{directory}/one")
+        seconds = json.loads((Path(directory) / "one" / "result.json").read_text(encoding="utf-8"))["seconds"]
+        five = timed("--seeds", "5", "--jobs", "2", "--out", f"{directory}/five")
+    total = sum(seconds.values())
+    shares = {f"{kind}_share": spent / total for kind, spent in seconds.items()}
+    report(studies=[{"one_seed_s": one, "five_seeds_s": five, "ratio": five / one, **shares}])
+
+
+if __name__ == "__main__":
+    main()
