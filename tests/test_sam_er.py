@@ -55,6 +55,6 @@ def test_presets_are_er_s() -> None:
     """All of them, but for the ascent that only fs-er takes."""
     expected = {
         benchmark: {key: value for key, value in preset.items() if key != "ascent_lr"}
-        for benchmark, preset in METHODS["er"].presets.items()
+        for benchmark, preset in find_method("er").presets.items()
     }
-    assert METHODS["sam-er"].presets == expected
+    assert find_method("sam-er").presets == expected
