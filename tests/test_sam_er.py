@@ -10,6 +10,7 @@ from reference_baselines import FlatSAM, compare, learnt, same_bits, statistics_
 from reference_update import PROBLEMS
 
 from steppe.methods.sam_er import with_length
+from steppe.registry import find_method
 
 SMALL = {"lr": 0.05, "buffer": 7}
 CASES: dict[str, dict[str, Any]] = {
