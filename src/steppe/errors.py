@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -40,3 +41,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+
+
+def disk_refusal(error: OSError) -> str:
+    """Why the disk would not take something, in words."""
+    return {
+        errno.ENOSPC: "no space is left on the disk",
+        errno.EDQUOT: "the disk quota is used up",
+        errno.EACCES: "permission is denied",
+        errno.EROFS: "the file system is read-only",
+    }.get(error.errno or 0, error.strerror or str(error))

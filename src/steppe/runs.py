@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from safetensors.torch import save
 from torch import nn
 
 from steppe.config import RunConfig
-from steppe.errors import RunError, UsageError
+from steppe.errors import RunError, UsageError, disk_refusal
 
 CONFIG, LOG, RESULT, REPORT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "report.md", "checkpoints"
 
@@ -115,10 +114,4 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = {
-            errno.ENOSPC: "no space is left on the disk: free some, or choose another --out",
-            errno.EDQUOT: "the disk quota is used up: free some space, or choose another --out",
-            errno.EACCES: "permission is denied: choose a directory you may write to with --out",
-            errno.EROFS: "the file system is read-only: choose another --out",
-        }.get(error.errno or 0, error.strerror or str(error))
-        raise RunError(f"cannot write {path}: {remedy}.") from error
+        raise RunError(f"cannot write {path}: {disk_refusal(error)}: mend that, or choose another --out.") from error

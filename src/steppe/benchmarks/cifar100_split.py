@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, held_out
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, classes_in_turn, held_out
 from steppe.data import cifar100
 from steppe.data.images import ImageSet
 from steppe.data.pixels import Normalise
@@ -15,8 +15,6 @@ from steppe.models.alexnet import AlexNet
 from steppe.protocol import Training
 from steppe.registry import register_benchmark
 from steppe.settings import setting
-
-_EACH = 10
 
 
 @register_benchmark("cifar100-split", "CIFAR-100 Split: 10 tasks of 10 classes each, every task with its own head.")
@@ -34,8 +32,7 @@ class CIFAR100Split(ImageBenchmark):
 
     def plans(self, seed: int) -> Sequence[Plan]:
         """Classes 0 to 9, 10 to 19, and so on."""
-        rows = [range(_EACH * number, _EACH * (number + 1)) for number in range(self.tasks)]
-        return [Plan(f"classes {classes.start} to {classes.stop - 1}", tuple(classes), classes) for classes in rows]
+        return classes_in_turn(range(100), self.tasks, 10)
 
     def split(self, seed: int) -> Split:
         """250 images of each task validate."""

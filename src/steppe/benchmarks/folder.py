@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen
+from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen, classes_in_turn
 from steppe.data import folder
 from steppe.data.images import ImageSet
 from steppe.data.pixels import CropAndFlip, Normalise
@@ -65,10 +65,7 @@ class Folder(ImageBenchmark):
                 f"{self.path} has {len(names)} classes, which make {possible} task(s) of {each}: "
                 "lower classes_per_task or tasks."
             )
-        return [
-            Plan(", ".join(names[rows.start : rows.stop]), tuple(rows), rows)
-            for rows in (range(each * number, each * (number + 1)) for number in range(self.tasks or possible))
-        ]
+        return classes_in_turn(range(len(names)), self.tasks or possible, each, names)
 
     def split(self, seed: int) -> Split:
         """A share of each task's training images, by the seed."""

@@ -142,11 +142,19 @@ def _shuffled(count: int, seed: int) -> Tensor:
     return torch.from_numpy(places)
 
 
-def classes_in_turn(order: Sequence[int], tasks: int, each: int) -> list[Plan]:
-    """Tasks of `each` classes, taken in the order given, every task with output rows of its own."""
+def classes_in_turn(order: Sequence[int], tasks: int, each: int, names: Sequence[str] = ()) -> list[Plan]:
+    """Tasks of `each` classes, taken in the order given, every task with output rows of its own; called by the
+    classes' names, where these are given, or by their numbers.
+    """
     plans = []
     for number in range(tasks):
         rows = range(each * number, each * (number + 1))
         classes = tuple(order[rows.start : rows.stop])
-        plans.append(Plan(f"classes {', '.join(map(str, classes))}", classes, rows))
+        if names:
+            called = ", ".join(names[label] for label in classes)
+        elif len(classes) > 2 and classes == tuple(range(classes[0], classes[-1] + 1)):
+            called = f"classes {classes[0]} to {classes[-1]}"
+        else:
+            called = f"classes {', '.join(map(str, classes))}"
+        plans.append(Plan(called, classes, rows))
     return plans

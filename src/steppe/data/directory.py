@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from steppe.errors import DataError, UsageError
+from steppe.errors import DataError, UsageError, disk_refusal
 
 VARIABLE = "STEPPE_DATA"
 
@@ -47,12 +46,5 @@ def filling(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = {
-            errno.ENOSPC: "no space is left on the disk",
-            errno.EDQUOT: "the disk quota is used up",
-            errno.EACCES: "permission is denied",
-            errno.EROFS: "the file system is read-only",
-        }.get(error.errno or 0, error.strerror or str(error))
-        raise DataError(
-            f"cannot write {path}: {reason}: choose another directory with --data or {VARIABLE}."
-        ) from error
+        remedy = f"mend that, or choose another directory with --data or {VARIABLE}"
+        raise DataError(f"cannot write {path}: {disk_refusal(error)}: {remedy}.") from error
