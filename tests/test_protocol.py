@@ -371,6 +371,17 @@ def test_presets_run(benchmark: str, method: str, monkeypatch: pytest.MonkeyPatc
     assert all(0 <= value <= 100 for value in result["accuracy"][-1])
 
 
+def test_fewer_tasks_than_the_benchmark_has_are_never_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was asked for but what the benchmark does; only the data on disk is less."""
+    monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(10, (3, 64, 64), each=51))
+    config = RunConfig.make("tiny-imagenet", "finetune")
+    assert config.full_length
+    result = run(config)
+    assert result["full_length"] is False
+    assert len(result["accuracy"]) == 2
+    assert "2 tasks instead of 40" in result["remarks"][0]
+
+
 @settings(max_examples=10)
 @given(st.integers(0, 3))
 def test_a_shorter_stream_is_the_beginning_of_the_longer(seed: int) -> None:
