@@ -6,15 +6,15 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steppe.commands.parsing import Commands, add_data_option
 from steppe.data import directory
 
 if TYPE_CHECKING:
     from steppe.data.download import Progress
 
-EXAMPLES = """\
+_EXAMPLES = """\
 examples:
   steppe data                            the data sets, and whether they are there
   steppe data fetch cifar-100            fetch one; stopped half-way, the same command goes on
@@ -24,25 +24,14 @@ examples:
 """
 
 
-def add_data_option(parser: argparse.ArgumentParser, *, inner: bool = False) -> None:
-    """`--data DIR`; that of an inner command must not undo what was given to the outer one."""
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        default=argparse.SUPPRESS if inner else None,
-        help="where the data sets are (default: STEPPE_DATA, else the user's cache directory)",
-    )
-
-
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Fill in the parser of `steppe data`; without a command it lists."""
+def add(commands: Commands) -> None:
+    """Make the command known; without a command of its own it lists."""
+    parser = commands.add("data", "List, fetch, verify and locate the data sets.", _list, _EXAMPLES)
     add_data_option(parser)
-    parser.set_defaults(action=_list)
-    commands = parser.add_subparsers(metavar="COMMAND")
+    inner = parser.add_subparsers(metavar="COMMAND")
 
     def command(name: str, text: str, names: str | None, example: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
+        sub = inner.add_parser(
             name,
             help=text,
             description=text,

@@ -1,0 +1,40 @@
+"""What the options of `run` and `study` add up to."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from steppe.config import RunConfig
+
+
+def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
+    """The configuration of one run."""
+    from steppe.config import RunConfig
+    from steppe.experiment import resolved_device
+
+    return RunConfig.make(
+        options.benchmark,
+        method,
+        overrides(options),
+        seed=seed,
+        device=resolved_device(options.device or "cpu"),
+        threads=1 if options.threads is None else options.threads,
+        plugins=options.plugin,
+    )
+
+
+def overrides(options: argparse.Namespace) -> list[str]:
+    """What --set, --epochs and --tasks change, all of it recorded in the same way."""
+    shortened = [("training.epochs", options.epochs), ("benchmark.tasks", options.tasks)]
+    return [*options.set, *(f"{key}={value}" for key, value in shortened if value is not None)]
+
+
+def free(path: Path) -> Path:
+    """The path itself, or with a number behind it where it is taken."""
+    number, free = 2, path
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free

@@ -1,0 +1,64 @@
+"""What the commands' parsers share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+Action = Callable[[argparse.Namespace], int]
+
+
+class Commands:
+    """The commands known so far; each file adds its own."""
+
+    def __init__(self, parsers: _Parsers) -> None:
+        self._parsers = parsers
+
+    def add(self, name: str, text: str, action: Action, examples: str = "") -> argparse.ArgumentParser:
+        """A command's parser, whose arguments its file fills in; `action` gets them and gives the exit code."""
+        parser = self._parsers.add_parser(
+            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.set_defaults(action=action)
+        return parser
+
+
+def add_plugin_option(parser: argparse.ArgumentParser) -> None:
+    """`--plugin FILE`."""
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file that registers methods or benchmarks of your own",
+    )
+
+
+def add_data_option(parser: argparse.ArgumentParser, *, inner: bool = False) -> None:
+    """`--data DIR`; that of an inner command must not undo what was given to the outer one."""
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=argparse.SUPPRESS if inner else None,
+        help="where the data sets are (default: STEPPE_DATA, else the user's cache directory)",
+    )
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """What `run` and `study` have in common."""
+    parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
+    parser.add_argument("--epochs", type=int, metavar="N", help="epochs of each task, instead of the benchmark's own")
+    parser.add_argument("--tasks", type=int, metavar="N", help="the first N tasks only, instead of all")
+    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each run; recorded (default: 1)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; may be repeated"
+    )
+    add_data_option(parser)
+    add_plugin_option(parser)

@@ -1,0 +1,76 @@
+"""`steppe run`: one method on one benchmark, once or with several seeds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steppe.commands.choices import config_of, free
+from steppe.commands.parsing import Commands, add_training_options
+from steppe.commands.study import run_many
+from steppe.data.directory import use_directory
+from steppe.errors import UsageError
+
+if TYPE_CHECKING:
+    from steppe.config import RunConfig
+
+_EXAMPLES = """\
+examples:
+  steppe run pmnist fs-dgpm                          the paper's method on Permuted MNIST, seed 0
+  steppe run pmnist fs-sgpm --seeds 5 --jobs 2       five seeds, two at a time, with a table
+  steppe run pmnist er --set buffer=500 --out er500  another buffer, a directory of your choice
+  steppe run --config er500/config.toml --out again  the same run once more
+  steppe run cifar100-split gpm --tasks 3 --epochs 5 a shortened run, recorded as such
+  steppe run folder:photos fs-dgpm                   your own images, a folder for each class
+  steppe run pmnist mine --plugin mine.py            a method of your own
+"""
+
+
+def add(commands: Commands) -> None:
+    """Make the command known."""
+    parser = commands.add("run", "Train one method on one benchmark.", _run, _EXAMPLES)
+    parser.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="which tasks (see steppe list)")
+    parser.add_argument("method", nargs="?", metavar="METHOD", help="how to learn them (see steppe list)")
+    parser.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="run seeds 0 to N-1 and give mean ± std")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one under runs/)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="rerun a run from its config.toml")
+    add_training_options(parser)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from steppe.config import RunConfig
+
+    use_directory(options.data)
+    if options.config is not None:
+        apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
+        if any(getattr(options, name) is not None for name in apart) or options.set or options.plugin:
+            raise UsageError("--config holds the whole run: give nothing but --out and --data with it.")
+        return _run_one(RunConfig.load(options.config), options.out)
+    if options.benchmark is None or options.method is None:
+        raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
+    if options.seeds is not None:
+        if options.seed is not None:
+            raise UsageError("give --seed N (one run) or --seeds N (seeds 0 to N-1), not both.")
+        options.resume = False
+        return run_many(options, [options.method])
+    if options.jobs is not None:
+        raise UsageError("--jobs is for several runs at a time: give --seeds N with it.")
+    return _run_one(config_of(options, options.method, options.seed or 0), options.out)
+
+
+def _run_one(config: RunConfig, out: Path | None) -> int:
+    from steppe.display import make_display
+    from steppe.experiment import run
+    from steppe.study import Finished
+    from steppe.tables import summary
+
+    name = f"{config.benchmark}-{config.method}-seed{config.seed}"
+    out = out or free(Path("runs") / name)
+    with make_display([name]) as display:
+        result = run(config, out, lambda event: display(0, event))
+        display(0, Finished(result))
+    print(summary(result))
+    print(f"  everything is in {out}: start with {out / 'report.md'}")
+    return 0

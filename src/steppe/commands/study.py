@@ -1,0 +1,100 @@
+"""`steppe study`: several methods with several seeds, compared."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from steppe.commands.choices import config_of, free, overrides
+from steppe.commands.parsing import Commands, add_training_options
+from steppe.data.directory import use_directory
+from steppe.errors import UsageError
+
+_EXAMPLES = """\
+examples:
+  steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
+  steppe study pmnist --methods paper --seeds 5 --jobs 2     the paper's whole table
+  steppe study pmnist fs-dgpm fs-sgpm --seeds 3 --set benchmark.tasks=10 --out short
+"""
+
+
+def add(commands: Commands) -> None:
+    """Make the command known."""
+    parser = commands.add("study", "Train several methods with several seeds, and compare.", _study, _EXAMPLES)
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="which tasks (see steppe list)")
+    parser.add_argument("names", nargs="*", metavar="METHOD", help="the methods to compare")
+    parser.add_argument(
+        "--methods", choices=("paper",), help="paper: every method with published figures on the benchmark"
+    )
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 of each (default: 5)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the runs in --out that are finished, and do the missing ones"
+    )
+    add_training_options(parser)
+
+
+def _study(options: argparse.Namespace) -> int:
+    from steppe.config import load_plugins, named_benchmark
+    from steppe.published import methods_with_figures
+    from steppe.registry import METHODS, find_benchmark
+
+    use_directory(options.data)
+    load_plugins(options.plugin)
+    benchmark, _ = named_benchmark(options.benchmark)
+    find_benchmark(benchmark)
+    named = list(options.names)
+    if options.methods == "paper":
+        named += [name for name in methods_with_figures(benchmark) if name in METHODS and name not in named]
+    if not named:
+        raise UsageError("name the methods to compare, or give --methods paper (see steppe list).")
+    for name in named:
+        if named.count(name) > 1:
+            raise UsageError(f"the method {name!r} is named twice.")
+    return run_many(options, named)
+
+
+def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
+    """Every method with every seed, then the table."""
+    from steppe.config import command_line, named_benchmark
+    from steppe.display import make_display
+    from steppe.experiment import refuse_unsuitable
+    from steppe.study import Job, run_all, write_tables
+    from steppe.tables import markdown
+
+    if options.resume and options.out is None:
+        raise UsageError("--resume goes on with a study that is there: say which with --out.")
+    if options.seeds is None or options.seeds < 1:
+        raise UsageError(f"--seeds {options.seeds}: give how many seeds to run, at least 1.")
+    if options.jobs is not None and options.jobs < 1:
+        raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
+    name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
+    benchmark, given = named_benchmark(options.benchmark)
+    out = options.out or free(Path("runs") / f"{benchmark}-{name}-{options.seeds}seeds")
+    jobs = [
+        Job(config_of(options, method, seed), out / method / f"seed-{seed}")
+        for method in methods
+        for seed in range(options.seeds)
+    ]
+    refuse_unsuitable([job.config for job in jobs[:: options.seeds]])
+    workers = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
+    with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
+        outcome = run_all(jobs, workers, display, resume=options.resume)
+    results = [outcome.results[number] for number in sorted(outcome.results)]
+    if results:
+        words = [*methods, "--seeds", str(options.seeds), "--jobs", str(workers)]
+        changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
+        write_tables(out, results, command_line("study", jobs[0].config, words, changes))
+        print(markdown(results), end="")
+        print(f"\neverything is in {out}: table.md, table.tex, table.json, and a directory for each run")
+    for number, failure in sorted(outcome.failures.items()):
+        job = jobs[number]
+        print(f"steppe: {job.config.method} seed {job.config.seed} failed: {failure.reason}", file=sys.stderr)
+        if options.debug and failure.details:
+            print(failure.details, file=sys.stderr)
+    return 1 if outcome.failures else 0
