@@ -240,6 +240,8 @@ class Learner:
         """
         listed = _listed(tasks)
         heads = list(self.network.heads)
+        if self._interrupted:
+            del heads[-len(listed) :]  # theirs, opened before they were broken off
         with borrowed_global_generator():  # a model may draw even when it is only looked at
             for task in listed:
                 self._check_task(task)
