@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ class _Run:
             "config": self._config.as_dict(),
             "versions": versions(),
             "stage": self._stage,
-            "rows": self._matrix.rows,
+            "rows": [None if row is None else len(row) for row in self._matrix.rows],
+            "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
             "per_task": self._per_task,
             "remarks": self._remarks,
             "learner": self._learner.state(),
@@ -169,7 +171,7 @@ class _Run:
         if state is None:
             return
         self._stage, self._per_task, self._remarks = state["stage"], state["per_task"], state["remarks"]
-        self._matrix.rows = state["rows"]
+        self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
         self._learner.load_state(state["learner"])
         fitting = state["learner"]["fitting"]
         self._epochs_before = 0 if fitting is None else fitting["epoch"]
@@ -201,6 +203,15 @@ class _Run:
             "versions": versions(),
             "config": config.as_dict(),
         }
+
+
+def _in_a_row(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:
+    return torch.tensor([value for row in rows if row is not None for value in row], dtype=torch.float64)
+
+
+def _in_rows(lengths: Sequence[int | None], values: torch.Tensor) -> list[list[float] | None]:
+    left = iter(values.tolist())
+    return [None if length is None else list(islice(left, length)) for length in lengths]
 
 
 def refuse_unsuitable(configs: Sequence[RunConfig]) -> None:

@@ -55,7 +55,7 @@ def parsed_state(data: bytes, kind: str, name: Path | str, device: torch.device 
             raise ValueError("it was not written by steppe")
         if header.get("version") != str(VERSION):
             raise ValueError(
-                f"it has version {header.get('version', '?')!r} of the format, and this steppe reads versions up to "
+                f"it has version {header.get('version', '?')!r} of the format, and this steppe reads version "
                 f"{VERSION}: use the steppe that wrote it, or a newer one"
             )
         if header.get("sha256") != _digest(header, tensors):
