@@ -5,13 +5,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint format clean
+.PHONY: run test torture lint format clean
 
 run: $(VENV)/.installed
 	$(BIN)/steppe run pmnist fs-dgpm
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest
+
+torture: $(VENV)/.installed-dev
+	$(BIN)/python tests/torture.py --kills 300 --out results/reliability/torture.json
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

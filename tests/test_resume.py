@@ -11,14 +11,20 @@ from typing import Any
 import pictures  # noqa: F401 - registers its benchmark
 import pytest
 import torch
+from torch import Tensor
 
 from steppe import training
 from steppe.config import RunConfig
-from steppe.errors import UsageError
+from steppe.errors import DivergedError, UsageError
 from steppe.events import Event
 from steppe.experiment import run
+from steppe.network import Network
+from steppe.projection.layers import CoveredWeight
 from steppe.registry import METHODS
-from steppe.runs import CHECKPOINTS, LOG, RESULT, task_weights
+from steppe.runs import CHECKPOINTS, LOG, RESULT, locked, task_weights
+from steppe.seeding import Streams
+from steppe.study import Job, run_all
+from steppe.types import Batch
 
 SMALL = {
     "pmnist": ("benchmark.tasks=3", "benchmark.samples=40", "benchmark.test_samples=50"),
@@ -117,3 +123,65 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     broken_off(small("pictures", "er"), tmp_path / "out", 9)
     with pytest.raises(UsageError, match="other settings"):
         run(small("pictures", "finetune"), tmp_path / "out", resume=True)
+
+
+def test_numbers_that_go_wrong_stop_the_run_and_spare_the_last_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small("pictures", "er")
+    run(config, tmp_path / "whole")
+    method = type(config.method_settings.start(*_started(config)))
+    observe, calls = method.observe, iter(range(40))
+
+    def poisoned(self: Any, batch: Batch) -> Tensor:
+        loss = observe(self, batch)
+        if next(calls, None) is None:
+            next(iter(self.network.parameters.values())).data.fill_(torch.nan)
+        return loss
+
+    with monkeypatch.context() as patched:
+        patched.setattr(method, "observe", poisoned)
+        with pytest.raises(DivergedError, match=r"task 'pictures 2', epoch \d, update"):
+            run(config, tmp_path / "out", checkpoint_every=0)
+    assert len(list((tmp_path / "out" / CHECKPOINTS).glob("state-*"))) == 2
+    assert json.loads((tmp_path / "out" / LOG).read_text(encoding="utf-8").splitlines()[-1])["event"] == "Stopped"
+    run(config, tmp_path / "out", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "out")
+
+
+def _started(config: RunConfig) -> tuple[Network, dict[str, CoveredWeight], Streams]:
+    return Network(config.benchmark_settings.model(0)), {}, Streams(0)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    config = small("pictures", "er")
+    broken_off(config, tmp_path / "out", 9)
+    with locked(tmp_path / "out"), pytest.raises(UsageError, match="another process is at work"):
+        run(config, tmp_path / "out", resume=True)
+    run(config, tmp_path / "out", resume=True)
+
+
+def test_a_damaged_state_is_told_of_and_the_one_before_serves(tmp_path: Path) -> None:
+    config = small("pictures", "fs-dgpm")
+    run(config, tmp_path / "whole")
+    broken_off(config, tmp_path / "out", 20)
+    last = sorted((tmp_path / "out" / CHECKPOINTS).glob("state-*"))[-1]
+    last.write_bytes(last.read_bytes()[:-1])
+    told: list[str] = []
+    run(config, tmp_path / "out", lambda event: told.extend(getattr(event, "remarks", [])), resume=True)
+    assert any(last.name in remark and "serves instead" in remark for remark in told)
+    assert_same_run(tmp_path / "whole", tmp_path / "out")
+
+
+def test_a_study_goes_on_past_failures_and_resumes(tmp_path: Path) -> None:
+    fragile = str(Path(__file__).parents[1] / "bench" / "fragile.py")
+    changes = ["benchmark.tasks=1", "benchmark.samples=20", "benchmark.test_samples=20"]
+    jobs = [
+        Job(RunConfig.make("pmnist", "fragile", changes, seed=seed, plugins=[fragile]), tmp_path / str(seed))
+        for seed in (0, 1, 10, 20)
+    ]
+    for resume in (False, True):
+        outcome = run_all(jobs, 2, lambda number, message: None, resume=resume)
+        assert list(outcome.results) == [1]
+        reasons = [outcome.failures[number].reason for number in (0, 2, 3)]
+        assert all(part in reason for part, reason in zip(("exit code 9", "injected", "nan"), reasons, strict=True))
