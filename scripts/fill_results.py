@@ -2,7 +2,7 @@
 
 A document marks a place with `<!-- results:begin FILE -->` and `<!-- results:end -->`. What stands between them is
 written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of these methods), for a run's result.json
-the summary that `steppe run` prints, for a benchmark's JSON a table of one of its lists (`update_cost.json#updates`).
+the summary that `steppe run` prints, for other JSON a table of one of its lists (`update_cost.json#updates`).
 `--check` changes nothing and fails where a document is not up to date.
 """
 
@@ -32,7 +32,7 @@ def _content(file: str, methods: str) -> str:
         by_method = {row.split("|")[1].strip(): row for row in rows}
         chosen = [by_method[name] for name in methods.split(",")] if methods else rows
         return "\n".join([header, rule, *chosen, ""])
-    if "bench" in source.parts:
+    if methods:
         return _bench_table(json.loads(source.read_text(encoding="utf-8"))[methods])
     lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
     return "\n".join(["```text", *(line for line in lines if " updates in " not in line), "```", ""])

@@ -52,8 +52,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.kills, options.seed, Path(directory))
-    figures |= {"command": f"python tests/torture.py --kills {options.kills} --seed {options.seed}"}
-    text = json.dumps(figures | {"versions": versions()}, indent=1) + "\n"
+    command = f"python tests/torture.py --kills {options.kills} --seed {options.seed}"
+    text = json.dumps({"command": command, "versions": versions(), "figures": [figures]}, indent=1) + "\n"
     print(text, end="")
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
