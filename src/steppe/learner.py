@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 from steppe.curriculum import Curriculum
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
-from steppe.linear_calls import factorable
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
-from steppe.projection.capture import output_weight
-from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
+from steppe.projection.coverage import coverage
+from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
 from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
@@ -191,48 +189,10 @@ class Learner:
         if self.settings.covers_layers:
             with task.blamed("training"):
                 x, _ = task.train.first()
-            covered = self._find_covered(self.network.prepare_inputs(x), multi_head=task.head is not None)
+            prepared = self.network.prepare_inputs(x)
+            covered = coverage(self.network, prepared, self._exclude, multi_head=task.head is not None)
         self._covered = {name: weight.factorable for name, weight in covered.items()}
         return self.settings.start(self.network, covered, self.streams)
-
-    def _find_covered(self, x: Tensor, *, multi_head: bool) -> dict[str, CoveredWeight]:
-        """The weights that a gradient memory covers, seen with prepared inputs."""
-        covered = covered_weights(self.model, self._exclude)
-        known = coverable_weights(self.model)
-        if multi_head:
-            with self.network.mode(training=False):
-                head = output_weight(self.model, known, x)
-            if head is None and not self._exclude:
-                raise ModelError(
-                    "the model is learnt with several heads, but no single layer gives its output: "
-                    "name the head's layers with exclude=(...)."
-                )
-            covered = {name: weight for name, weight in covered.items() if name != head}
-        self._warn_uncovered(known.keys())
-        linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
-        with self.network.mode(training=False):
-            factored = factorable(self.model, linear, x)
-        return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
-
-    def _warn_uncovered(self, known: Collection[str]) -> None:
-        """Name the matrices that have no rule and no other reason to pass through."""
-        embedded = {
-            id(p)
-            for module in self.model.modules()
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-            for p in module.parameters()
-        }
-        left = [
-            name
-            for name, p in self.network.parameters.items()
-            if p.ndim > 1 and name not in known and id(p) not in embedded
-        ]
-        if left:
-            warnings.warn(
-                "these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
-                f"protection: {', '.join(left)}",
-                stacklevel=5,
-            )
 
     def check(self, tasks: Task | Sequence[Task]) -> Method:
         """Refuse what the model and the method cannot learn, one after another or together, before anything is

@@ -1,0 +1,56 @@
+"""Which of a model's weights a gradient memory covers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from steppe.errors import ModelError
+from steppe.linear_calls import factorable
+from steppe.network import Network
+from steppe.projection.capture import output_weight
+from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
+
+
+def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, CoveredWeight]:
+    """The weights that a gradient memory covers, seen with prepared inputs: all that a rule covers but those named, and
+    in multi-head learning the head. Weights that no rule covers are named in a warning.
+    """
+    covered = covered_weights(network.model, exclude)
+    known = coverable_weights(network.model)
+    if multi_head:
+        with network.mode(training=False):
+            head = output_weight(network.model, known, x)
+        if head is None and not exclude:
+            raise ModelError(
+                "the model is learnt with several heads, but no single layer gives its output: "
+                "name the head's layers with exclude=(...)."
+            )
+        covered = {name: weight for name, weight in covered.items() if name != head}
+    _warn_uncovered(network, known.keys())
+    linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
+    with network.mode(training=False):
+        factored = factorable(network.model, linear, x)
+    return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
+
+
+def _warn_uncovered(network: Network, known: Collection[str]) -> None:
+    """Name the matrices that have no rule and no other reason to pass through."""
+    embedded = {
+        id(p)
+        for module in network.model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        for p in module.parameters()
+    }
+    left = [
+        name for name, p in network.parameters.items() if p.ndim > 1 and name not in known and id(p) not in embedded
+    ]
+    if left:
+        warnings.warn(
+            "these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
+            f"protection: {', '.join(left)}",
+            stacklevel=6,
+        )
