@@ -1,0 +1,118 @@
+"""The paper's tables and figures as recipes: which studies each of them takes, and what is drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from steppe.config import RunConfig, command_line
+from steppe.study import Job
+
+
+@dataclass(frozen=True)
+class Part:
+    """One study of a recipe."""
+
+    name: str
+    benchmark: str
+    methods: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+
+    def jobs(self, out: Path, seeds: int, changes: Sequence[str] = ()) -> list[Job]:
+        """Its runs, in the recipe's directory."""
+        return [
+            Job(
+                RunConfig.make(self.benchmark, method, [*self.changes, *changes], seed=seed),
+                out / self.name / method / f"seed-{seed}",
+            )
+            for method in self.methods
+            for seed in range(seeds)
+        ]
+
+    def command(self, seeds: int, changes: Sequence[str] = ()) -> str:
+        """The same as a command of its own."""
+        first = RunConfig.make(self.benchmark, self.methods[0], [*self.changes, *changes])
+        return command_line("study", first, [*self.methods, "--seeds", str(seeds)], [*self.changes, *changes])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure of the paper: its studies, how many seeds by default, and what comes after them."""
+
+    text: str
+    parts: tuple[Part, ...]
+    seeds: int = 5
+    figures: tuple[str, ...] = ()
+    landscapes: bool = False
+
+
+_FAMILY = ("fs-dgpm", "fs-gpm", "fs-sgpm", "dgpm", "la-dgpm")
+_COMPARED = ("finetune", "ewc", "gem", "a-gem", "er", "la-maml", "gpm")
+_MORE = ("fs-er", "sgp", "der++", "sam-er", "multitask")
+_ON_IMAGES = ("fs-dgpm", "fs-sgpm", "er", "gpm")
+_LANDSCAPE = ("er", "fs-er", "gpm", "fs-dgpm", "finetune", "oracle", "la-maml")
+
+RECIPES = {
+    "pmnist-table": Recipe(
+        "Table 1, Permuted MNIST: every method, 20 tasks.",
+        (Part("pmnist", "pmnist", (*_COMPARED, *_FAMILY, *_MORE)),),
+        figures=("comparison", "matrix"),
+    ),
+    "ablation": Recipe(
+        "The family's members beside GPM and ER on Permuted MNIST.",
+        (Part("pmnist", "pmnist", (*_FAMILY, "gpm", "er", "fs-er")),),
+        figures=("ablation", "importances"),
+    ),
+    "k-study": Recipe(
+        "FS-DGPM with K = 1, 2 and 3 steps of ascent on Permuted MNIST.",
+        tuple(Part(f"ascent-steps-{k}", "pmnist", ("fs-dgpm",), (f"ascent_steps={k}",)) for k in (1, 2, 3)),
+        figures=("ascent-steps",),
+    ),
+    "memory-study": Recipe(
+        "FS-DGPM and ER with buffers of 50 to 1,000 samples on Permuted MNIST.",
+        tuple(
+            Part(f"buffer-{size}", "pmnist", ("fs-dgpm", "er"), (f"buffer={size}",))
+            for size in (50, 100, 200, 500, 1000)
+        ),
+        figures=("memory-size",),
+    ),
+    "case-study": Recipe(
+        "FS-ER against ER: 10 tasks of 60,000 digits.",
+        (Part("pmnist-60k", "pmnist-60k", ("er", "fs-er")),),
+        seeds=3,
+        figures=("case-study",),
+        landscapes=True,
+    ),
+    "landscape-study": Recipe(
+        "Is the flatter landscape the better learner? Seven methods, 10 tasks of 60,000 digits.",
+        (Part("pmnist-60k", "pmnist-60k", _LANDSCAPE),),
+        seeds=1,
+        figures=("stability", "landscapes", "landscape-grid", "case-study"),
+        landscapes=True,
+    ),
+    "superclass-table": Recipe(
+        "Table 1, CIFAR-100 Superclass, true images: 20 tasks of up to 50 epochs.",
+        (Part("cifar100-superclass", "cifar100-superclass", _ON_IMAGES),),
+        seeds=1,
+        figures=("comparison", "matrix"),
+    ),
+    "superclass-scrambled": Recipe(
+        "CIFAR-100 Superclass as the paper's released code reads it.",
+        (Part("cifar100-superclass", "cifar100-superclass", ("fs-dgpm",), ("reading=scrambled",)),),
+        seeds=1,
+        figures=("matrix",),
+    ),
+    "split-table": Recipe(
+        "Table 1, CIFAR-100 Split: 10 tasks of up to 50 epochs.",
+        (Part("cifar100-split", "cifar100-split", _ON_IMAGES),),
+        seeds=1,
+        figures=("comparison", "matrix"),
+    ),
+    "tiny-imagenet-table": Recipe(
+        "Table 1, TinyImageNet: as many tasks as there are classes on disk, 10 epochs.",
+        (Part("tiny-imagenet", "tiny-imagenet", ("fs-dgpm", "gpm", "er")),),
+        seeds=1,
+        figures=("comparison", "matrix"),
+    ),
+}
