@@ -1,4 +1,4 @@
-"""The command line: run, study, list, show, figures, data."""
+"""The command line: run, study, list, show, figures, data, landscape."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe import data_cli
+from steppe.commands import landscape
+from steppe.commands.parsing import Commands
 from steppe.data.directory import use_directory
 from steppe.errors import SteppeError, UsageError, unknown
 from steppe.version import __version__
@@ -327,4 +329,5 @@ def _parser() -> argparse.ArgumentParser:
 
     data = command("data", "List, fetch, verify and locate the data sets.", data_cli.EXAMPLES)
     data_cli.add_commands(data)
+    landscape.add(Commands(commands))
     return parser

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
 
 from steppe.config import RunConfig
 from steppe.errors import RunError, UsageError, disk_refusal
 
 CONFIG, LOG, RESULT, REPORT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "report.md", "checkpoints"
-
+_WEIGHTS = "task-{}.safetensors"
 
 _FIELDS = {
     *("benchmark", "method", "seed", "acc", "bwt", "learning_acc", "forgetting", "accuracy", "updates"),
@@ -54,7 +56,7 @@ class RunDirectory:
 
     def save_weights(self, model: nn.Module, task: int) -> None:
         """Keep the model as it is after a task."""
-        path = self.path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
+        path = _weights_file(self.path, task)
         # Copies: weights that share memory cannot be saved by one name each.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
         with writing(path):
@@ -93,6 +95,27 @@ def read_result(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"{file} cannot be read as a result: {error}") from error
     return data
+
+
+def kept_weights(path: Path) -> list[int]:
+    """The places of the tasks after which a run directory holds weights, in order."""
+    found = (re.fullmatch(_WEIGHTS.format("([0-9]+)"), file.name) for file in (path / CHECKPOINTS).glob("*"))
+    return sorted(int(match[1]) - 1 for match in found if match is not None)
+
+
+def task_weights(path: Path, task: int) -> dict[str, Tensor]:
+    """The model's tensors after the task at this place, by name."""
+    file = _weights_file(path, task)
+    if not file.exists():
+        raise UsageError(f"{file} is not there: the weights after task {task + 1} are not kept in this run directory.")
+    try:
+        return load(file.read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{file} cannot be read as weights: {error}") from error
+
+
+def _weights_file(path: Path, task: int) -> Path:
+    return path / CHECKPOINTS / _WEIGHTS.format(f"{task + 1:03d}")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -1,0 +1,73 @@
+"""Numbers for how flat a profile is: each along every direction, given as mean and standard deviation over them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Profile = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of something over random draws; the spread is unknown (None) where there is only one draw."""
+
+    mean: float
+    std: float | None
+    error: float | None
+    """The mean's standard error: std / √draws."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """From one value for each draw."""
+        if len(values) < 2:
+            return cls(values[0], None, None)
+        std = statistics.stdev(values)
+        return cls(statistics.fmean(values), std, std / math.sqrt(len(values)))
+
+
+@dataclass(frozen=True)
+class Flatness:
+    """What the profiles of one task at one network say."""
+
+    loss: float
+    """g(0), the same along every direction."""
+    sharpness: Estimate
+    mean_rise: Estimate
+    curvature: Estimate
+
+
+def flatness(profiles: Sequence[Profile], alphas: Sequence[float], radius: float) -> Flatness:
+    """The figures of all directions, within |α| ≤ radius; α must be symmetric around its middle, 0."""
+    return Flatness(
+        profiles[0][len(alphas) // 2],
+        Estimate.of([sharpness(g, alphas, radius) for g in profiles]),
+        Estimate.of([mean_rise(g, alphas, radius) for g in profiles]),
+        Estimate.of([curvature(g, alphas) for g in profiles]),
+    )
+
+
+def sharpness(profile: Profile, alphas: Sequence[float], radius: float) -> float:
+    """max_{|α| ≤ r} g(α) − g(0)."""
+    return max(profile[place] for place in _within(alphas, radius)) - profile[len(alphas) // 2]
+
+
+def mean_rise(profile: Profile, alphas: Sequence[float], radius: float) -> float:
+    """(1 / 2r) ∫_{−r}^{r} g(α) dα − g(0), by trapezoids."""
+    places = _within(alphas, radius)
+    inner = [profile[place] for place in places]
+    return (sum(inner) - (inner[0] + inner[-1]) / 2) / (len(inner) - 1) - profile[len(alphas) // 2]
+
+
+def curvature(profile: Profile, alphas: Sequence[float]) -> float:
+    """g''(0) from the points next to 0: (g(h) − 2 g(0) + g(−h)) / h²."""
+    middle = len(alphas) // 2
+    step = alphas[middle + 1]
+    return (profile[middle + 1] - 2 * profile[middle] + profile[middle - 1]) / step**2
+
+
+def _within(alphas: Sequence[float], radius: float) -> list[int]:
+    slack = 1e-9 * radius  # a radius of 0.3 must reach the α that is 3 · 0.1
+    return [place for place, alpha in enumerate(alphas) if abs(alpha) <= radius + slack]
