@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--after", metavar="N,N,…", help="only the networks after these tasks (default: all)")
     parser.add_argument("--task", metavar="N,N,…", help="only these tasks, from 1 (default: all seen)")
     parser.add_argument("--surface", action="store_true", help="also the loss over two directions at once")
-    parser.add_argument("--radius", metavar="R", help="sharpness and mean rise look this far (default: 0.5)")
+    parser.add_argument("--radius", metavar="R", help="sharpness and mean rise look this far (default: 0.4)")
     parser.add_argument("--hessian", action="store_true", help="also the Hessian's top eigenvalue; takes longer")
     parser.add_argument("--sigma", metavar="S", help="standard deviation of the bound's noise (default: 0.01)")
     parser.add_argument("--delta", metavar="D", help="the bound may fail with this probability (default: 0.05)")

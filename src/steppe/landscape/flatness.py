@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
+from scipy.integrate import trapezoid
+
 Profile = Sequence[float]
 
 
@@ -51,14 +54,13 @@ def flatness(profiles: Sequence[Profile], alphas: Sequence[float], radius: float
 
 def sharpness(profile: Profile, alphas: Sequence[float], radius: float) -> float:
     """max_{|α| ≤ r} g(α) − g(0)."""
-    return max(profile[place] for place in _within(alphas, radius)) - profile[len(alphas) // 2]
+    return max(_within(profile, alphas, radius)[1]) - profile[len(alphas) // 2]
 
 
 def mean_rise(profile: Profile, alphas: Sequence[float], radius: float) -> float:
     """(1 / 2r) ∫_{−r}^{r} g(α) dα − g(0), by trapezoids."""
-    places = _within(alphas, radius)
-    inner = [profile[place] for place in places]
-    return (sum(inner) - (inner[0] + inner[-1]) / 2) / (len(inner) - 1) - profile[len(alphas) // 2]
+    places, losses = _within(profile, alphas, radius)
+    return float(trapezoid(losses, places)) / (2 * radius) - profile[len(alphas) // 2]
 
 
 def curvature(profile: Profile, alphas: Sequence[float]) -> float:
@@ -68,6 +70,8 @@ def curvature(profile: Profile, alphas: Sequence[float]) -> float:
     return (profile[middle + 1] - 2 * profile[middle] + profile[middle - 1]) / step**2
 
 
-def _within(alphas: Sequence[float], radius: float) -> list[int]:
-    slack = 1e-9 * radius  # a radius of 0.3 must reach the α that is 3 · 0.1
-    return [place for place, alpha in enumerate(alphas) if abs(alpha) <= radius + slack]
+def _within(profile: Profile, alphas: Sequence[float], radius: float) -> tuple[list[float], list[float]]:
+    """Every α inside the radius and its two ends, with the losses there; between points they lie on straight lines."""
+    places = [-radius, *(alpha for alpha in alphas if abs(alpha) < radius), radius]
+    losses: list[float] = numpy.interp(places, alphas, profile).tolist()
+    return places, losses

@@ -90,28 +90,28 @@ class _Chain:
 
     def logits(self, directions: Sequence[Direction], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
         """For every point and part of the samples the logits, (classes, n)."""
-        link = self._links[0]
+        first = self._links[0]
         for part, x, base in zip(self._parts, self._inputs, self._first, strict=True):
-            rises = [d[link.weight] @ x for d in directions]
+            rises = [None if (step := d.get(first.weight)) is None else step @ x for d in directions]
             for place, point in enumerate(points):
                 output = _moved(base, rises, point)
-                for step, link in enumerate(self._links):
-                    if step:
-                        output = self._weight(link.weight, directions, point) @ output
+                for link in self._links:
+                    if link is not first:
+                        steps = [d.get(link.weight) for d in directions]
+                        output = _moved(link.layer.weight, steps, point) @ output
                     if link.layer.bias is not None:
-                        output = output + self._weight(link.bias, directions, point).unsqueeze(1)
+                        steps = [d.get(link.bias) for d in directions]
+                        output = output + _moved(link.layer.bias, steps, point).unsqueeze(1)
                     if link.activation is not None:
                         output = link.activation.forward(output)
                 yield place, part, self._network.within_heads(output.T, part.task).T
 
-    def _weight(self, name: str, directions: Sequence[Direction], point: Sequence[float]) -> Tensor:
-        return _moved(self._network.parameters[name].detach(), [d[name] for d in directions], point)
 
-
-def _moved(start: Tensor, steps: Sequence[Tensor], point: Sequence[float]) -> Tensor:
-    """The start plus Σ_k a_k step_k."""
+def _moved(start: Tensor, steps: Sequence[Tensor | None], point: Sequence[float]) -> Tensor:
+    """The start plus Σ_k a_k step_k; a direction that has no step for a weight leaves it."""
     for a, step in zip(point, steps, strict=True):
-        start = torch.add(start, step, alpha=a)
+        if step is not None:
+            start = torch.add(start, step, alpha=a)
     return start
 
 

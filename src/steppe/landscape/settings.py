@@ -16,7 +16,7 @@ class LandscapeSettings(Settings):
     directions: int = setting(10, "random directions, and draws of the bound's noise", at_least=1)
     points: int = setting(51, "values of alpha, odd, so that 0 is one of them", at_least=3)
     range: float = setting(1.0, "alpha goes from minus this to this", above=0)
-    radius: float = setting(0.5, "how far from 0 sharpness and mean rise look", above=0)
+    radius: float = setting(0.4, "how far from 0 sharpness and mean rise look", above=0)
     sigma: float = setting(0.01, "standard deviation of the bound's noise in every weight", above=0)
     delta: float = setting(0.05, "the bound holds with probability 1 - delta", above=0, below=1)
     seed: int = setting(0, "of directions, noise and the choice of samples", at_least=0, at_most=2**63 - 1)
@@ -40,4 +40,4 @@ class LandscapeSettings(Settings):
     def alphas(self) -> list[float]:
         """From −range to range, exactly symmetric, with 0 in the middle."""
         half = self.points // 2
-        return [self.range * place / half for place in range(-half, half + 1)]
+        return [self.range * (place / half) for place in range(-half, half + 1)]
