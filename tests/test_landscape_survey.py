@@ -33,7 +33,7 @@ OPTIONS = ["--samples", "30", "--directions", "2", "--points", "5", "--radius", 
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three tasks with heads of their own."""
     out = tmp_path_factory.mktemp("runs") / "one"
-    run(RunConfig.make("split-mnist", "er", ["tasks=3", "samples=60", "test_samples=50"], seed=3), out)
+    run(RunConfig.make("split-mnist", "er", ["tasks=3", "samples=60"], seed=3), out)
     return out
 
 
@@ -75,24 +75,24 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
     weights = [runs.task_weights(finished, place) for place in (1, 2)]
     squares = sum(float(tensor.double().square().sum()) for tensor in weights[1].values())
     apart = sum(float((weights[1][name] - weights[0][name]).double().square().sum()) for name in weights[1])
-    assert bound.kl == pytest.approx(squares / (2 * 0.01**2))
+    assert bound.kl == pytest.approx(squares / (2 * 0.01**2), rel=1e-5)
     assert bound.kl_previous == pytest.approx(apart / (2 * 0.01**2), rel=1e-5)
 
 
 def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
-    written = survey(finished, out, QUICK, Wanted(hessian=True, surface=True))
+    written = survey(finished, out, QUICK, Wanted(hessian=True, surface=True, after=[1, 3], tasks=[1, 2]))
     found = read_landscape(out)
     assert found.run == {"benchmark": "split-mnist", "method": "er", "seed": 3, "config": written.run["config"]}
     assert (found.settings, found.weights, found.versions) == (QUICK, written.weights, written.versions)
-    assert found.pairs.keys() == written.pairs.keys()
-    for key, pair in found.pairs.items():
-        for row, other in zip(pair.losses, written.pairs[key].losses, strict=True):
-            assert row == pytest.approx(other, rel=1e-5)
-        assert pair.eigenvalue == pytest.approx(written.pairs[key].eigenvalue, rel=1e-5)
+    assert (found.pairs, found.bounds) == (written.pairs, written.bounds)
+    assert len(found.pairs) == 3
+    for pair in found.pairs.values():
+        assert pair.eigenvalue is not None
         assert pair.surface is not None
         assert [row[2] for row in pair.surface] == pytest.approx(pair.losses[0], rel=1e-4)
         assert pair.surface[2] == pytest.approx(pair.losses[1], rel=1e-4)
+        assert all(value == float(f"{value:.6g}") for row in pair.losses for value in row)
     assert found.as_dict() == json.loads(out.read_text(encoding="utf-8"))
     data = json.loads(out.read_text(encoding="utf-8"))
     assert data["profiles"]["3"]["2"] == found.pairs[3, 2].losses
@@ -118,6 +118,7 @@ def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_pa
 
 
 def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveying, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # quicker
     whole = survey(finished, tmp_path / "whole.json", QUICK, Wanted(hessian=True, surface=True))
     out = tmp_path / "parts.json"
 
@@ -152,7 +153,7 @@ def test_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatc
 def test_progress_ends_at_its_total(finished: Path, tmp_path: Path) -> None:
     for resume in (False, True):
         steps: list[Step] = []
-        survey(finished, tmp_path / "a.json", QUICK, Wanted(hessian=True), resume=resume, watch=steps.append)
+        survey(finished, tmp_path / "a.json", QUICK, Wanted(surface=True), resume=resume, watch=steps.append)
         assert steps[-1].done == steps[-1].total
         assert [step.done for step in steps] == sorted(step.done for step in steps)
 
@@ -355,5 +356,4 @@ def test_refused(
     captured = capsys.readouterr()
     assert named in captured.err
     assert captured.err.count("\n") == 1
-    assert not list(tmp_path.rglob("*.json")) or "two" in arguments
-    assert not list(tmp_path.rglob("landscape.json"))
+    assert {file.name for file in tmp_path.rglob("*.json")} <= {"result.json"}

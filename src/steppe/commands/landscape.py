@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import time
@@ -59,6 +60,8 @@ def add(commands: Commands) -> None:
 
 
 def _landscape(options: argparse.Namespace) -> int:
+    # Read when scipy is loaded, below: its threads would wait for each other where cores are busy, five times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(options.threads))
     import torch
 
     from steppe.experiment import resolved_device

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from steppe.errors import RunError, SteppeError, UsageError
 from steppe.landscape.bound import Bound, Noisy
@@ -22,6 +22,7 @@ FORMAT = 1
 _DIGITS = 6  # significant ones, of every number
 
 Grid = list[list[float]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Pair:
 
 @dataclass
 class Landscape:
-    """A run's landscape. Tasks count from 1, as in the names of the weights' files."""
+    """A run's landscape. Tasks count from 1, as in the names of the weights' files; numbers are `rounded`, so that what
+    is put together from a file does not differ from what is measured at one go.
+    """
 
     run: dict[str, Any]
     """benchmark, method, seed, and `config`, which differs whenever a setting of the run does."""
@@ -64,14 +67,14 @@ class Landscape:
         return sorted(task for column, task in self.pairs if column == after)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, with six significant digits."""
-        plain = {
+        """As plain values."""
+        return {
             "format": FORMAT,
             "command": self.command,
             "versions": self.versions,
             "run": self.run,
             "settings": self.settings.as_dict(),
-            "alphas": self.settings.alphas,
+            "alphas": rounded(self.settings.alphas),
             "weights": {str(after): self.weights[after] for after in sorted(self.weights)},
             "flatness": self._nested(lambda pair: dataclasses.asdict(pair.flatness)),
             "hessian": self._nested(lambda pair: pair.eigenvalue),
@@ -80,7 +83,6 @@ class Landscape:
             "profiles": self._nested(lambda pair: pair.losses),
             "surfaces": self._nested(lambda pair: pair.surface),
         }
-        return {key: value if key == "settings" else _rounded(value) for key, value in plain.items()}
 
     def _nested(self, part: Callable[[Pair], Any]) -> dict[str, dict[str, Any]]:
         """One part of every pair that has it, by after which task and by task."""
@@ -164,12 +166,15 @@ def _grid(value: Any, rows: int, columns: int) -> Grid:
     return [[_number(each) for each in row] for row in value]
 
 
-def _rounded(value: Any) -> Any:
-    """Every float with six significant digits."""
+def rounded(value: T) -> T:
+    """Every float in plain values or dataclasses with six significant digits."""
+    found: Any = value
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return value
+        found = float(f"{value:.{_DIGITS}g}")
+    elif isinstance(value, dict):
+        found = {key: rounded(each) for key, each in value.items()}
+    elif isinstance(value, list):
+        found = [rounded(each) for each in value]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = dataclasses.replace(value, **{key: rounded(each) for key, each in vars(value).items()})
+    return typing.cast(T, found)

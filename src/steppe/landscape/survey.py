@@ -16,7 +16,7 @@ from steppe.config import RunConfig
 from steppe.errors import RunError, SteppeError, UsageError
 from steppe.landscape.bound import bound, noisy
 from steppe.landscape.directions import direction
-from steppe.landscape.files import Landscape, Pair, read_landscape
+from steppe.landscape.files import Landscape, Pair, read_landscape, rounded
 from steppe.landscape.flatness import flatness
 from steppe.landscape.hessian import top_eigenvalue
 from steppe.landscape.profile import Surroundings, profile, surface
@@ -201,7 +201,7 @@ class _Surveyor:
         if lacks_eigenvalue:
             found = replace(found, eigenvalue=top_eigenvalue(self.network, batch, settings.seed))
         tick(int(wanted.hessian))
-        return found
+        return rounded(found)
 
     def _samples(self, place: int) -> Batch:
         """Training samples of a task, prepared: all of them, or as many as asked for, chosen by the seed."""
@@ -220,15 +220,11 @@ class _Surveyor:
         place, settings = after - 1, self.settings
         old = [landscape.pairs[after, task].noisy for task in range(1, after)]
         before = task_weights(self.run, place - 1) if place - 1 in kept_weights(self.run) else None
-        landscape.bounds[after] = bound(
-            old,
-            landscape.pairs[after, after].noisy,
-            self.network.parameters,
-            before,
-            samples=len(self.tasks[place].train),
-            sigma=settings.sigma,
-            delta=settings.delta,
+        new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
+        found = bound(
+            old, new, self.network.parameters, before, samples=count, sigma=settings.sigma, delta=settings.delta
         )
+        landscape.bounds[after] = rounded(found)
 
 
 def _digest(weights: dict[str, Tensor]) -> str:
