@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from steppe.landscape import hessian
+from steppe.landscape import profile as profiles
 from steppe.landscape.directions import noise
 from steppe.landscape.hessian import hessian_product, top_eigenvalue
 from steppe.network import Network
@@ -37,7 +38,7 @@ def dense(network: Network, batch: Batch, head: range | None) -> Tensor:
 @pytest.mark.parametrize("head", [None, range(1, 4)])
 @pytest.mark.parametrize("name", ["mlp", "sequence", "convolutional", "transformer"])
 def test_equal_to_the_dense_hessian(name: str, head: range | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hessian, "_CHUNK", 8)
+    monkeypatch.setattr(profiles, "CHUNK", 8)
     own = OWN[name]
     x, y = own.data(20, 0)
     network, batch = standing(own.build().double(), x.double(), y if head is None else y % 3 + 1, head)

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from steppe.landscape.profile import in_parts
 from steppe.network import Network
 from steppe.seeding import Streams
 from steppe.types import Batch, Direction
 
 _Flat = NDArray[numpy.float64]
 
-_CHUNK = 256  # samples whose graph is held at a time
 _VECTORS = 12  # held by the iteration, each as long as all weights in double precision
 _TOLERANCE = 1e-3  # relative, of the eigenvalue
 _RESTARTS = 100
@@ -25,8 +25,7 @@ def hessian_product(network: Network, batch: Batch, vector: Direction) -> Direct
     weights = dict(network.parameters)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the quick kernels of attention have one derivative only
-        for start in range(0, len(batch), _CHUNK):
-            part = batch[start : start + _CHUNK]
+        for part in in_parts(batch):
             loss = network.functional_loss(part, weights, statistics=False) * (len(part) / len(batch))  # type: ignore[arg-type]
             slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
             along = torch.stack([(slope * v).sum() for slope, v in zip(slopes, vector.values(), strict=True)]).sum()

@@ -20,6 +20,7 @@ from steppe.types import Batch, Direction
 
 CHUNK = 1024
 """Samples at a time: enough to fill a matrix product, few enough to stay in a core's cache."""
+_VALUES = 2**19  # of inputs at a time, where the model is called: images are as many times as large inside it
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """From logits, (classes, n), and labels, (n,), one value for each sample."""
@@ -37,6 +38,12 @@ def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.gather(0, labels.unsqueeze(0)).squeeze(0) < logits.amax(0)).to(logits.dtype)
 
 
+def in_parts(batch: Batch) -> list[Batch]:
+    """Prepared samples in parts for which a call of the model is quickest."""
+    size = max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel())))
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
 class Surroundings:
     """Mean losses on prepared samples wherever the weights stand around the network's own.
 
@@ -45,11 +52,10 @@ class Surroundings:
     """
 
     def __init__(self, network: Network, batch: Batch, *, quick: bool = True) -> None:
-        self._network, self._count = network, len(batch)
-        self._parts = [batch[start : start + CHUNK] for start in range(0, len(batch), CHUNK)]
+        self._network, self._count, self._parts = network, len(batch), in_parts(batch)
         with torch.enable_grad():
             network.seek_chain(batch[:1])
-        self._chain = _Chain(network, network.chain, self._parts) if quick and network.chain is not None else None
+        self._chain = _Chain(network, network.chain, batch) if quick and network.chain is not None else None
 
     @torch.no_grad()
     def means(
@@ -82,9 +88,10 @@ class Surroundings:
 class _Chain:
     """The same for a chain of linear layers, with the first layer's products kept."""
 
-    def __init__(self, network: Network, chain: LinearChain, parts: Sequence[Batch]) -> None:
-        self._network, self._links, self._parts = network, chain.links, parts
-        self._inputs = [part.x.flatten(1).T for part in parts]  # samples as columns
+    def __init__(self, network: Network, chain: LinearChain, batch: Batch) -> None:
+        self._network, self._links = network, chain.links
+        self._parts = [batch[start : start + CHUNK] for start in range(0, len(batch), CHUNK)]
+        self._inputs = [part.x.flatten(1).T for part in self._parts]  # samples as columns
         first = chain.links[0].layer.weight.detach()
         self._first = [first @ x for x in self._inputs]
 
