@@ -2,9 +2,9 @@
 
     python bench/landscape.py [--samples 1000] [--rounds 5]
 
-A point is the mean loss of a task's samples at one α along one direction; `by_calls_ms` is what it costs where the model
-is called for it, `forward_ms` one pass of the same samples through the model, all at once. They are timed by turns, and
-the fastest round of each counts. A whole landscape of ten tasks is 55 pairs · 10 directions · 51 points. Prints JSON.
+A point is the mean loss of a task's samples at one α along one direction; `by_calls_ms` is what it costs by calling the
+model, `forward_ms` one pass of the same samples through the model, all at once. They are timed by turns, the fastest
+round of each counts. A whole landscape of ten tasks is 55 pairs · 10 directions · 51 points. Prints JSON.
 """
 
 from __future__ import annotations
