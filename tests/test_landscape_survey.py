@@ -117,6 +117,19 @@ def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_pa
     assert first.pairs[2, 1].flatness.loss != other.pairs[2, 1].flatness.loss  # other samples
 
 
+def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
+    config = RunConfig.load(finished / "config.toml")
+    surveyor = surveying._Surveyor(finished, config, QUICK, Wanted(), "cpu")
+    train = surveyor.tasks[1].train
+    x, y = train.take(torch.arange(len(train)))
+    batch = surveyor._samples(1)
+    assert len(batch) == 30
+    assert batch.task.tolist() == [1] * 30
+    places = [[place for place in range(len(x)) if torch.equal(x[place] / 255, sample)] for sample in batch.x]
+    assert len({found[0] for found in places}) == 30
+    assert y[[found[0] for found in places]].tolist() == batch.y.tolist()
+
+
 def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveying, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # quicker
     whole = survey(finished, tmp_path / "whole.json", QUICK, Wanted(hessian=True, surface=True))
