@@ -109,11 +109,16 @@ def _weights_file(path: Path, task: int) -> Path:
     return path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
 
 
+def kept_weights(path: Path) -> list[int]:
+    """The places of the tasks after which a run directory holds weights, in order."""
+    return _numbered(path, "task-", first=1)
+
+
 def task_weights(path: Path, task: int) -> dict[str, Tensor]:
-    """The model's weights and buffers after a task of a run, by name."""
+    """The model's weights and buffers after the task at this place, by name."""
     file = _weights_file(path, task)
     if not file.exists():
-        raise UsageError(f"{file} is not there: the run did not get so far, or its weights were not kept.")
+        raise UsageError(f"{file} is not there: the weights after task {task + 1} are not kept in this run directory.")
     weights = read_state(file, "weights")
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise RunError(f"{file} holds something else than weights.")
@@ -122,8 +127,13 @@ def task_weights(path: Path, task: int) -> dict[str, Tensor]:
 
 def _state_numbers(path: Path) -> list[int]:
     """Which states are there, in order."""
-    numbers = [file.stem.removeprefix("state-") for file in (path / CHECKPOINTS).glob("state-*.safetensors")]
-    return sorted(int(number) for number in numbers if number.isdigit())
+    return _numbered(path, "state-")
+
+
+def _numbered(path: Path, prefix: str, first: int = 0) -> list[int]:
+    """The numbers in the names of the checkpoints that begin like this, less the number of the first."""
+    numbers = [file.stem.removeprefix(prefix) for file in (path / CHECKPOINTS).glob(f"{prefix}*.safetensors")]
+    return sorted(int(number) - first for number in numbers if number.isdigit())
 
 
 @contextmanager
