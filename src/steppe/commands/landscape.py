@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steppe.landscape.files import Landscape
     from steppe.landscape.flatness import Estimate
     from steppe.landscape.settings import LandscapeSettings
-    from steppe.landscape.survey import Watch
+    from steppe.landscape.survey import Wanted, Watch
 
 _EXAMPLES = """\
 examples:
@@ -65,9 +65,8 @@ def _landscape(options: argparse.Namespace) -> int:
     import torch
 
     from steppe.experiment import resolved_device
-    from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.settings import LandscapeSettings
-    from steppe.landscape.survey import Wanted, survey
+    from steppe.landscape.survey import Wanted
 
     given = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
     settings = LandscapeSettings.from_mapping(given)
@@ -82,21 +81,30 @@ def _landscape(options: argparse.Namespace) -> int:
     use_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:
-        out = options.out or run / LANDSCAPE
-        with _shown(str(run)) as watch:
-            landscape = survey(
-                run,
-                out,
-                settings,
-                wanted,
-                device=device,
-                resume=options.resume,
-                command=_command(options, settings),
-                watch=watch,
-            )
-        print(_table(landscape))
-        print(f"  everything is in {out}\n")
+        command = _command(options, settings)
+        measure(run, options.out, settings, wanted, device=device, resume=options.resume, command=command)
     return 0
+
+
+def measure(
+    run: Path,
+    out: Path | None,
+    settings: LandscapeSettings,
+    wanted: Wanted,
+    *,
+    device: str = "cpu",
+    resume: bool,
+    command: str,
+) -> None:
+    """Measure the landscape of one run, show how it goes, and print its flatness."""
+    from steppe.landscape.files import LANDSCAPE
+    from steppe.landscape.survey import survey
+
+    out = out or run / LANDSCAPE
+    with _shown(str(run)) as watch:
+        landscape = survey(run, out, settings, wanted, device=device, resume=resume, command=command, watch=watch)
+    print(_table(landscape))
+    print(f"  everything is in {out}\n")
 
 
 def _runs(directories: Sequence[Path]) -> list[Path]:

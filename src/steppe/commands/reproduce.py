@@ -1,0 +1,123 @@
+"""`steppe reproduce`: a table or figure of the paper, from whatever of it is there already to the end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steppe.commands.parsing import Commands, add_checkpoint_option, add_data_option
+from steppe.data.directory import use_directory
+from steppe.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from steppe.reproduction import Recipe
+    from steppe.study import Job
+
+_EXAMPLES = """\
+examples:
+  steppe reproduce --list                            what can be reproduced, and what it takes
+  steppe reproduce pmnist-table                      the table of Permuted MNIST; stopped, the same command goes on
+  steppe reproduce landscape-study --samples 10000   on fewer samples of each task, recorded as such
+  steppe reproduce k-study --seeds 2 --out k         two seeds, in a directory of your choice
+"""
+
+
+def add(commands: Commands) -> None:
+    """Make the command known."""
+    parser = commands.add(
+        "reproduce", "Do what a table or figure of the paper takes, and make it.", _reproduce, _EXAMPLES
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which (see --list)")
+    parser.add_argument("--list", action="store_true", help="what there is, and how much of it is done in --out")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1, instead of the recipe's own number")
+    parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
+    parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="its directory (default: reproduction/NAME)")
+    add_checkpoint_option(parser)
+    add_data_option(parser)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from steppe.reproduction import RECIPES
+
+    use_directory(options.data)
+    for name, least in (("seeds", 1), ("samples", 1), ("jobs", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise UsageError(f"--{name} {value}: give at least {least}.")
+    if options.list:
+        return _list(options)
+    if options.name is None:
+        raise UsageError("name what to reproduce, for example: steppe reproduce pmnist-table (see --list).")
+    if options.name not in RECIPES:
+        raise unknown("reproduction", options.name, RECIPES)
+    recipe, out = RECIPES[options.name], options.out or Path("reproduction") / options.name
+    code = _studies(options, recipe, out)
+    if code == 0 and recipe.landscapes:
+        _landscapes(recipe, out)
+    if code == 0:
+        _figures(recipe, out)
+    return code
+
+
+def _list(options: argparse.Namespace) -> int:
+    from steppe.reproduction import RECIPES
+    from steppe.runs import RESULT
+
+    for name, recipe in RECIPES.items():
+        if options.name not in (None, name):
+            continue
+        out = options.out or Path("reproduction") / name
+        jobs = _jobs(options, recipe, out)
+        done = sum((job.out / RESULT).exists() for job in jobs)
+        print(f"{name}: {recipe.text}")
+        print(f"    {len(jobs)} runs, {done} of them done in {out}; figures: {', '.join(recipe.figures)}")
+    return 0
+
+
+def _changes(options: argparse.Namespace) -> list[str]:
+    return [] if options.samples is None else [f"benchmark.samples={options.samples}"]
+
+
+def _jobs(options: argparse.Namespace, recipe: Recipe, out: Path) -> list[Job]:
+    seeds = options.seeds or recipe.seeds
+    return [job for part in recipe.parts for job in part.jobs(out, seeds, _changes(options))]
+
+
+def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
+    """Do the runs that are missing, study by study."""
+    from steppe.commands.study import do_study
+    from steppe.experiment import refuse_unsuitable
+    from steppe.runs import locked
+    from steppe.study import write_plan
+
+    seeds, code = options.seeds or recipe.seeds, 0
+    for part in recipe.parts:
+        refuse_unsuitable([job.config for job in part.jobs(out, 1, _changes(options))])
+    for part in recipe.parts:
+        jobs, command = part.jobs(out, seeds, _changes(options)), part.command(seeds, _changes(options))
+        print(f"{part.name}: {command}")
+        with locked(out / part.name):
+            write_plan(out / part.name, jobs, command)
+            code = max(code, do_study(options, out / part.name, jobs, command, resume=True))
+    return code
+
+
+def _landscapes(recipe: Recipe, out: Path) -> None:
+    """Measure the landscapes that are missing: of the first seed of each method, every task after every task."""
+    import torch
+
+    from steppe.commands.landscape import measure
+    from steppe.landscape.settings import LandscapeSettings
+    from steppe.landscape.survey import Wanted
+
+    torch.set_num_threads(1)
+    for part in recipe.parts:
+        for method in part.methods:
+            run = out / part.name / method / "seed-0"
+            measure(run, None, LandscapeSettings(), Wanted(), resume=True, command="steppe landscape RUN")
+
+
+def _figures(recipe: Recipe, out: Path) -> None:
+    """Draw what can be drawn from the runs."""
