@@ -24,7 +24,7 @@ LAYERS = [
     {"config", "catalogue"},
     {"tables", "runs"},
     {"experiment"},
-    {"study", "figures"},
+    {"study", "figures", "report"},
     {"display"},
     {"commands"},
     {"cli"},
