@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from steppe.report.collect import Collected, Run, Study
@@ -34,7 +35,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Section:
-    """One benchmark with one choice of its settings."""
+    """One benchmark with one choice of its settings; its methods in the order of their accuracy."""
 
     title: str
     benchmark: str
@@ -66,6 +67,7 @@ def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Stud
                     remarks.append(repeated)
             kept = [seeds[seed] for seed in sorted(seeds)]
             variants.append(Variant(label, kept, _changes(kept[0], ("method", "training"))))
+    variants.sort(key=lambda variant: fmean(variant.by_seed("acc").values()), reverse=True)
     kept = [run for variant in variants for run in variant.runs]
     told: dict[str, list[str]] = {}
     for run in kept:

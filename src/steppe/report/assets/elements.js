@@ -20,7 +20,7 @@ const draw = (tag, attributes = {}, ...children) =>
 const known = (value) => value !== null && value !== undefined;
 const colour = (place) => `c${place % COLOURS}`;
 const dash = (place) => DASHES[Math.floor(place / COLOURS) % DASHES.length] || null;
-const minus = (text) => text.replace("-", "−");
+const minus = (text) => (Number(text) === 0 ? text.replace("-", "") : text.replace(/^-|(?<=e)-/g, "−"));
 const fixed = (value, digits = 2) => (known(value) ? minus(value.toFixed(digits)) : "–");
 const withSpread = (mean, std, digits = 2) => fixed(mean, digits) + (known(std) ? ` ± ${fixed(std, digits)}` : "");
 const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
@@ -72,11 +72,12 @@ class Tooltip {
         make("div", {}, mark || make("i"), make("span", {}, name), make("span", {}, value))),
     );
     this.box.hidden = false;
-    const width = this.box.offsetWidth;
-    const room = this.host.clientWidth - width;
-    const left = x + 16 + width <= this.host.clientWidth ? x + 16 : x - width - 16;
-    this.box.style.left = `${clamp(left, 0, Math.max(room, 0))}px`;
-    this.box.style.top = `${Math.max(0, y - this.box.offsetHeight / 2)}px`;
+    const { offsetWidth: width, offsetHeight: height } = this.box;
+    const room = Math.max(this.host.clientWidth - width, 0);
+    const beside = x + 16 <= room ? x + 16 : x - width - 16;
+    // Where there is no room beside the point, as on a phone, the box goes below it.
+    this.box.style.left = `${beside >= 0 ? beside : clamp(x - width / 2, 0, room)}px`;
+    this.box.style.top = `${beside >= 0 ? Math.max(0, y - height / 2) : y + 24}px`;
   }
 
   hide() {

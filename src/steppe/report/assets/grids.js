@@ -39,7 +39,7 @@ class HeatMap extends Chart {
       const y = frame.top + after * cell;
       this.svg.append(draw("rect", { x, y, width: cell - 1, height: cell - 1, fill: shade(share(value)) }));
       if (cell < 27) return;
-      const ink = share(value) > 0.5 ? "on-dark" : "on-light";
+      const ink = share(value) > 0.6 ? "on-dark" : "on-light";
       const text = { class: ink, x: x + cell / 2, y: y + cell / 2 + 4, "text-anchor": "middle" };
       this.svg.append(draw("text", text, fixed(value, cell < 38 ? 0 : 1)));
     }));
@@ -125,7 +125,7 @@ class StackedBars extends Chart {
       return hit;
     });
     this.pitch = pitch;
-    this.labels = labels;
+    this.ends = totals.map((total) => labels + total * scale + 62);
     return rows.length * pitch;
   }
 
@@ -145,7 +145,7 @@ class StackedBars extends Chart {
     this.hits[at].classList.add("at");
     const { rows, kinds, text } = this.spec;
     const shown = kinds.map((kind, place) => [swatch(place, true), kind, text(rows[at].values[place])]);
-    this.tooltip.show(this.labels + 40, (at + 0.5) * this.pitch, rows[at].name, shown);
+    this.tooltip.show(this.ends[at], (at + 0.5) * this.pitch, rows[at].name, shown);
   }
 
   unmark() {

@@ -2,7 +2,7 @@
 
 /**
  * spec: { x: numbers, xTitle, yTitle, title(place), series, floor, ceiling, height, xTicks, format(value) }
- * series: { name, place (its colour), y: numbers or nulls, bands: [{ low, high, opacity }], text(place), back }
+ * series: { name, place (its colour), y: numbers or nulls, bands: [{ low, high, opacity }], text(place) or rows(place), back }
  */
 class LineChart extends Chart {
   update(spec) {
@@ -45,7 +45,7 @@ class LineChart extends Chart {
       );
     }
     this.paintAxis(frame, xTitle);
-    this.svg.append(draw("text", { x: 0, y: 12 }, yTitle));
+    this.svg.append(draw("text", { x: 0, y: 12 }, short(yTitle, width)));
     for (const each of series) this.paintSeries(each);
     this.marks = draw("g", {});
     this.svg.append(this.marks);
@@ -113,7 +113,7 @@ class LineChart extends Chart {
       ...shown.map((each) =>
         draw("circle", { class: `dot ${colour(each.place)}`, cx: x, cy: this.toY(each.y[at]), r: 3.5 })),
     );
-    const rows = shown.map((each) => [swatch(each.place), each.name, each.text(at)]);
+    const rows = shown.flatMap((each) => (each.rows ? each.rows(at) : [[swatch(each.place), each.name, each.text(at)]]));
     const middle = (this.frame.top + this.frame.bottom) / 2;
     this.tooltip.show(x, middle, this.spec.title(at), rows.length ? rows : [[null, "nothing measured here", ""]]);
   }

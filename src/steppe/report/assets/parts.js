@@ -29,7 +29,7 @@ function curves(section, methods, part) {
       x: section.tasks.map((_, place) => place + 1),
       whole: true,
       xTitle: "tasks learnt",
-      yTitle: `test accuracy (%), ${short(words, chart.host.clientWidth - 130 || 400)}`,
+      yTitle: `test accuracy (%), ${words}`,
       floor: 0,
       ceiling: 100,
       title: (at) => `after ${taskName(section, at)}`,
@@ -55,31 +55,38 @@ function curves(section, methods, part) {
   return true;
 }
 
+/** One map, or two to compare where there are several methods; the maps that show share their scale. */
 function matrix(section, methods, part) {
-  const values = methods.flatMap((method) => method.matrix.flatMap((row) => row.mean)).filter(known);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const chart = new HeatMap("Accuracy matrix");
-  const update = (place) => {
-    const method = methods[Number(place)];
-    chart.describe(`Accuracy on each task after each task, ${method.name}. Arrow keys read out values.`);
-    chart.update({
-      mean: method.matrix.map((row) => row.mean),
-      std: method.matrix.map((row) => row.std),
-      low,
-      high,
-      taskName: (task) => taskName(section, task),
-    });
+  const inOrder = methods.filter((method) => method.seen.mean.filter(known).length > 1);
+  const start = [...bestFew(inOrder.length ? inOrder : methods)].slice(0, 2);
+  const maps = start.map((place) => ({ place, chart: new HeatMap("Accuracy matrix") }));
+  const update = () => {
+    const shown = maps.flatMap(({ place }) => methods[place].matrix.flatMap((row) => row.mean)).filter(known);
+    for (const { place, chart } of maps) {
+      const method = methods[place];
+      chart.describe(`Accuracy on each task after each task, ${method.name}. Arrow keys read out values.`);
+      chart.update({
+        mean: method.matrix.map((row) => row.mean),
+        std: method.matrix.map((row) => row.std),
+        low: Math.min(...shown),
+        high: Math.max(...shown),
+        taskName: (task) => taskName(section, task),
+      });
+    }
   };
-  const best = [...bestFew(methods.filter((method) => method.seen.mean.filter(known).length > 1))][0] ?? 0;
-  const list = choice("method", methodOptions(methods), update, String(best));
+  const blocks = maps.map((map) => {
+    const list = choice("method", methodOptions(methods), (value) => { map.place = Number(value); update(); },
+      String(map.place));
+    return make("div", { class: "heat" },
+      methods.length > 1 ? make("div", { class: "controls" }, list.element) : "", map.chart.host);
+  });
   part.append(
     make("h3", {}, "Accuracy matrix"),
-    methods.length > 1 ? make("div", { class: "controls" }, list.element) : "",
-    make("div", { class: "heat" }, chart.host),
+    make("div", { class: "pair" }, ...blocks),
     make("p", { class: "note" }, "Test accuracy in percent on each task (column) after each task (row), mean over seeds. "
-      + (methods.length > 1 ? "All methods share the scale." : "")),
+      + (maps.length > 1 ? "The two maps share their scale." : "")),
   );
-  update(best);
+  update();
   return true;
 }
 
@@ -116,7 +123,8 @@ function landscape(section, methods, part) {
         drawn.push({ name, place, y: now.mean, bands: deviation(now.mean, now.std), text });
       }
     }
-    const levels = moments.filter((each) => each.task === state.task).flatMap((each) => each.mean).filter(known);
+    const levels = moments.filter((each) => each.task === state.task)
+      .flatMap(({ mean, std }) => [...mean, ...deviation(mean, std).flatMap((band) => band.high)]).filter(known);
     const top = Math.max(...levels);
     const bottom = Math.min(...levels);
     chart.describe(`Loss on task ${state.task} along random directions, after task ${after}. Arrow keys read out values.`);
@@ -238,21 +246,22 @@ function importances(section, methods, part) {
   const one = (layer) => {
     const chart = new LineChart(`Importances of ${layer.name} after each task`);
     const decile = (number) => layer.deciles.map((values) => values && values[number]);
-    const text = (at) => [0, 1, 5, 9, 10].map((number) => fixed(layer.deciles[at][number], 3)).join("  ");
+    const named = [[10, "largest λ"], [9, "90 %"], [5, "median"], [1, "10 %"], [0, "smallest"]];
+    const rows = (at) => named.map(([number, name]) => [null, name, fixed(layer.deciles[at][number], 3)]);
     chart.update({
       x: section.tasks.map((_, place) => place + 1),
       whole: true,
       xTitle: "tasks learnt",
-      yTitle: short(layer.name, 300),
+      yTitle: layer.name,
       height: 230,
       domain: [0, 1.02],
-      title: (at) => `after task ${at + 1}: least, 10 %, median, 90 %, most`,
+      title: (at) => `after task ${at + 1}`,
       series: [{
         name: "λ",
         place: 0,
         y: decile(5),
         bands: bands.map(([low, high, opacity]) => ({ low: decile(low), high: decile(high), opacity })),
-        text,
+        rows,
       }],
     });
     return chart.host;
