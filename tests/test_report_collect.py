@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_runs import write_landscape, write_run
@@ -46,7 +47,15 @@ def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("accuracy", [[1.0, 2.0]]), ("accuracy", "high"), ("acc", None), ("config", {}), ("method", 3)]
+    ("key", "value"),
+    [
+        ("accuracy", [[1.0, 2.0]]),
+        ("accuracy", "high"),
+        ("acc", None),
+        ("acc", float("nan")),
+        ("config", {}),
+        ("method", 3),
+    ],
 )
 def test_a_result_of_another_shape_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
     write_run(tmp_path / "er", **{key: value} if key not in ("method",) else {})
@@ -65,6 +74,16 @@ def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
     log.unlink()
     assert collect([tmp_path]).runs[0].tasks == {}
     assert only_section(tmp_path).tasks == ["", "", ""]
+
+
+def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path / "er", per_task=["odd"] * 3)
+    told = {"ranks": {"a": 3, "b": {"rank": "high", "of": 9}}, "importances": {"a": {"deciles": ["x"] * 11}}}
+    event = {"event": "TaskEnded", "task": 0, "name": "first", "method": told}
+    (tmp_path / "er" / "log.jsonl").write_text(json.dumps(event), encoding="utf-8")
+    method = section_series(only_section(tmp_path))["methods"][0]
+    assert method["layers"] == []
+    assert method["seconds"]["all"] == [2.0, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +219,22 @@ def test_landscapes_are_averaged_over_directions_and_seeds(tmp_path: Path) -> No
     assert moment["std"][0] == pytest.approx(statistics.stdev(edges), rel=1e-4)
     assert moment["flatness"]["sharpness"] == {"mean": 4.0, "std": pytest.approx(2 * 2**0.5, rel=1e-4)}
     assert moment["flatness"]["hessian"] == {"mean": 12.5, "std": 0.0}
+
+
+def test_a_landscape_may_be_nested_by_moment(tmp_path: Path) -> None:
+    listed = write_run(tmp_path / "er") and write_landscape(tmp_path / "er")
+    as_listed = collect([tmp_path]).runs[0].landscape
+    nested: dict[str, Any] = {"alphas": listed["settings"].pop("alphas"), "profiles": {}, "flatness": {}, "hessian": {}}
+    for profile, entry in zip(listed["profiles"], listed["flatness"], strict=True):
+        after, task = str(profile["after"]), str(profile["task"])
+        nested["profiles"].setdefault(after, {})[task] = profile["losses"]
+        eigenvalue = entry.pop("hessian")
+        nested["flatness"].setdefault(after, {})[task] = {**entry, "loss": 0.3}
+        if eigenvalue is not None:
+            nested["hessian"].setdefault(after, {})[task] = eigenvalue
+    (tmp_path / "er" / "landscape.json").write_text(json.dumps({**listed, **nested}), encoding="utf-8")
+    assert as_listed is not None
+    assert collect([tmp_path]).runs[0].landscape == as_listed
 
 
 def test_nothing_collected_gives_no_section() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from steppe.errors import RunError
 from steppe.report.landscape_file import Landscape, read_landscape
@@ -66,7 +67,7 @@ def read_run(path: Path, name: str) -> Run:
         if not fits(result[key]):
             raise RunError(f"{path}: {key!r} of its result is not what a run writes: remove the run, or do it again.")
     tasks, records = {}, {}
-    remarks = [str(remark) for remark in result.get("remarks", [])]
+    remarks = [str(remark) for remark in result.get("remarks") or []]
     for event in _events(path / LOG):
         place, told = event.get("task"), event.get("method")
         if event.get("event") == "TaskEnded" and isinstance(place, int):
@@ -106,12 +107,13 @@ def _name(directory: Path, path: Path) -> str:
     return str(Path(directory.resolve().name) / path.relative_to(directory))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_number_or_none(value: Any) -> bool:
-    return value is None or _is_number(value)
+    return value is None or is_number(value)
 
 
 def _is_text(value: Any) -> bool:
@@ -128,7 +130,7 @@ def _is_matrix(value: Any) -> bool:
 
 
 def _is_numbers_by_name(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_number(entry) for entry in value.values())
+    return isinstance(value, dict) and all(is_number(entry) for entry in value.values())
 
 
 def _is_config(value: Any) -> bool:
@@ -141,7 +143,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "benchmark": _is_text,
     "method": _is_text,
     "seed": lambda value: isinstance(value, int),
-    "acc": _is_number,
+    "acc": is_number,
     "bwt": _is_number_or_none,
     "learning_acc": _is_number_or_none,
     "forgetting": _is_number_or_none,

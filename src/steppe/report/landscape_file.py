@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,24 +44,32 @@ def read_landscape(path: Path) -> tuple[Landscape | None, list[str]]:
 
 
 def _parsed(data: dict[str, Any]) -> Landscape:
-    alphas = tuple(_finite(alpha) for alpha in data["settings"]["alphas"])
+    alphas = tuple(_finite(alpha) for alpha in data.get("alphas") or data["settings"]["alphas"])
     profiles = {}
-    for profile in data["profiles"]:
-        losses = [[_finite(loss) for loss in row] for row in profile["losses"]]
+    for moment, profile in _by_moment(data["profiles"]):
+        rows = profile["losses"] if isinstance(profile, dict) else profile
+        losses = [[_finite(loss) for loss in row] for row in rows]
         if not losses or any(len(row) != len(alphas) for row in losses):
             raise ValueError(f"a profile does not have {len(alphas)} losses for each direction")
-        profiles[_moment(profile)] = losses
+        profiles[moment] = losses
     if not alphas or not profiles:
         raise ValueError("it has no profile")
-    flatness = {
-        _moment(entry): {measure: _measured(entry[measure]) for measure in MEASURES if entry.get(measure) is not None}
-        for entry in data.get("flatness", [])
-    }
+    flatness: dict[Moment, dict[str, tuple[float, float | None]]] = {}
+    for moment, entry in _by_moment(data.get("flatness") or {}):
+        told = {measure: _measured(entry[measure]) for measure in MEASURES if entry.get(measure) is not None}
+        flatness.setdefault(moment, {}).update(told)
+    for moment, value in _by_moment(data.get("hessian") or {}):
+        flatness.setdefault(moment, {})["hessian"] = _measured(value)
     return Landscape(alphas, profiles, flatness)
 
 
-def _moment(entry: dict[str, Any]) -> Moment:
-    return int(entry["after"]), int(entry["task"])
+def _by_moment(part: Any) -> Iterator[tuple[Moment, Any]]:
+    """A part of the file by moment: entries that say theirs, or `{after: {task: entry}}`."""
+    if isinstance(part, list):
+        yield from (((int(entry["after"]), int(entry["task"])), entry) for entry in part)
+    else:
+        for after, column in part.items():
+            yield from (((int(after), int(task)), entry) for task, entry in column.items())
 
 
 def _measured(value: Any) -> tuple[float, float | None]:

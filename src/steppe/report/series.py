@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from steppe.report.collect import is_number
 from steppe.report.landscape_file import MEASURES, Landscape
 from steppe.report.sections import Section, Variant
 from steppe.report.statistics import spread
@@ -79,7 +80,7 @@ def costs(variant: Variant, measure: str) -> Data:
     stages = []
     if len(told) == len(results) and all(len(stage) == len(tested) for stage in told):
         for number, place in enumerate(tested):
-            at = [stage[number].get(measure, {}) for stage in told]
+            at = [_part(stage[number], measure) for stage in told]
             stages.append({"task": place, "values": [mean(values.get(kind, 0) for values in at) for kind in kinds]})
     return {"kinds": kinds, "all": [whole(kind) for kind in kinds], "stages": stages}
 
@@ -108,18 +109,20 @@ def layers(variant: Variant) -> list[Data]:
     return [entry for entry in found if len(entry) > 1]
 
 
-def _part(record: Data, kind: str) -> Data:
-    part = record.get(kind)
+def _part(record: Any, kind: str) -> Data:
+    part = record.get(kind) if isinstance(record, dict) else None
     return part if isinstance(part, dict) else {}
 
 
 def _deciles(told: Data) -> list[float] | None:
     deciles = told.get("deciles")
-    return deciles if isinstance(deciles, list) and len(deciles) == 11 else None
+    whole = isinstance(deciles, list) and len(deciles) == 11 and all(map(is_number, deciles))
+    return deciles if whole else None
 
 
 def _rank(told: Data) -> list[float] | None:
-    return [told["rank"], told["of"]] if {"rank", "of"} <= told.keys() else None
+    rank, of = told.get("rank"), told.get("of")
+    return [rank, of] if is_number(rank) and is_number(of) else None
 
 
 def _recorded(
