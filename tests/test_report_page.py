@@ -88,6 +88,15 @@ def test_the_table_stands_without_script(pmnist: str) -> None:
     assert html.escape(table["command"]) in pmnist
 
 
+def test_changed_settings_stand_in_front(tmp_path: Path) -> None:
+    both = " --set training.epochs=3 --set benchmark.tasks=3"
+    write_run(tmp_path / "er", "er", changes=both)
+    write_run(tmp_path / "gpm", "gpm", changes=f"{both} --set method.lr=0.5", settings={"lr": 0.5})
+    text = Elements(page(collect([tmp_path]), "")).text
+    assert "tasks: benchmark.tasks=3all methods: training.epochs=3gpm: method.lr=0.5All settings" in text
+    assert "preset’s" not in text
+
+
 def test_all_results_fit_on_one_page() -> None:
     text = page(collect([RESULTS]), "steppe report results")
     assert len(text.encode()) < 6_000_000

@@ -19,11 +19,9 @@ MEASURES = {"acc": "ACC", "bwt": "BWT"}
 def lede(section: Section) -> str:
     """What the section is about, in a sentence or two."""
     every = sorted({seed for variant in section.variants for seed in variant.seeds})
-    words = [
-        f"{_description(section.benchmark)} " if _description(section.benchmark) else "",
-        f"{_counted(len(section.variants), 'method')}, {_counted(len(section.tasks), 'task')}, {_seeds(every)}.",
-    ]
-    return f"<p class='lede'>{escape(''.join(words))}</p>"
+    counts = [_counted(len(section.variants), "method"), _counted(len(section.tasks), "task"), _seeds(every)]
+    described = f"{_description(section.benchmark)} Here: {', '.join(counts)}.".removeprefix(" Here: ")
+    return f"<p class='lede'>{escape(described)}</p>"
 
 
 def _description(benchmark: str) -> str:
@@ -78,8 +76,10 @@ def _best(lines: Sequence[Row]) -> dict[str, Row]:
 
 
 def _table_note(section: Section, sources: Sequence[str]) -> str:
-    words = ["Percent, mean ± standard deviation over seeds. ACC: mean accuracy over all tasks at the end. BWT: mean "]
-    words.append("change on each earlier task since it was learnt (over T − 1 tasks). ")
+    several = any(len(variant.seeds) > 1 for variant in section.variants)
+    words = ["Percent, mean ± standard deviation over seeds. " if several else "Percent, of one seed. "]
+    words.append("ACC: mean accuracy over all tasks at the end. BWT: mean change on each earlier task since it was ")
+    words.append("learnt (over T − 1 tasks). ")
     if sources:
         quoted = {"paper": "paper: the figures of the FS-DGPM paper", "released": "its code: the paper’s code run anew"}
         words.append("; ".join(quoted[source] for source in sources) + " (5 seeds). ")
@@ -129,7 +129,11 @@ def differences(section: Section) -> str:
 
 def settings(section: Section) -> str:
     """What differs from the presets, then everything in a fold."""
-    changed = [(section.benchmark, section.changes), *((each.label, each.changes) for each in section.variants)]
+    every = [variant.changes for variant in section.variants]
+    shared = {key: value for key, value in every[0].items() if all(each.get(key) == value for each in every)}
+    changed = [("tasks", section.changes), ("all methods" if len(every) > 1 else section.variants[0].label, shared)]
+    for variant in section.variants:
+        changed.append((variant.label, {key: value for key, value in variant.changes.items() if key not in shared}))
     differing = [f"<li><b>{escape(name)}</b>: {_assigned(changes)}</li>" for name, changes in changed if changes]
     front = (
         f"<ul class='plain'>{''.join(differing)}</ul>"
@@ -212,6 +216,8 @@ def _counted(count: int, noun: str) -> str:
 def _seeds(seeds: Sequence[int]) -> str:
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
+    if len(seeds) == 2:
+        return f"seeds {seeds[0]} and {seeds[1]}"
     if list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"seeds {seeds[0]} to {seeds[-1]}"
     return f"seeds {', '.join(map(str, seeds))}"

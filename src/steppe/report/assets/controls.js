@@ -13,7 +13,8 @@ function tick(words, checked, changed) {
 }
 
 function slider(words, count, at, changed) {
-  const range = make("input", { type: "range", min: 1, max: count, step: 1, value: at, input: () => changed(Number(range.value)) });
+  const moved = () => changed(Number(range.value));
+  const range = make("input", { type: "range", min: 1, max: count, step: 1, value: at, input: moved });
   return { element: make("label", {}, words, range), range };
 }
 

@@ -34,6 +34,8 @@ const significant = (value) => {
   return minus(String(Number(value.toPrecision(3))));
 };
 
+const roughly = (mean, std) => significant(mean) + (known(std) ? ` ± ${significant(std)}` : "");
+
 function taskName(section, place) {
   return section.tasks[place] ? `task ${place + 1}: ${section.tasks[place]}` : `task ${place + 1}`;
 }

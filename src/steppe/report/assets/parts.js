@@ -90,7 +90,12 @@ function matrix(section, methods, part) {
   return true;
 }
 
-const FLATNESS = { sharpness: "sharpness", mean_rise: "mean rise", curvature: "curvature", hessian: "largest Hessian eigenvalue" };
+const FLATNESS = {
+  sharpness: "sharpness",
+  mean_rise: "mean rise",
+  curvature: "curvature",
+  hessian: "largest Hessian eigenvalue",
+};
 
 function landscape(section, methods, part) {
   part.append(make("h3", {}, "Loss around the weights"));
@@ -119,7 +124,7 @@ function landscape(section, methods, part) {
       const [now, then] = [at(each, after), at(each, steps[0])];
       if (then && after !== steps[0]) drawn.push({ name, place, y: then.mean, back: true });
       if (now) {
-        const text = (point) => `${significant(now.mean[point])}${known(now.std[point]) ? ` ± ${significant(now.std[point])}` : ""}`;
+        const text = (point) => roughly(now.mean[point], now.std[point]);
         drawn.push({ name, place, y: now.mean, bands: deviation(now.mean, now.std), text });
       }
     }
@@ -150,7 +155,8 @@ function landscape(section, methods, part) {
   });
   const key = data.methods.map((each) =>
     make("span", {}, swatch(each.method), methods[each.method].name));
-  const words = "Mean over random directions and seeds, band: one standard deviation; dotted: just after the task was learnt.";
+  const words = "Mean over random directions and seeds, band: one standard deviation; dotted: as it was at the first of "
+    + "these moments.";
   part.append(
     make("div", { class: "controls" }, list.element, steps.element, readout),
     make("div", { class: "key" }, ...key),
@@ -167,7 +173,7 @@ function flatnessTable(rows) {
   const measures = Object.keys(FLATNESS).filter((measure) => rows.some(([, moment]) => moment && moment.flatness[measure]));
   if (!measures.length) return make("span");
   const cell = (found) => make("td", { class: "n" },
-    found ? significant(found.mean) + (known(found.std) ? ` ± ${significant(found.std)}` : "") : "");
+    found ? roughly(found.mean, found.std) : "");
   return make("table", {},
     make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "method"),
       ...measures.map((measure) => make("th", { scope: "col", class: "n" }, FLATNESS[measure])))),
@@ -185,7 +191,7 @@ const KINDS = { train: "training", evaluate: "testing", memory: "memory update" 
 
 function costs(section, methods, part) {
   const sides = [
-    { measure: "seconds", words: "Time for each task", text: seconds, chart: new StackedBars("Time for each task by kind") },
+    { measure: "seconds", words: "Time for each task", text: seconds, chart: new StackedBars("Time by kind") },
     { measure: "bytes", words: "Memory at the end", text: bytes, chart: new StackedBars("Memory by kind") },
   ];
   const blocks = sides.map((side) => {
@@ -217,8 +223,8 @@ function costs(section, methods, part) {
     make("h3", {}, "What it costs"),
     methods.length > 1 ? make("div", { class: "controls" }, list.element) : "",
     make("div", { class: "pair" }, ...blocks),
-    make("p", { class: "note" }, "Mean over seeds. Time is a run’s, divided by its number of tasks, on the machine that "
-      + "ran it; memory is what the method keeps beside the network."),
+    make("p", { class: "note" }, "Mean over seeds, on the machine that ran them; with all methods, a run’s time divided "
+      + "by its number of tasks. Memory is what the method keeps beside the network."),
   );
   update(start);
   return true;
