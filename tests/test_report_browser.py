@@ -158,7 +158,7 @@ def test_landscape_slides_over_tasks(opened: Any) -> None:
     assert place.find_element("css selector", "output").text == "after task 3"
     assert len(place.find_elements("css selector", "path.back")) == 2
     assert place.find_element("css selector", "tbody td").text != before
-    assert "distance" in hover(opened, place)
+    assert "α = 0" in hover(opened, place)
     Select(place.find_element("css selector", "select")).select_by_visible_text("task 3: third")
     assert place.find_element("css selector", "output").text == "after task 3"
 

@@ -149,6 +149,12 @@ def test_the_script_makes_text_not_markup(name: str) -> None:
     assert len(text.splitlines()) < 400
 
 
+def test_every_asset_is_on_the_page(pmnist: str) -> None:
+    for asset in ASSETS.iterdir():
+        if asset.name.endswith((".js", ".css")):
+            assert asset.read_text(encoding="utf-8") in pmnist
+
+
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "study" / "seed-0")

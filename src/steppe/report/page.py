@@ -24,7 +24,8 @@ from steppe.report.series import section_series
 from steppe.runs import write_whole, writing
 from steppe.version import __version__
 
-_SCRIPTS = ("elements", "lines", "grids", "controls", "parts", "report")  # in the order in which they build on another
+# In the order in which they build on each other.
+_SCRIPTS = ("elements", "lines", "grids", "controls", "parts", "landscapes", "layers", "report")
 
 
 def write_report(directories: Sequence[Path], out: Path, command: str) -> None:

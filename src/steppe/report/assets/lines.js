@@ -60,7 +60,8 @@ class LineChart extends Chart {
     const places = whole
       ? { values: x.filter((_, place) => place % step === (x.length - 1) % step), digits: 0 }
       : ticks(x[0], x[x.length - 1], wanted);
-    this.svg.append(draw("line", { class: "axis", x1: frame.left, x2: frame.right, y1: frame.bottom, y2: frame.bottom }));
+    const line = { class: "axis", x1: frame.left, x2: frame.right, y1: frame.bottom, y2: frame.bottom };
+    this.svg.append(draw("line", line));
     for (const value of places.values) {
       const at = { x: this.toX(value), y: frame.bottom + 18, "text-anchor": "middle" };
       this.svg.append(draw("text", at, fixed(value, places.digits)));
@@ -101,7 +102,8 @@ class LineChart extends Chart {
 
   moved(at, key) {
     const last = this.spec.x.length - 1;
-    const to = { ArrowRight: at === null ? 0 : at + 1, ArrowLeft: at === null ? last : at - 1, Home: 0, End: last }[key];
+    const steps = { ArrowRight: at === null ? 0 : at + 1, ArrowLeft: at === null ? last : at - 1, Home: 0, End: last };
+    const to = steps[key];
     return to === undefined ? undefined : clamp(to, 0, last);
   }
 
@@ -114,7 +116,8 @@ class LineChart extends Chart {
       ...shown.map((each) =>
         draw("circle", { class: `dot ${colour(each.place)}`, cx: x, cy: this.toY(each.y[at]), r: 3.5 })),
     );
-    const rows = shown.flatMap((each) => (each.rows ? each.rows(at) : [[swatch(each.place), each.name, each.text(at)]]));
+    const row = (each) => [swatch(each.place), each.name, each.text(at)];
+    const rows = shown.flatMap((each) => (each.rows ? each.rows(at) : [row(each)]));
     const middle = (this.frame.top + this.frame.bottom) / 2;
     this.tooltip.show(x, middle, this.spec.title(at), rows.length ? rows : [[null, "nothing measured here", ""]]);
   }
