@@ -83,6 +83,8 @@ def part(browser: Any, name: str, section: int = 0) -> Any:
 def hover(browser: Any, place: Any, across: float = 0.0, down: float = 0.0) -> str:
     """Move over a chart, by shares of its half width and half height from its middle; gives the tooltip's text."""
     chart = place.find_element("css selector", ".chart svg")
+    # Charts that have just come into view are drawn anew in the next frame.
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
     box = chart.rect
     at = (int(across * box["width"] / 2), int(down * box["height"] / 2))
@@ -219,6 +221,17 @@ def test_nothing_is_wider_than_the_page(opened: Any, study: Path, width: int) ->
             "return [...document.querySelectorAll('.chart svg')].map((svg) => svg.getBoundingClientRect().right)"
         )
         assert max(drawn) <= width
+
+
+def test_what_is_looked_at_stays_when_the_window_changes(opened: Any, study: Path) -> None:
+    chart = part(opened, "curves").find_element("css selector", ".chart svg")
+    chart.send_keys(Keys.HOME)
+    before = chart.get_dom_attribute("viewBox")
+    size = {"width": 600, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    opened.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert chart.get_dom_attribute("viewBox") != before
+    assert "after task 1" in part(opened, "curves").find_element("css selector", ".tooltip").text
 
 
 def test_every_control_has_a_name(opened: Any) -> None:

@@ -102,7 +102,10 @@ class Chart {
     this.svg.addEventListener("keydown", (event) => this.press(event));
     new ResizeObserver(() => {
       const changed = this.host.clientWidth && this.host.clientWidth !== this.width;
-      if (this.spec && changed) this.redraw();
+      if (!this.spec || !changed) return;
+      const { at } = this;
+      this.redraw();
+      if (at !== null) this.choose(at); // what the reader looks at stays
     }).observe(this.host);
   }
 
