@@ -13,7 +13,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # within it imports may not go in a circle.
 LAYERS = [
     {"errors", "version"},
-    {"settings", "types"},
+    {"settings", "types", "files"},
+    {"state"},
+    {"saving"},
     {"registry", "seeding", "numerics", "protocol", "events", "published", "metrics", "linear_calls", "linear_chain"},
     {"data", "network", "models"},
     {"task", "projection", "replay", "rings"},
@@ -21,6 +23,7 @@ LAYERS = [
     {"methods", "benchmarks"},
     {"training"},
     {"learner"},
+    {"saved_learner"},
     {"config", "catalogue"},
     {"tables", "runs"},
     {"experiment"},

@@ -50,7 +50,6 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run --config missing.toml", "missing.toml"),
         ("run --config missing.toml --threads 2", "--config"),
         ("run pmnist er --jobs 2", "--seeds"),
-        ("study pmnist er --resume", "--out"),
         ("study pmnist er icarl --seeds 1", "classes of their own"),
         ("run pmnist er --config missing.toml", "--config"),
         ("run pmnist er --plugin missing.py", "missing.py"),

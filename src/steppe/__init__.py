@@ -51,6 +51,7 @@ __all__ = [  # noqa: F405 - the same as in steppe.api
     "Training",
     "UsageError",
     "__version__",
+    "load",
     "register_benchmark",
     "register_method",
     "setting",

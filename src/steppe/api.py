@@ -33,6 +33,7 @@ from steppe.methods.base import Method, MethodSettings
 from steppe.metrics import AccuracyMatrix
 from steppe.protocol import Training
 from steppe.registry import register_benchmark, register_method
+from steppe.saved_learner import load
 from steppe.settings import setting
 from steppe.task import Task
 from steppe.types import Batch
@@ -77,6 +78,7 @@ __all__ = [
     "Training",
     "UsageError",
     "__version__",
+    "load",
     "register_benchmark",
     "register_method",
     "setting",

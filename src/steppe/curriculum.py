@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from steppe.data.samples import Pair
 from steppe.errors import DataError
@@ -32,24 +33,34 @@ class Curriculum:
             return self.tasks[0].train.count_batches(size)
         return -(-sum(len(task.train) for task in self.tasks) // size)
 
-    def batches(self, size: int, streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
+    def batches(
+        self, size: int, streams: Streams, outputs: int, device: torch.device, skip: int = 0
+    ) -> Iterator[Batch]:
         """Every sample once, on the device, in batches of all tasks mixed, augmented where a task says how; labels
-        outside a task's head are refused.
+        outside a task's head are refused. The order is drawn at once; the first `skip` batches are passed over.
         """
         order = streams.generator("order")
-        if len(self.tasks) == 1:
-            task = self.tasks[0]
-            pairs = task.train.batches(size, order)
-            while True:
-                with task.blamed("training"):
-                    pair = next(pairs, None)
-                if pair is None:
-                    return
-                yield self._part(0, pair, streams, outputs, device)
+        if len(self.tasks) > 1:
+            count = sum(len(task.train) for task in self.tasks)
+            picks = torch.split(torch.randperm(count, generator=order), size)[skip:]
+            return self._mixed(picks, streams, outputs, device)
+        with self.tasks[0].blamed("training"):
+            pairs = self.tasks[0].train.batches(size, order, skip)
+        return self._single(pairs, streams, outputs, device)
+
+    def _single(self, pairs: Iterator[Pair], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
+        while True:
+            with self.tasks[0].blamed("training"):
+                pair = next(pairs, None)
+            if pair is None:
+                return
+            yield self._part(0, pair, streams, outputs, device)
+
+    def _mixed(self, picks: Sequence[Tensor], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
         lengths = torch.tensor([len(task.train) for task in self.tasks])
         owner = torch.repeat_interleave(torch.arange(len(self.tasks)), lengths)
         start = lengths.cumsum(0) - lengths
-        for pick in torch.split(torch.randperm(int(lengths.sum()), generator=order), size):
+        for pick in picks:
             owners = owner[pick]
             parts = []
             for number in torch.unique(owners).tolist():

@@ -26,7 +26,7 @@ class _State:
         self.name = name
         self.started = time.monotonic()
         self.tasks = self.batches = 0
-        self.before = self.done = 0  # batches of ended epochs; batches in all
+        self.first = self.before = self.done = 0  # batches done at the start; of ended epochs; in all
         self.task = self.epoch = 0
         self.loss = float("nan")
         self.accuracy: float | None = None
@@ -35,6 +35,7 @@ class _State:
     def take(self, message: Message) -> None:
         if isinstance(message, RunStarted):
             self.started, self.tasks, self.batches = time.monotonic(), message.tasks, message.batches
+            self.first = self.before = self.done = message.batches_before
         elif isinstance(message, Progress):
             self.task, self.epoch, self.loss = message.task, message.epoch, message.loss
             self.done = self.before + message.batch
@@ -60,9 +61,9 @@ class _State:
 
     def _left(self) -> str:
         spent = time.monotonic() - self.started
-        if not self.done or spent < 1:
+        if self.done <= self.first or spent < 1:
             return ""
-        return f"  {duration(spent * (self.batches - self.done) / self.done)} left"
+        return f"  {duration(spent * (self.batches - self.done) / (self.done - self.first))} left"
 
 
 class Display(ABC):

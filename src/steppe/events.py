@@ -14,6 +14,8 @@ class RunStarted:
     tasks: int
     batches: int
     remarks: list[str] = field(default_factory=list)
+    batches_before: int = 0
+    """How many of them were done before the run was resumed, counting whole epochs only."""
 
 
 @dataclass(frozen=True)

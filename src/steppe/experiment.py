@@ -1,4 +1,4 @@
-"""One run: tasks in order, each learnt, every one seen so far tested, everything recorded."""
+"""One run: tasks in order, each learnt, every one seen so far tested, everything recorded; resumed if it broke off."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,100 +15,203 @@ import torch
 from steppe.config import RunConfig
 from steppe.curriculum import Curriculum
 from steppe.errors import RunError, UsageError
-from steppe.events import Event, Progress, RunStarted, TaskEnded, Watch, ignore
+from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
 from steppe.metrics import AccuracyMatrix
 from steppe.numerics import loaded_left_alone
-from steppe.runs import REPORT, RunDirectory, refuse_taken
+from steppe.runs import CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
+from steppe.state import State
 from steppe.tables import run_report
 from steppe.task import Task
 from steppe.version import versions
 
+CHECKPOINT_EVERY = 300.0
+"""Seconds of a task after which a state is kept, so that a run can be resumed; one is kept after every task anyway."""
 
-def run(config: RunConfig, out: Path | None = None, watch: Watch = ignore) -> dict[str, Any]:
+
+def run(
+    config: RunConfig,
+    out: Path | None = None,
+    watch: Watch = ignore,
+    *,
+    resume: bool = False,
+    checkpoint_every: float = CHECKPOINT_EVERY,
+) -> dict[str, Any]:
     """Do the run and give its result; with `out`, leave a run directory there.
 
-    Everything that can be refused is refused before the directory is made.
+    With `resume` a run that is there already is gone on with, from the last state it kept, to the result it would have
+    had; one that is finished is left as it is. Everything that can be refused is refused before anything is written.
     """
     config = dataclasses.replace(config, device=resolved_device(config.device))
-    if out is not None:
+    if out is None:
+        return _Run(config, None, watch, checkpoint_every).result()
+    if not resume:
         refuse_taken(out)
-    versions()  # those of the code that runs, whatever happens to its files meanwhile
-    torch.set_num_threads(config.threads)
-    tasks = config.benchmark_settings.stream(config.seed)
-    learner = _learner(config)
-    _check(config, learner, tasks)
-    directory = None if out is None else RunDirectory.create(out, config)
+    elif (out / CONFIG).exists():
+        refuse_other(out, config)
+    prepared = _Run(config, out, watch, checkpoint_every)  # refuses what cannot be, before the directory is made
+    with locked(out):
+        if not resume:
+            refuse_taken(out)  # by a process that was quicker
+        elif (out / RESULT).exists():
+            return _left_as_it_is(out)
+        return prepared.result()
 
-    def tell(event: Event) -> None:
-        if directory is not None and not isinstance(event, Progress):
-            directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
-        watch(event)
 
-    try:
-        with loaded_left_alone():
-            result = _learnt_in_order(config, tasks, learner, directory, tell)
-    except BaseException as error:
-        if directory is not None:
-            with suppress(RunError):  # the disk may be what stopped the run
-                reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
-                directory.log({"event": "Stopped", "reason": reason})
-        raise
-    if directory is not None:
-        directory.write_result(result)
-        directory.write_text(REPORT, run_report(result))
+def _left_as_it_is(out: Path) -> dict[str, Any]:
+    """A result that is there; what should come after it is made up for."""
+    result = read_result(out)
+    if not (out / REPORT).exists():
+        RunDirectory(out).tidy(run_report(result))
     return result
 
 
-def _learnt_in_order(
-    config: RunConfig, tasks: Sequence[Task], learner: Learner, directory: RunDirectory | None, tell: Watch
-) -> dict[str, Any]:
-    training = config.training
-    stages = _stages(config.method_settings.schedule, len(tasks))
-    each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
-    batches = sum(sum(each[stage.start : stage.stop]) for stage in stages)
-    remarks = config.benchmark_settings.remarks()
-    tell(RunStarted(len(tasks), batches, remarks))
-    matrix = AccuracyMatrix()
-    seconds = {"train": 0.0, "evaluate": 0.0, "memory": 0.0}
-    updates = 0
-    held: dict[str, int] = {}
-    per_task: list[dict[str, Any]] = []
-    for number, stage in enumerate(stages):
-        if stage.start == 0 and number > 0:  # learn everything so far from the start
-            learner = _learner(config)
-        learnt = learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), watch=tell)  # type: ignore[arg-type]
-        started = time.perf_counter()
-        matrix.append(learner.evaluate(tasks[: stage.stop]), learnt=stage.stop - len(matrix))
-        spent = {**learnt.seconds, "evaluate": time.perf_counter() - started}
-        seconds = {kind: seconds[kind] + spent[kind] for kind in seconds}
-        updates += learnt.updates
-        held = learnt.bytes
-        per_task.append({"seconds": spent, "bytes": held, "updates": learnt.updates})
-        place = stage.stop - 1
-        if directory is not None:
-            directory.save_weights(learner.model, place)
-        name = tasks[place].name
-        tell(TaskEnded(place, name, matrix.last, spent, held, learnt.updates, learnt.remarks, learnt.record))
-    return {
-        "benchmark": config.benchmark,
-        "method": config.method,
-        "seed": config.seed,
-        "acc": matrix.acc,
-        "bwt": matrix.bwt,
-        "learning_acc": matrix.learning_acc,
-        "forgetting": matrix.forgetting,
-        "accuracy": matrix.square(),
-        "updates": updates,
-        "seconds": seconds,
-        "bytes": held,
-        "per_task": per_task,
-        "full_length": config.full_length and len(tasks) >= getattr(config.benchmark_settings, "tasks", 0),
-        "remarks": remarks,
-        "command": config.command(),
-        "versions": versions(),
-        "config": config.as_dict(),
-    }
+def refuse_other(out: Path, config: RunConfig) -> None:
+    """Refuse to go on with a run that has other settings."""
+    there = RunConfig.load(out / CONFIG)
+    if there.as_dict() != config.as_dict():
+        raise UsageError(f"{out} holds a run with other settings: choose another --out.")
+
+
+class _Run:
+    """One run: where it stands, and its way to the result."""
+
+    def __init__(self, config: RunConfig, out: Path | None, watch: Watch, checkpoint_every: float) -> None:
+        self._config, self._out, self._watch, self._every = config, out, watch, checkpoint_every
+        versions()  # those of the code that runs, whatever happens to its files meanwhile
+        torch.set_num_threads(config.threads)
+        self._tasks = config.benchmark_settings.stream(config.seed)
+        self._learner = _learner(config)
+        _check(config, self._learner, self._tasks)
+        self._directory: RunDirectory | None = None
+        self._kept_at = time.monotonic()
+        self._stage = 0
+        self._matrix = AccuracyMatrix()
+        self._per_task: list[dict[str, Any]] = []
+        self._remarks = config.benchmark_settings.remarks()
+        self._resumable = self._learner.can_be_saved
+        self._told: list[str] = []  # remarks for whoever watches, which are not the result's
+        self._epochs_before = 0  # of the task in whose middle the run was resumed
+
+    def result(self) -> dict[str, Any]:
+        """Go to the end, from the start or from where the directory's last state stands."""
+        if self._out is not None:
+            self._directory = RunDirectory.create(self._out, self._config)
+            self._go_back_to(*self._directory.last_state(self._config, self._config.device))
+        try:
+            with loaded_left_alone():
+                self._learn_in_order()
+        except BaseException as error:
+            if self._directory is not None:
+                with suppress(RunError):  # the disk may be what stopped the run
+                    reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
+                    self._directory.log({"event": "Stopped", "reason": reason})
+            raise
+        result = self._summed_up()
+        if self._directory is not None:
+            self._directory.finish(result, run_report(result))
+        return result
+
+    def _learn_in_order(self) -> None:
+        config, tasks, training = self._config, self._tasks, self._config.training
+        stages = _stages(config.method_settings.schedule, len(tasks))
+        each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
+        lengths = [sum(each[stage.start : stage.stop]) for stage in stages]
+        before = sum(lengths[: self._stage])
+        if self._epochs_before:
+            before += self._epochs_before * lengths[self._stage] // training.epochs
+        self._tell(RunStarted(len(tasks), sum(lengths), [*self._remarks, *self._told], before))
+        for number in range(self._stage, len(stages)):
+            stage = stages[number]
+            if stage.start == 0 and number > 0 and not self._learner.interrupted:  # everything so far from the start
+                self._learner = _learner(config)
+            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), watch=self._tell)  # type: ignore[arg-type]
+            started = time.perf_counter()
+            row = self._learner.evaluate(tasks[: stage.stop])
+            self._matrix.append(row, learnt=stage.stop - len(self._matrix))
+            spent = {**learnt.seconds, "evaluate": time.perf_counter() - started}
+            self._per_task.append({"seconds": spent, "bytes": learnt.bytes, "updates": learnt.updates})
+            self._stage = number + 1
+            place = stage.stop - 1
+            if self._directory is not None:
+                self._directory.save_weights(self._learner.model, place)
+            name = tasks[place].name
+            self._tell(TaskEnded(place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.record))
+
+    def _tell(self, event: Event) -> None:
+        """Log and show what happened; keep a state after every task and, within one, every so often."""
+        if self._directory is not None and not isinstance(event, Progress):
+            self._directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
+        self._watch(event)
+        due = time.monotonic() - self._kept_at >= self._every
+        if isinstance(event, TaskEnded) or (due and isinstance(event, (Progress, EpochEnded))):
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._directory is None or not self._resumable:
+            return
+        state = {
+            "config": self._config.as_dict(),
+            "versions": versions(),
+            "stage": self._stage,
+            "rows": [None if row is None else len(row) for row in self._matrix.rows],
+            "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
+            "per_task": self._per_task,
+            "remarks": self._remarks,
+            "learner": self._learner.state(),
+        }
+        self._directory.save_state(state)
+        self._kept_at = time.monotonic()
+
+    def _go_back_to(self, state: State, remarks: Sequence[str]) -> None:
+        """Stand where the state stands; without one, at the start."""
+        self._told = list(remarks)
+        if not self._resumable:
+            self._told.append(f"{self._config.method} does not say what has to be kept of it: if it stops, it is lost.")
+        if state is None:
+            return
+        self._stage, self._per_task, self._remarks = state["stage"], state["per_task"], state["remarks"]
+        self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
+        self._learner.load_state(state["learner"])
+        fitting = state["learner"]["fitting"]
+        self._epochs_before = 0 if fitting is None else fitting["epoch"]
+        within = "" if fitting is None else f", in epoch {self._epochs_before + 1} of {fitting['task']!r}"
+        self._told.append(f"resumed after {self._stage} of {len(self._tasks)} tasks{within}.")
+        if state["versions"] != versions():
+            told = ", ".join(f"{name} {value}" for name, value in state["versions"].items())
+            self._remarks = [*self._remarks, f"the first part of the run was done with other versions: {told}."]
+
+    def _summed_up(self) -> dict[str, Any]:
+        config, matrix, per_task = self._config, self._matrix, self._per_task
+        kinds = ("train", "evaluate", "memory")
+        return {
+            "benchmark": config.benchmark,
+            "method": config.method,
+            "seed": config.seed,
+            "acc": matrix.acc,
+            "bwt": matrix.bwt,
+            "learning_acc": matrix.learning_acc,
+            "forgetting": matrix.forgetting,
+            "accuracy": matrix.square(),
+            "updates": sum(task["updates"] for task in per_task),
+            "seconds": {kind: sum(task["seconds"][kind] for task in per_task) for kind in kinds},
+            "bytes": per_task[-1]["bytes"],
+            "per_task": per_task,
+            "full_length": config.full_length and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
+            "remarks": self._remarks,
+            "command": config.command(),
+            "versions": versions(),
+            "config": config.as_dict(),
+        }
+
+
+def _in_a_row(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:
+    return torch.tensor([value for row in rows if row is not None for value in row], dtype=torch.float64)
+
+
+def _in_rows(lengths: Sequence[int | None], values: torch.Tensor) -> list[list[float] | None]:
+    left = iter(values.tolist())
+    return [None if length is None else list(islice(left, length)) for length in lengths]
 
 
 def refuse_unsuitable(configs: Sequence[RunConfig]) -> None:

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from steppe.numerics import denormals_flushed
 from steppe.projection.capture import output_weight
 from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
 from steppe.protocol import Training
+from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
+from steppe.state import State
 from steppe.task import Task
-from steppe.training import fit
+from steppe.training import Fitting
 from steppe.types import Batch
 
 _EVALUATION_BATCH = 1024
@@ -70,6 +73,9 @@ class Learner:
         self.tasks_learnt = 0
         self._exclude = self._checked_exclude(tuple(exclude))
         self._method: Method | None = None
+        self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
+        self._fitting: Fitting | None = None  # while a task is being learnt
+        self._interrupted: State = None  # where one broke off, until it is gone on with
         self._outputs = 0
         self._kind: tuple[tuple[int, ...], torch.dtype] | None = None  # shape and type of the inputs
 
@@ -93,40 +99,55 @@ class Learner:
         step sizes are divided by `lr_divisor`, below `lr_min` learning stops, and the best weights are kept.
         `freeze_norms` leaves scale and shift of normalisation layers alone from the second task on,
         `freeze_statistics` their running statistics.
+
+        A learner that was saved in the middle of a task (by `save`, called from `watch`) must be given the same task
+        again, and goes on where it was.
         """
         training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics)
-        curriculum = Curriculum(_listed(tasks), self.tasks_learnt)
+        listed = _listed(tasks)
+        interrupted = self._interrupted
+        curriculum = Curriculum(listed, self.tasks_learnt - (len(listed) if interrupted else 0))
+        if interrupted:
+            _check_same(interrupted, curriculum, training)
         if patience:
             curriculum.require_validation()
-        if self.settings.schedule != "sequential" and self.tasks_learnt:
+        if self.settings.schedule != "sequential" and curriculum.first:
             raise UsageError(
                 f"{type(self.settings).__name__} learns all tasks at once: give them to one call, "
                 "learn([task, task, …]), and make a new Learner to learn them anew."
             )
         method = self.check(curriculum.tasks)
-        if self.tasks_learnt and freeze_norms:
+        if curriculum.first and freeze_norms:
             self.network.freeze_norms()
-        if self.tasks_learnt and freeze_statistics:
+        if curriculum.first and freeze_statistics:
             self.network.freeze_statistics()
+        fitting = Fitting(method, self.network, curriculum, self._outputs, training, self.streams, watch)
         with (
             torch.enable_grad(),
             denormals_flushed(),
             self.streams.ambient(self.network.device),
             self.network.mode(training=True),
         ):
-            for task in curriculum.tasks:
-                self.network.open_head(task.head, self._outputs)
-            self.tasks_learnt += len(curriculum.tasks)  # even if it fails: its samples and its head stay its own
-            self._seek_chain(curriculum)
-            method.begin_task()
-            started = time.perf_counter()
-            updates = fit(method, self.network, curriculum, self._outputs, training, self.streams, watch)
+            if interrupted:
+                fitting.load_state(interrupted)
+                self._interrupted = None
+            else:
+                for task in curriculum.tasks:
+                    self.network.open_head(task.head, self._outputs)
+                self.tasks_learnt += len(curriculum.tasks)  # even if it fails: its samples and its head stay its own
+                self._seek_chain(curriculum)
+                method.begin_task()
+            self._fitting = fitting
+            try:
+                fitting.run()
+            finally:
+                self._fitting = None
             self._check_weights(curriculum.name)
             trained = time.perf_counter()
             remarks = method.end_task()
             ended = time.perf_counter()
-        seconds = {"train": trained - started, "memory": ended - trained}
-        return Learnt(updates, seconds, method.bytes_held(), remarks, method.record())
+        seconds = {"train": fitting.seconds - (ended - trained), "memory": ended - trained}
+        return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record())
 
     def _seek_chain(self, curriculum: Curriculum) -> None:
         """Take gradients the quick way if the model, as it is now, is a chain of linear layers."""
@@ -170,10 +191,11 @@ class Learner:
         if self.settings.covers_layers:
             with task.blamed("training"):
                 x, _ = task.train.first()
-            covered = self._covered(self.network.prepare_inputs(x), multi_head=task.head is not None)
+            covered = self._find_covered(self.network.prepare_inputs(x), multi_head=task.head is not None)
+        self._covered = {name: weight.factorable for name, weight in covered.items()}
         return self.settings.start(self.network, covered, self.streams)
 
-    def _covered(self, x: Tensor, *, multi_head: bool) -> dict[str, CoveredWeight]:
+    def _find_covered(self, x: Tensor, *, multi_head: bool) -> dict[str, CoveredWeight]:
         """The weights that a gradient memory covers, seen with prepared inputs."""
         covered = covered_weights(self.model, self._exclude)
         known = coverable_weights(self.model)
@@ -218,6 +240,8 @@ class Learner:
         """
         listed = _listed(tasks)
         heads = list(self.network.heads)
+        if self._interrupted:
+            del heads[-len(listed) :]  # theirs, opened before they were broken off
         with borrowed_global_generator():  # a model may draw even when it is only looked at
             for task in listed:
                 self._check_task(task)
@@ -227,6 +251,67 @@ class Learner:
                 self._method = self._started(listed[0])
         self._check_frozen()
         return self._method
+
+    def save(self, path: Path | str) -> None:
+        """Write everything that has to be kept to a file, from which `steppe.load` makes a learner that goes on as this
+        one would. Between tasks, or from `watch` in the middle of one.
+        """
+        write_state(Path(path), "learner", self.state())
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was saved in the middle of a task, which has to be gone on with first."""
+        return self._interrupted is not None
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether the method says what has to be kept of it."""
+        return self._method is None or self._method.kept is not None
+
+    def state(self) -> State:
+        """Model, method, streams and all else that learning depends on, as plain values and tensors."""
+        if self._fitting is not None:
+            self._check_weights(self._fitting.name)
+        return {
+            "settings": {"kind": type(self.settings).__name__, "values": self.settings.as_dict()},
+            "seed": self.streams.seed,
+            "exclude": list(self._exclude),
+            "tasks_learnt": self.tasks_learnt,
+            "outputs": self._outputs,
+            "inputs": None if self._kind is None else [list(self._kind[0]), str(self._kind[1]).removeprefix("torch.")],
+            "covered": self._covered,
+            "network": self.network.state(),
+            "method": None if self._method is None else self._method.state(),
+            "streams": self.streams.state(),
+            "fitting": self._interrupted if self._fitting is None else self._fitting.state(),
+        }
+
+    def load_state(self, state: State) -> None:
+        """Become the learner whose state it is: one with the same settings, seed and model."""
+        mine = type(self.settings).__name__, self.settings.as_dict(), self.streams.seed, list(self._exclude)
+        saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"]
+        if mine != saved:
+            raise UsageError(f"the state was saved with {saved}, and this learner has {mine}: give it the same.")
+        self.network.load_state(state["network"], state["outputs"])
+        self.tasks_learnt, self._outputs, self._interrupted = (
+            state[name] for name in ("tasks_learnt", "outputs", "fitting")
+        )
+        if state["inputs"] is not None:
+            shape, dtype = state["inputs"]
+            self._kind = tuple(shape), _dtype(dtype)
+        self._covered = state["covered"]
+        if state["method"] is not None:
+            self._method = self.settings.start(self.network, self._covered_again(), self.streams)
+            validation = self._interrupted and self._interrupted["validation"]
+            for _ in range(validation["cuts"] if validation else 0):
+                self._method.slow_down(self._interrupted["training"]["lr_divisor"])
+            self._method.load_state(state["method"])
+        self.streams.load_state(state["streams"])  # at last: making the method may have drawn
+
+    def _covered_again(self) -> dict[str, CoveredWeight]:
+        """The covered weights that were found when the method was first made."""
+        found = covered_weights(self.model, self._exclude) if self._covered else {}
+        return {name: replace(found[name], factorable=factorable) for name, factorable in self._covered.items()}
 
     def _check_frozen(self) -> None:
         now = dict(self.model.named_parameters())
@@ -297,6 +382,22 @@ class Learner:
             if entry not in known:
                 raise UsageError(f"exclude names {entry!r}, which is no layer and no weight of the model.")
         return exclude
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no type of numbers")
+    return found
+
+
+def _check_same(interrupted: State, curriculum: Curriculum, training: Training) -> None:
+    """Refuse to go on with another task, or in another way, than the one that broke off."""
+    if interrupted["task"] != curriculum.name or interrupted["training"] != training.as_dict():
+        raise UsageError(
+            f"the learner was saved in the middle of {interrupted['task']!r}, learnt with {interrupted['training']}: "
+            f"give it that again, before anything else (this is {curriculum.name!r} with {training.as_dict()})."
+        )
 
 
 def _listed(tasks: Task | Sequence[Task]) -> list[Task]:

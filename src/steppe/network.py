@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from steppe.errors import ModelError
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
+from steppe.state import State
 from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -301,6 +302,38 @@ class Network:
         """All weights and buffers as they were."""
         for name, tensor in self._state().items():
             tensor.copy_(snapshot[name])
+
+    def state(self) -> State:
+        """Weights and buffers, heads, what is frozen, and which way gradients are taken."""
+        return {
+            "weights": self._state(),
+            "heads": self._heads,
+            "frozen": sorted(self._frozen),
+            "statistics_frozen": bool(self._resting),
+            "chain": self.chain is not None,
+        }
+
+    def load_state(self, state: State, outputs: int) -> None:
+        """Become what the state tells; weights of other names or shapes are refused."""
+        mine, saved = self._state(), state["weights"]
+        for name in mine.keys() | saved.keys():
+            if name not in saved or name not in mine:
+                where = "model but not in what was saved" if name in mine else "what was saved but not in the model"
+                raise ModelError(f"{name!r} is in the {where}: give the model that was saved.")
+            if mine[name].shape != saved[name].shape or mine[name].dtype != saved[name].dtype:
+                raise ModelError(
+                    f"{name!r} is {mine[name].dtype} of shape {tuple(mine[name].shape)} in the model, and "
+                    f"{saved[name].dtype} of shape {tuple(saved[name].shape)} in what was saved: give the same model."
+                )
+        self.restore(saved)
+        self._heads, self._allowed = [], None
+        for head in state["heads"]:
+            self.open_head(head, outputs)
+        self._frozen = frozenset(state["frozen"])
+        self._resting = []
+        if state["statistics_frozen"]:
+            self.freeze_statistics()
+        self._chain = find_chain(self.model) if state["chain"] else None
 
     def _state(self) -> dict[str, Tensor]:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}

@@ -7,6 +7,7 @@ import random
 import torch
 from torch import Tensor
 
+from steppe.state import State
 from steppe.types import Batch
 
 
@@ -64,6 +65,18 @@ class Reservoir:
         picked = self._draws.sample(range(len(self)), min(count, len(self)))
         return torch.tensor(picked, device=self._stored.y.device)
 
+    def state(self) -> State:
+        """Age and content, without the room that is not filled yet."""
+        filled = slice(0, len(self))
+        stored = None if self._stored is None else self._stored[filled]
+        return {"age": self.age, "stored": stored, "notes": None if self._notes is None else self._notes[filled]}
+
+    def load_state(self, state: State) -> None:
+        """The same age and content again."""
+        self.age, stored, notes = state["age"], state["stored"], state["notes"]
+        self._stored = None if stored is None else Batch(*(_roomy(part, self.capacity) for part in _parts(stored)))
+        self._notes = None if notes is None else _roomy(notes, self.capacity)
+
     def bytes_held(self) -> int:
         """Memory of the samples as allocated, without their notes."""
         return 0 if self._stored is None else sum(part.nbytes for part in _parts(self._stored))
@@ -76,6 +89,13 @@ class Reservoir:
 def room(like: Tensor, capacity: int) -> Tensor:
     """An empty tensor for so many rows of the kind."""
     return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
+
+
+def _roomy(filled: Tensor, capacity: int) -> Tensor:
+    """Some rows with room behind them for so many in all."""
+    whole = room(filled, capacity)
+    whole[: len(filled)] = filled
+    return whole
 
 
 def _taken(batch: Batch, places: Tensor) -> Batch:

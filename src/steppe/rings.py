@@ -6,6 +6,7 @@ import torch
 
 from steppe.errors import UsageError
 from steppe.replay import room
+from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch
 
@@ -49,6 +50,21 @@ class Rings:
         rings = (range(task * self.slots, (task + 1) * self.slots) for task in range(self._current))
         held = (self._stored[torch.tensor(ring)[self._written[ring.start : ring.stop]]] for ring in rings)
         return [batch for batch in held if len(batch)]
+
+    def state(self) -> State:
+        """Content and position."""
+        held = None if self._stored is None else self._stored[self._written.nonzero().flatten()]
+        return {"task": self._current, "position": self._position, "written": self._written, "held": held}
+
+    def load_state(self, state: State) -> None:
+        """The same content and position again."""
+        self._current, self._position, self._written = state["task"], state["position"], state["written"].cpu()
+        self._stored = None
+        if state["held"] is not None:
+            parts = state["held"].x, state["held"].y, state["held"].task
+            self._stored = Batch(*(room(part, len(self._written)) for part in parts))
+            for whole, part in zip((self._stored.x, self._stored.y, self._stored.task), parts, strict=True):
+                whole[self._written] = part
 
     def bytes_held(self) -> int:
         """Memory of all rings as allocated."""

@@ -1,4 +1,7 @@
-"""The run directory: config.toml, log.jsonl, a checkpoint of the weights after each task, result.json, report.md."""
+"""The run directory: config.toml, log.jsonl, checkpoints, result.json, report.md.
+
+In `checkpoints` lie the weights after each task and, while the run goes on, the last two states it can be resumed from.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import nn
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
 
 from steppe.config import RunConfig
-from steppe.errors import RunError, UsageError, disk_refusal
+from steppe.errors import RunError, UsageError
+from steppe.files import write_whole, writing
+from steppe.saving import read_state, write_state
+from steppe.state import State
 
 CONFIG, LOG, RESULT, REPORT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "report.md", "checkpoints"
-
+_LOCK = ".lock"
+_STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
 
 _FIELDS = {
     *("benchmark", "method", "seed", "acc", "bwt", "learning_acc", "forgetting", "accuracy", "updates"),
@@ -33,19 +40,12 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
-        """Make the directory and write the configuration; a directory that holds a run already is refused."""
-        refuse_taken(path)
-        made = not path.exists()
-        directory = cls(path)
-        try:
-            with writing(path):
-                (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-                write_whole(path / CONFIG, config.as_toml().encode())
-        except RunError:
-            if made:
-                shutil.rmtree(path, ignore_errors=True)
-            raise
-        return directory
+        """Write the configuration into a directory, which is made if it is not there."""
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            write_whole(path / CONFIG, config.as_toml().encode())
+            (path / CHECKPOINTS).mkdir(exist_ok=True)
+        return cls(path)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one record to the log."""
@@ -54,21 +54,99 @@ class RunDirectory:
 
     def save_weights(self, model: nn.Module, task: int) -> None:
         """Keep the model as it is after a task."""
-        path = self.path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
-        # Copies: weights that share memory cannot be saved by one name each.
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-        with writing(path):
-            write_whole(path, save(tensors))
+        write_state(_weights_file(self.path, task), "weights", dict(model.state_dict()))
 
-    def write_result(self, result: dict[str, Any]) -> None:
-        """Write the result; it appears whole or not at all."""
+    def save_state(self, state: State) -> None:
+        """Keep what the run can be resumed from, with the length of the log, and drop the state before the last."""
+        numbers = _state_numbers(self.path)
+        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+            os.fsync(file.fileno())
+            length = file.tell()
+        write_state(self._state_file(numbers[-1] + 1 if numbers else 1), "run", {**state, "log": length})
+        for number in numbers[: -(_STATES - 1)]:
+            with writing(self.path):
+                self._state_file(number).unlink()
+
+    def last_state(self, config: RunConfig, device: str) -> tuple[State, list[str]]:
+        """The last state that is whole, or None, and what is to be said about those that are not. What the log tells
+        of later is taken out of it.
+        """
+        remarks: list[str] = []
+        found: State = None
+        for number in reversed(_state_numbers(self.path)):
+            try:
+                found = read_state(self._state_file(number), "run", device)
+            except RunError as error:
+                remarks.append(f"{error} What was there before it serves instead.")
+                with writing(self.path):
+                    self._state_file(number).unlink()
+                continue
+            if found["config"] != config.as_dict():
+                raise RunError(f"{self._state_file(number)} belongs to a run with other settings: remove it.")
+            break
+        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.truncate(min(file.tell(), found["log"]) if found is not None else 0)
+        return found, remarks
+
+    def _state_file(self, number: int) -> Path:
+        return self.path / CHECKPOINTS / f"state-{number:06d}.safetensors"
+
+    def finish(self, result: dict[str, Any], report: str) -> None:
+        """Write the result, which appears whole or not at all, and the report; states serve no more."""
         with writing(self.path / RESULT):
             write_whole(self.path / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+        self.tidy(report)
 
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file beside the result."""
-        with writing(self.path / name):
-            write_whole(self.path / name, text.encode())
+    def tidy(self, report: str) -> None:
+        """What comes after the result."""
+        with writing(self.path):
+            write_whole(self.path / REPORT, report.encode())
+            for number in _state_numbers(self.path):
+                self._state_file(number).unlink()
+
+
+def _weights_file(path: Path, task: int) -> Path:
+    return path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
+
+
+def task_weights(path: Path, task: int) -> dict[str, Tensor]:
+    """The model's weights and buffers after a task of a run, by name."""
+    file = _weights_file(path, task)
+    if not file.exists():
+        raise UsageError(f"{file} is not there: the run did not get so far, or its weights were not kept.")
+    weights = read_state(file, "weights")
+    if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+        raise RunError(f"{file} holds something else than weights.")
+    return weights
+
+
+def _state_numbers(path: Path) -> list[int]:
+    """Which states are there, in order."""
+    numbers = [file.stem.removeprefix("state-") for file in (path / CHECKPOINTS).glob("state-*.safetensors")]
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """The directory is ours inside; where another process is at work in it, it is refused. It is made if it is not
+    there, and taken away again if nothing came of it.
+    """
+    made = not path.exists()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(f"another process is at work in {path}: wait for it, or choose another --out.") from None
+    try:
+        for draft in [*path.glob(".*.part"), *path.glob(f"{CHECKPOINTS}/.*.part")]:  # a write that was killed
+            draft.unlink(missing_ok=True)
+        yield
+    finally:
+        if made and [file.name for file in path.iterdir()] == [_LOCK]:
+            shutil.rmtree(path, ignore_errors=True)
+        lock.release()  # the file stays: taken away, two processes could hold locks on two files of its name
 
 
 def refuse_taken(path: Path) -> None:
@@ -77,7 +155,9 @@ def refuse_taken(path: Path) -> None:
         raise UsageError(f"{path} is a file: choose another --out.")
     for name in (CONFIG, RESULT):
         if (path / name).exists():
-            raise UsageError(f"{path} already holds a run ({name}): choose another --out, or remove it.")
+            raise UsageError(
+                f"{path} already holds a run ({name}): go on with it by --resume, choose another --out, or remove it."
+            )
 
 
 def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:
@@ -107,25 +187,3 @@ def read_result(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"{file} cannot be read as a result: {error}") from error
     return data
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all: beside its place, flushed, then moved."""
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into an error that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {disk_refusal(error)}: mend that, or choose another --out.") from error

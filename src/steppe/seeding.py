@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
+from steppe.state import State
+
 
 class Streams:
     """The named generators of one run."""
@@ -22,6 +24,7 @@ class Streams:
         self._generators: dict[str, torch.Generator] = {}
         self._pickers: dict[str, random.Random] = {}
         self._ambient: list[torch.Tensor] = []
+        self._borrowed: list[torch.Generator] = []  # torch's global generators while they run this run's streams
 
     def derived(self, name: str) -> int:
         """A 63-bit seed for the named purpose."""
@@ -52,12 +55,48 @@ class Streams:
                 generator.set_state(self._ambient[place])
             else:
                 generator.manual_seed(self.derived("ambient"))
+        self._borrowed = generators
         try:
             yield
         finally:
             self._ambient = [generator.get_state() for generator in generators]
+            self._borrowed = []
             for generator, state in zip(generators, found, strict=True):
                 generator.set_state(state)
+
+    def state(self) -> State:
+        """Where every stream has got to."""
+        ambient = [generator.get_state() for generator in self._borrowed] if self._borrowed else self._ambient
+        return {
+            "generators": {name: generator.get_state() for name, generator in self._generators.items()},
+            "pickers": {name: _words(picker) for name, picker in self._pickers.items()},
+            "ambient": ambient,
+        }
+
+    def load_state(self, state: State) -> None:
+        """Every stream goes on from there, in the generators that were handed out; one that the state does not know had
+        not been drawn from.
+        """
+        for name in self._generators.keys() - state["generators"].keys():
+            self._generators[name].manual_seed(self.derived(name))
+        for name in self._pickers.keys() - state["pickers"].keys():
+            self._pickers[name].seed(self.derived(name))
+        for name, value in state["generators"].items():
+            self.generator(name).set_state(value.cpu())
+        for name, words in state["pickers"].items():
+            version, *inner = words.tolist()
+            self.picker(name).setstate((version, tuple(inner), None))
+        self._ambient = [value.cpu() for value in state["ambient"]]
+        for generator, value in zip(self._borrowed, self._ambient, strict=False):
+            generator.set_state(value)
+
+
+def _words(picker: random.Random) -> torch.Tensor:
+    """The state of Python's generator as numbers; what it keeps between two Gaussian draws is never there, as nothing
+    here draws them.
+    """
+    version, inner, _ = picker.getstate()
+    return torch.tensor([version, *inner])
 
 
 @contextmanager

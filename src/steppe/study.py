@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import queue
-import shutil
 import signal
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from steppe.config import RunConfig
-from steppe.errors import SteppeError, UsageError
+from steppe.errors import RunError, SteppeError, UsageError
 from steppe.events import Event
-from steppe.experiment import run
-from steppe.runs import CONFIG, RESULT, read_result, refuse_taken, write_whole, writing
+from steppe.experiment import CHECKPOINT_EVERY, refuse_other, run
+from steppe.files import write_whole, writing
+from steppe.runs import CONFIG, RESULT, read_result, refuse_taken
 from steppe.tables import as_json, latex, markdown
 
+PLAN = "study.json"
 _POLL = 0.2  # seconds between looks for a process that ended without a word
 
 
@@ -59,17 +61,26 @@ Message = Event | Finished | Failed
 StudyWatch = Callable[[int, Message], None]
 
 
-def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch, *, resume: bool = False) -> Outcome:
+def run_all(
+    jobs: Sequence[Job],
+    workers: int,
+    watch: StudyWatch,
+    *,
+    resume: bool = False,
+    crowd: bool = False,
+    checkpoint_every: float = CHECKPOINT_EVERY,
+) -> Outcome:
     """Do all runs, `workers` at a time, each in a process of its own.
 
-    With `resume`, runs that are finished already are kept, and those that broke off are done again from their start.
+    With `resume`, runs that are finished are kept, and those that broke off are gone on with. With `crowd`, the last
+    runs, fewer than two for each worker, are all started as soon as a worker is free: they share the cores evenly,
+    where otherwise some cores would have nothing to do in the end.
     """
     outcome = Outcome(results=_finished(jobs) if resume else {})
     waiting = [(number, job) for number, job in enumerate(jobs) if number not in outcome.results][::-1]
-    for _, job in waiting:
-        if resume:
-            shutil.rmtree(job.out, ignore_errors=True)
-        refuse_taken(job.out)
+    if not resume:
+        for _, job in waiting:
+            refuse_taken(job.out)
     for number, result in outcome.results.items():
         watch(number, Finished(result))
     context = _context()
@@ -85,11 +96,15 @@ def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch, *, resume: boo
             running.pop(number).join()
         watch(number, message)
 
+    def may_start() -> bool:
+        left = len(waiting) + len(running)
+        return len(running) < workers or (crowd and left < 2 * workers)
+
     try:
         while waiting or running:
-            while waiting and len(running) < workers:
+            while waiting and may_start():
                 number, job = waiting.pop()
-                given = (number, job.config.as_toml(), job.out, messages)
+                given = (number, job.config.as_toml(), job.out, resume, checkpoint_every, messages)
                 running[number] = context.Process(target=_work, args=given, daemon=True)  # type: ignore[attr-defined]
                 running[number].start()
             try:
@@ -107,16 +122,40 @@ def run_all(jobs: Sequence[Job], workers: int, watch: StudyWatch, *, resume: boo
 
 
 def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
-    """The results that are there already; one of another configuration is refused."""
+    """The results that are there already; a run with another configuration is refused."""
     found = {}
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
             found[number] = read_result(job.out)
             if RunConfig.from_mapping(found[number]["config"]).as_dict() != job.config.as_dict():
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
-        elif job.out.exists() and not (job.out / CONFIG).exists():
-            raise UsageError(f"{job.out} is there but holds no run: choose another --out.")
+        elif (job.out / CONFIG).exists():
+            refuse_other(job.out, job.config)
     return found
+
+
+def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
+    """Which runs the study consists of, so that it can be resumed from its directory alone."""
+    runs = [{"out": str(job.out.relative_to(out)), "config": job.config.as_dict()} for job in jobs]
+    with writing(out / PLAN):
+        write_whole(out / PLAN, (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode())
+
+
+def read_plan(out: Path) -> tuple[list[Job], str]:
+    """The runs of a study and the command that it was started by."""
+    try:
+        plan = json.loads((out / PLAN).read_text(encoding="utf-8"))
+        jobs = [Job(RunConfig.from_mapping(entry["config"]), _within(out, entry["out"])) for entry in plan["runs"]]
+        return jobs, str(plan["command"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{out / PLAN} cannot be read as a study: {error}") from error
+
+
+def _within(out: Path, name: str) -> Path:
+    path = out / name
+    if not path.resolve().is_relative_to(out.resolve()):
+        raise ValueError(f"the run {name!r} lies outside the study")
+    return path
 
 
 def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> None:
@@ -136,7 +175,14 @@ def _context() -> BaseContext:
     return multiprocessing.get_context("spawn")
 
 
-def _work(number: int, config: str, out: Path, messages: multiprocessing.Queue[tuple[int, Message]]) -> None:
+def _work(
+    number: int,
+    config: str,
+    out: Path,
+    resume: bool,
+    checkpoint_every: float,
+    messages: multiprocessing.Queue[tuple[int, Message]],
+) -> None:
     """One run, in its process, from the text of its configuration: a plugin's classes are known only once it is loaded
     here. Ctrl-C is the parent's business: it ends us by SIGTERM.
     """
@@ -150,7 +196,9 @@ def _work(number: int, config: str, out: Path, messages: multiprocessing.Queue[t
         messages.put((number, event))
 
     try:
-        messages.put((number, Finished(run(RunConfig.from_toml(config), out, tell))))
+        parsed = RunConfig.from_toml(config)
+        result = run(parsed, out, tell, resume=resume, checkpoint_every=checkpoint_every)
+        messages.put((number, Finished(result)))
     except SteppeError as error:
         messages.put((number, Failed(str(error))))
     except Exception as error:

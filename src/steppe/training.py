@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -17,54 +18,127 @@ from steppe.methods.base import Method
 from steppe.network import Network
 from steppe.protocol import Training
 from steppe.seeding import Streams
+from steppe.state import State
 from steppe.types import Batch
 
 _REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
 
 
-def fit(
-    method: Method,
-    network: Network,
-    curriculum: Curriculum,
-    outputs: int,
-    training: Training,
-    streams: Streams,
-    watch: Watch,
-) -> int:
-    """Teach the method one task, or several together; returns the number of updates.
+class Fitting:
+    """One task, or several together, being learnt by a method. Where it has got to can be taken as a state between any
+    two batches, which is when `watch` is called, and learning goes on from there as if nothing had been.
 
     With `patience` the weights and buffers of the epoch with the lowest validation loss are those left in the end.
     """
-    validation = Validation(method, network, curriculum, training) if training.patience else None
-    updates = 0
-    place = curriculum.first + len(curriculum.tasks) - 1
-    batches = curriculum.count_batches(training.batch_size)
-    for epoch in range(training.epochs):
-        losses = _Losses(curriculum.name, epoch, updates)
-        started = reported = time.perf_counter()
-        stream = curriculum.batches(training.batch_size, streams, outputs, network.device)
-        for number, batch in enumerate(stream, start=1):
+
+    def __init__(
+        self,
+        method: Method,
+        network: Network,
+        curriculum: Curriculum,
+        outputs: int,
+        training: Training,
+        streams: Streams,
+        watch: Watch,
+    ) -> None:
+        self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
+        self._outputs, self._streams, self._watch = outputs, streams, watch
+        self._place = curriculum.first + len(curriculum.tasks) - 1
+        self._validation = Validation(method, network, curriculum, training) if training.patience else None
+        self.updates = 0
+        self._epoch = self._batch = 0  # the epoch, and how many batches of it are done
+        self._over = False
+        self._losses = _Losses(curriculum.name, 0, 0)
+        self._streams_before: State = None  # as they were when the epoch began
+        self._seconds, self._seconds_before = _Clock(), 0.0
+
+    @property
+    def name(self) -> str:
+        """What is being learnt."""
+        return self._curriculum.name
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken, breaks left out."""
+        return self._seconds.total
+
+    def run(self) -> None:
+        """Learn to the end."""
+        while not self._over:
+            self._one_epoch()
+        if self._validation is not None:
+            self._validation.restore_best()
+
+    def _one_epoch(self) -> None:
+        training, curriculum, losses = self._training, self._curriculum, self._losses
+        count = curriculum.count_batches(training.batch_size)
+        reported = time.perf_counter()
+        for batch in self._rest_of_epoch():
             for _ in range(training.glances):
-                losses.add(_observed(method, batch, curriculum.name, losses.place))
-            if epoch == 0:
-                method.remember(batch)
-            updates += training.glances
+                losses.add(_observed(self._method, batch, curriculum.name, losses.place))
+            if self._epoch == 0:
+                self._method.remember(batch)
+            self.updates += training.glances
+            self._batch += 1
             now = time.perf_counter()
             if now - reported > _REPORT_EVERY:
                 reported = now
-                watch(Progress(place, epoch, training.epochs, number, batches, losses.settle()))
-        if updates == 0:
+                self._watch(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
+        if self.updates == 0:
             raise DataError(f"{curriculum.name}: the training data gave no batch (a DataLoader that drops its last?).")
         losses.settle()
-        goes_on = validation is None or validation.goes_on()
-        seconds = time.perf_counter() - started
-        judged = (None, None) if validation is None else (validation.loss, validation.lr)
-        watch(EpochEnded(place, curriculum.name, epoch, batches, losses.mean, updates, seconds, *judged))
-        if not goes_on:
-            break
-    if validation is not None:
-        validation.restore_best()
-    return updates
+        goes_on = self._validation is None or self._validation.goes_on()
+        self._over = not goes_on or self._epoch + 1 == training.epochs
+        seconds, self._seconds_before = self.seconds - self._seconds_before, self.seconds
+        self._epoch, self._batch = self._epoch + 1, 0
+        self._losses = _Losses(curriculum.name, self._epoch, self.updates)
+        judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
+        ended = (self._place, curriculum.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
+        self._watch(EpochEnded(*ended, *judged))
+
+    def _rest_of_epoch(self) -> Iterator[Batch]:
+        """The epoch's batches from where it stands: in the order that was drawn when it began, while everything drawn
+        since goes on from where it is.
+        """
+        now = self._streams.state()
+        if self._batch:
+            self._streams.load_state(self._streams_before)
+        else:
+            self._streams_before = now
+        size, device = self._training.batch_size, self._network.device
+        batches = self._curriculum.batches(size, self._streams, self._outputs, device, self._batch)
+        if self._batch:
+            self._streams.load_state(now)
+        return batches
+
+    def state(self) -> State:
+        """Where it has got to."""
+        self._losses.settle()
+        return {
+            "task": self._curriculum.name,
+            "training": self._training.as_dict(),
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "updates": self.updates,
+            "over": self._over,
+            "losses": self._losses.state(),
+            "streams_before": self._streams_before,
+            "validation": None if self._validation is None else self._validation.state(),
+            "seconds": [self.seconds, self._seconds_before],
+        }
+
+    def load_state(self, state: State) -> None:
+        """Go on from there; the state must be one of the same task and training."""
+        self._epoch, self._batch, self.updates, self._over = (
+            state[name] for name in ("epoch", "batch", "updates", "over")
+        )
+        self._losses = _Losses(self._curriculum.name, self._epoch, self.updates)
+        self._losses.load_state(state["losses"])
+        self._streams_before = state["streams_before"]
+        if self._validation is not None:
+            self._validation.load_state(state["validation"])
+        before, self._seconds_before = state["seconds"]
+        self._seconds = _Clock(before)
 
 
 class Validation:
@@ -78,6 +152,7 @@ class Validation:
         curriculum.require_validation()
         self.loss = math.nan
         self.lr: float | None = None
+        self.cuts = 0
         self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
         self._best = math.inf
         self._best_state: dict[str, Tensor] = {}
@@ -99,12 +174,28 @@ class Validation:
         if self._left > 0:
             return True
         self.lr = self._method.slow_down(self._training.lr_divisor)
+        self.cuts += 1
         self._left = self._training.patience
         return self.lr >= self._training.lr_min
 
     def restore_best(self) -> None:
         """Return to the best weights and buffers."""
         self._network.restore(self._best_state)
+
+    def state(self) -> State:
+        """What has been decided so far."""
+        return {
+            "best": self._best,
+            "best_state": self._best_state,
+            "left": self._left,
+            "lr": self.lr,
+            "cuts": self.cuts,
+        }
+
+    def load_state(self, state: State) -> None:
+        """The same decisions again; the method's step sizes are the learner's business."""
+        self._best, self._best_state = state["best"], state["best_state"]
+        self._left, self.lr, self.cuts = state["left"], state["lr"], state["cuts"]
 
 
 def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
@@ -125,36 +216,57 @@ class _Losses:
     """The losses of an epoch, left on their device until somebody looks."""
 
     def __init__(self, name: str, epoch: int, updates_before: int) -> None:
-        self._name, self._epoch, self._done = name, epoch, updates_before
+        self._name, self._epoch, self._before = name, epoch, updates_before
         self._pending: list[Tensor] = []
-        self._sum, self._count, self._recent = 0.0, 0, 0.0
+        self._seen: list[float] = []
+        self._latest = 0  # how many came in when somebody last looked
 
     @property
     def place(self) -> str:
         """Where the next loss belongs."""
-        return f"task {self._name!r}, epoch {self._epoch + 1}, update {self._done + len(self._pending) + 1}"
+        return self._named(len(self._seen) + len(self._pending))
+
+    def _named(self, number: int) -> str:
+        return f"task {self._name!r}, epoch {self._epoch + 1}, update {self._before + number + 1}"
 
     def add(self, loss: Tensor) -> None:
         self._pending.append(loss)
 
     def settle(self) -> float:
-        """Read what has come in, refuse what is not finite, and give its mean."""
+        """Read what has come in, refuse what is not finite, and give the mean of the latest."""
         if self._pending:
-            values = torch.stack(self._pending).double().cpu()
-            bad = (~torch.isfinite(values)).nonzero()
-            if len(bad):
-                update = self._done + int(bad[0]) + 1
-                raise DivergedError(
-                    f"the loss became {float(values[int(bad[0])])} in task {self._name!r}, epoch "
-                    f"{self._epoch + 1}, update {update}: lower the step size (lr, ascent_lr) or check the data."
-                )
-            self._done += len(values)
-            self._sum += float(values.sum())
-            self._count += len(values)
-            self._recent = float(values.mean())
+            values = torch.stack(self._pending).double().cpu().tolist()
+            for number, value in enumerate(values, start=len(self._seen)):
+                if not math.isfinite(value):
+                    raise DivergedError(
+                        f"the loss became {value} in {self._named(number)}: lower the step size (lr, ascent_lr) or "
+                        "check the data."
+                    )
+            self._seen += values
+            self._latest = len(self._pending)
             self._pending = []
-        return self._recent
+        latest = self._seen[-self._latest :] or [0.0]
+        return math.fsum(latest) / len(latest)
 
     @property
     def mean(self) -> float:
-        return self._sum / max(self._count, 1)
+        """Over the epoch, the same however often somebody looked."""
+        return math.fsum(self._seen) / max(len(self._seen), 1)
+
+    def state(self) -> State:
+        return torch.tensor(self._seen, dtype=torch.float64)
+
+    def load_state(self, state: State) -> None:
+        self._seen = state.tolist()
+        self._before -= len(self._seen)
+
+
+class _Clock:
+    """Seconds that pass, in addition to those of before."""
+
+    def __init__(self, before: float = 0.0) -> None:
+        self._before, self._started = before, time.perf_counter()
+
+    @property
+    def total(self) -> float:
+        return self._before + time.perf_counter() - self._started

@@ -60,5 +60,30 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; may be repeated"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with what is in the directory already, or start if nothing is"
+    )
+    add_checkpoint_option(parser)
     add_data_option(parser)
     add_plugin_option(parser)
+
+
+def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
+    """`--checkpoint-every MINUTES`."""
+    parser.add_argument(
+        "--checkpoint-every",
+        type=_minutes,
+        default=5.0,
+        metavar="MINUTES",
+        help="how much of a task may be lost if the run is stopped (default: 5); at a task's end nothing ever is",
+    )
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes: give 0 or more")
+    return minutes

@@ -46,30 +46,35 @@ def _run(options: argparse.Namespace) -> int:
     if options.config is not None:
         apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
         if any(getattr(options, name) is not None for name in apart) or options.set or options.plugin:
-            raise UsageError("--config holds the whole run: give nothing but --out and --data with it.")
-        return _run_one(RunConfig.load(options.config), options.out)
+            raise UsageError("--config holds the whole run: give nothing but --out, --resume and --data with it.")
+        return _run_one(options, RunConfig.load(options.config))
     if options.benchmark is None or options.method is None:
         raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
     if options.seeds is not None:
         if options.seed is not None:
             raise UsageError("give --seed N (one run) or --seeds N (seeds 0 to N-1), not both.")
-        options.resume = False
         return run_many(options, [options.method])
     if options.jobs is not None:
         raise UsageError("--jobs is for several runs at a time: give --seeds N with it.")
-    return _run_one(config_of(options, options.method, options.seed or 0), options.out)
+    return _run_one(options, config_of(options, options.method, options.seed or 0))
 
 
-def _run_one(config: RunConfig, out: Path | None) -> int:
+def _run_one(options: argparse.Namespace, config: RunConfig) -> int:
+    first = Path("runs") / f"{config.benchmark}-{config.method}-seed{config.seed}"
+    out = options.out or (first if options.resume else free(first))
+    return do_run(options, config, out, resume=options.resume)
+
+
+def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume: bool) -> int:
+    """Do the run, show how it goes, and print what came of it."""
     from steppe.display import make_display
     from steppe.experiment import run
     from steppe.study import Finished
     from steppe.tables import summary
 
-    name = f"{config.benchmark}-{config.method}-seed{config.seed}"
-    out = out or free(Path("runs") / name)
-    with make_display([name]) as display:
-        result = run(config, out, lambda event: display(0, event))
+    every = 60 * options.checkpoint_every
+    with make_display([f"{config.benchmark}-{config.method}-seed{config.seed}"]) as display:
+        result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every)
         display(0, Finished(result))
     print(summary(result))
     print(f"  everything is in {out}: start with {out / 'report.md'}")

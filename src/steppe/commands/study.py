@@ -7,11 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steppe.commands.choices import config_of, free, overrides
 from steppe.commands.parsing import Commands, add_training_options
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
+
+if TYPE_CHECKING:
+    from steppe.study import Job
 
 _EXAMPLES = """\
 examples:
@@ -32,9 +36,6 @@ def add(commands: Commands) -> None:
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 of each (default: 5)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the runs in --out that are finished, and do the missing ones"
     )
     add_training_options(parser)
 
@@ -62,34 +63,48 @@ def _study(options: argparse.Namespace) -> int:
 def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Every method with every seed, then the table."""
     from steppe.config import command_line, named_benchmark
-    from steppe.display import make_display
     from steppe.experiment import refuse_unsuitable
-    from steppe.study import Job, run_all, write_tables
-    from steppe.tables import markdown
+    from steppe.runs import locked, refuse_taken
+    from steppe.study import Job, write_plan
 
-    if options.resume and options.out is None:
-        raise UsageError("--resume goes on with a study that is there: say which with --out.")
     if options.seeds is None or options.seeds < 1:
         raise UsageError(f"--seeds {options.seeds}: give how many seeds to run, at least 1.")
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
     benchmark, given = named_benchmark(options.benchmark)
-    out = options.out or free(Path("runs") / f"{benchmark}-{name}-{options.seeds}seeds")
+    first = Path("runs") / f"{benchmark}-{name}-{options.seeds}seeds"
+    out = options.out or (first if options.resume else free(first))
     jobs = [
         Job(config_of(options, method, seed), out / method / f"seed-{seed}")
         for method in methods
         for seed in range(options.seeds)
     ]
     refuse_unsuitable([job.config for job in jobs[:: options.seeds]])
+    words = [*methods, "--seeds", str(options.seeds)]
+    changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
+    command = command_line("study", jobs[0].config, words, changes)
+    with locked(out):
+        if not options.resume:
+            for job in jobs:
+                refuse_taken(job.out)
+        write_plan(out, jobs, command)
+        return do_study(options, out, jobs, command, resume=options.resume)
+
+
+def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], command: str, *, resume: bool) -> int:
+    """Do the runs, show how they go, write and print the table, name those that failed."""
+    from steppe.display import make_display
+    from steppe.study import run_all, write_tables
+    from steppe.tables import markdown
+
     workers = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
+    every = 60 * options.checkpoint_every
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
-        outcome = run_all(jobs, workers, display, resume=options.resume)
+        outcome = run_all(jobs, workers, display, resume=resume, crowd=options.jobs is None, checkpoint_every=every)
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
-        words = [*methods, "--seeds", str(options.seeds), "--jobs", str(workers)]
-        changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
-        write_tables(out, results, command_line("study", jobs[0].config, words, changes))
+        write_tables(out, results, command)
         print(markdown(results), end="")
         print(f"\neverything is in {out}: table.md, table.tex, table.json, and a directory for each run")
     for number, failure in sorted(outcome.failures.items()):
@@ -97,4 +112,9 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
         print(f"steppe: {job.config.method} seed {job.config.seed} failed: {failure.reason}", file=sys.stderr)
         if options.debug and failure.details:
             print(failure.details, file=sys.stderr)
+    if outcome.failures:
+        print(
+            f"steppe: {len(outcome.failures)} of {len(jobs)} runs failed; steppe resume {out} tries them again.",
+            file=sys.stderr,
+        )
     return 1 if outcome.failures else 0

@@ -25,11 +25,12 @@ class Samples(ABC):
     def take(self, indices: Tensor) -> Pair:
         """The samples at these places."""
 
-    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
-        """Every sample once, in batches (the last may be smaller); shuffled by `order` where one is given."""
+    def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
+        """Every sample once, in batches (the last may be smaller); shuffled by `order` where one is given. The order is
+        drawn at once, and the first `skip` batches of it are passed over.
+        """
         indices = torch.arange(len(self)) if order is None else torch.randperm(len(self), generator=order)
-        for pick in torch.split(indices, size):
-            yield self.take(pick)
+        return (self.take(pick) for pick in torch.split(indices, size)[skip:])
 
     def first(self) -> Pair:
         """One batch to learn shapes from; draws nothing from any generator."""
@@ -64,12 +65,11 @@ class TensorSamples(Samples):
     def take(self, indices: Tensor) -> Pair:
         return self._viewed(indices.to(self.x.device))
 
-    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
+    def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         if order is not None:
-            yield from super().batches(size, order)
-            return
-        for start in range(0, len(self), size):  # slices need no copy
-            yield self._viewed(slice(start, start + size))
+            return super().batches(size, order, skip)
+        starts = range(skip * size, len(self), size)
+        return (self._viewed(slice(start, start + size)) for start in starts)  # slices need no copy
 
     def _viewed(self, pick: slice | Tensor) -> Pair:
         x = self.x[pick]
@@ -110,9 +110,11 @@ class LoaderSamples(Samples):
     def take(self, indices: Tensor) -> Pair:
         raise DataError("is a DataLoader, whose samples come in its own order: give a Dataset or tensors here.")
 
-    def batches(self, size: int, order: torch.Generator | None) -> Iterator[Pair]:
-        for pair in self.loader:
-            yield _checked_pair(pair)
+    def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
+        pairs = iter(self.loader)
+        for _ in range(skip):  # the loader alone knows its order
+            next(pairs, None)
+        return (_checked_pair(pair) for pair in pairs)
 
     def first(self) -> Pair:
         if len(self) == 0:

@@ -22,6 +22,7 @@ from steppe.registry import register_method
 from steppe.rings import Rings, check_room, check_shares
 from steppe.seeding import Streams
 from steppe.settings import setting
+from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch, Direction, multiplied
 
@@ -57,6 +58,7 @@ class AGEM(MethodSettings):
 
 class _AGEM(Method):
     descent: Descent
+    kept = ("descent", "rings")
 
     def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
@@ -93,6 +95,14 @@ class _AGEM(Method):
     def end_task(self) -> list[str]:
         self.past = PastTasks(self.network, [])  # the prepared copy serves one task only
         return []
+
+    def state(self) -> State:
+        return {**super().state(), "together": bool(self.past.linear)}
+
+    def load_state(self, state: State) -> None:
+        together = state.pop("together")
+        super().load_state(state)
+        self.past = PastTasks(self.network, self.rings.past(), together=together)
 
     def bytes_held(self) -> dict[str, int]:
         return {"replay": self.rings.bytes_held(), "bases": 0}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from steppe.errors import UsageError
 from steppe.methods.descent import Descent
 from steppe.settings import Settings
+from steppe.state import State, Stateful
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,12 @@ class Method(ABC):
     descent: Descent | None = None
     """SGD on the weights, where the method takes its steps by it."""
 
+    kept: ClassVar[tuple[str, ...] | None] = None
+    """The attributes that must be kept to go on after a break, beside the model and the streams: things with a state of
+    their own (`descent`, a reservoir), numbers, tensors, batches, lists and dictionaries of them. None: not said, so
+    runs of the method cannot be resumed.
+    """
+
     def begin_task(self) -> None:
         """The next task starts: step sizes are the first ones again, and momentum is forgotten."""
         if self.descent is not None:
@@ -80,6 +87,24 @@ class Method(ABC):
         replay and bases are always named.
         """
         return {"replay": 0, "bases": 0}
+
+    def state(self) -> State:
+        """What has to be kept to go on after a break between two batches, or between two tasks."""
+        if self.kept is None:
+            raise UsageError(
+                f"{type(self).__name__} does not say what has to be kept of it: name its attributes in `kept`."
+            )
+        parts = {name: getattr(self, name) for name in self.kept}
+        return {name: part.state() if isinstance(part, Stateful) else part for name, part in parts.items()}
+
+    def load_state(self, state: State) -> None:
+        """Go on from a state; step sizes that were cut in the current task have been cut again before."""
+        for name, value in state.items():
+            part = getattr(self, name)
+            if isinstance(part, Stateful):
+                part.load_state(value)
+            else:
+                setattr(self, name, value)
 
     def record(self) -> dict[str, Any]:
         """What is worth recording after a task: ranks, importances, whatever figures will want."""

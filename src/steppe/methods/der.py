@@ -43,6 +43,7 @@ class DERPlusPlus(MethodSettings):
 
 class _DERPlusPlus(Method):
     descent: Descent
+    kept = ("descent", "replay")
 
     def __init__(self, settings: DERPlusPlus, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from steppe.network import Network
 from steppe.numerics import shortening, shortening_tensor
+from steppe.state import State
 from steppe.types import Direction, Gradient, Outer, multiplied
 
 
@@ -29,6 +30,15 @@ class Descent:
         self.lr /= divisor
         self._velocity = {}
         return self.lr
+
+    def state(self) -> State:
+        """Step size and momentum."""
+        return {"lr": self.lr, "velocity": self._velocity}
+
+    def load_state(self, state: State) -> None:
+        """The same step size and momentum again, laid out in memory like the weights."""
+        self.lr, weights = state["lr"], self._network.parameters
+        self._velocity = {name: torch.zeros_like(weights[name]).copy_(v) for name, v in state["velocity"].items()}
 
     @torch.no_grad()
     def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:

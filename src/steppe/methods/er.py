@@ -42,6 +42,7 @@ class ER(MethodSettings):
 
 class _ER(Method):
     descent: Descent
+    kept = ("descent", "replay")
 
     def __init__(self, settings: ER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network

@@ -21,6 +21,7 @@ from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
 from steppe.seeding import Streams
 from steppe.settings import setting
+from steppe.state import State
 from steppe.types import Batch, Direction, multiplied
 
 
@@ -41,6 +42,7 @@ class EWC(MethodSettings):
 
 class _EWC(Method):
     descent: Descent
+    kept = ("descent", "penalty", "first")
 
     def __init__(self, settings: EWC, network: Network) -> None:
         self.settings, self.network = settings, network
@@ -116,6 +118,15 @@ class Penalty:
             half = {name: self.importance[name] * d for name, d in distance.items()}
             value = torch.stack([torch.dot(half[name].flatten(), d.flatten()) for name, d in distance.items()]).sum()
             return value + self.scatter.to(value), {name: h.mul_(2) for name, h in half.items()}
+
+    def state(self) -> State:
+        """All of it."""
+        return {name: getattr(self, name) for name in ("tasks", "importance", "centre", "scatter")}
+
+    def load_state(self, state: State) -> None:
+        """The same penalty again."""
+        self.tasks, self.importance, self.centre = state["tasks"], state["importance"], state["centre"]
+        self.scatter = state["scatter"].cpu()
 
     def bytes_held(self) -> dict[str, int]:
         """The two vectors, by kind: as much after the hundredth task as after the first."""

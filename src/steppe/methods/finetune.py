@@ -32,6 +32,7 @@ class Finetune(MethodSettings):
 
 class _Finetune(Method):
     descent: Descent
+    kept = ("descent",)
 
     def __init__(self, settings: Finetune, network: Network) -> None:
         self.settings, self.network = settings, network

@@ -86,6 +86,7 @@ class FSDGPM(MethodSettings):
 
 class _FSDGPM(Method):
     descent: Descent
+    kept = ("descent", "replay", "memory", "tasks_done")
 
     def __init__(
         self, settings: FSDGPM, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams

@@ -25,6 +25,7 @@ from steppe.registry import register_method
 from steppe.rings import Rings, check_room, check_shares
 from steppe.seeding import Streams
 from steppe.settings import setting
+from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch, multiplied
 
@@ -57,6 +58,7 @@ class GEM(MethodSettings):
 
 class _GEM(Method):
     descent: Descent
+    kept = ("descent", "rings")
 
     def __init__(self, settings: GEM, network: Network) -> None:
         self.settings, self.network = settings, network
@@ -88,6 +90,14 @@ class _GEM(Method):
     def end_task(self) -> list[str]:
         self.past = PastTasks(self.network, [])  # the prepared copy serves one task only
         return []
+
+    def state(self) -> State:
+        return {**super().state(), "together": bool(self.past.linear)}
+
+    def load_state(self, state: State) -> None:
+        together = state.pop("together")
+        super().load_state(state)
+        self.past = PastTasks(self.network, self.rings.past(), together=together)
 
     def bytes_held(self) -> dict[str, int]:
         return {"replay": self.rings.bytes_held(), "bases": 0}

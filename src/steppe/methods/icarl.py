@@ -27,6 +27,7 @@ from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
 from steppe.seeding import Streams
 from steppe.settings import setting
+from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch
 
@@ -86,6 +87,7 @@ class Exemplars:
 
 class _ICaRL(Method):
     descent: Descent
+    kept = ("descent",)
 
     def __init__(self, settings: ICaRL, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
@@ -180,6 +182,21 @@ class _ICaRL(Method):
             return torch.full_like(logits, -torch.inf)
         distances = torch.cdist(logits.float(), self._means.float(), compute_mode="donot_use_mm_for_euclid_dist")
         return distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+    def state(self) -> State:
+        held = self.exemplars
+        return {
+            **super().state(),
+            "exemplars": None if held is None else [held.batch, held.logits, held.places],
+            "pool": Batch.union(self._pool) if self._pool else None,
+        }
+
+    def load_state(self, state: State) -> None:
+        exemplars, pool = state.pop("exemplars"), state.pop("pool")
+        super().load_state(state)
+        self.exemplars = None if exemplars is None else Exemplars(*exemplars)
+        self._means = None if self.exemplars is None else self.exemplars.class_means()
+        self._pool = [] if pool is None else [pool]
 
     def bytes_held(self) -> dict[str, int]:
         if self.exemplars is None:

@@ -60,6 +60,8 @@ class MetaGradient(NamedTuple):
 
 
 class _LaMAML(Method):
+    kept = ("replay", "rates")
+
     def __init__(self, settings: LaMAML, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))

@@ -39,6 +39,7 @@ class SAMER(MethodSettings):
 
 class _SAMER(Method):
     descent: Descent
+    kept = ("descent", "replay")
 
     def __init__(self, settings: SAMER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network

@@ -121,15 +121,16 @@ class PastTasks:
     """Samples of past tasks as the model takes them, and the tasks' gradients on them wherever the weights stand.
 
     The fast way is taken if, tried here once, it gives what the slow one gives: in a model whose samples affect each
-    other (BatchNorm), or with randomness (dropout), or with a weight used outside its layer, it does not.
+    other (BatchNorm), or with randomness (dropout), or with a weight used outside its layer, it does not. `together`
+    says what was found when it was tried before.
     """
 
-    def __init__(self, network: Network, samples: Sequence[Batch]) -> None:
+    def __init__(self, network: Network, samples: Sequence[Batch], *, together: bool | None = None) -> None:
         self._network = network
         self._samples = [network.prepare(batch) for batch in samples]
         self._union = Batch.union(self._samples) if samples else None
         self._sample_kernel: Tensor | None = None
-        self.linear: LinearLayers = self._factorable()
+        self.linear: LinearLayers = self._factorable(together)
         """The weights of linear layers, each with its layer, if gradients are taken together; else empty."""
 
     def __len__(self) -> int:
@@ -184,7 +185,7 @@ class PastTasks:
             self._sample_kernel = samples @ samples.T
         return self._sample_kernel
 
-    def _factorable(self) -> LinearLayers:
+    def _factorable(self, together: bool | None) -> LinearLayers:
         """The linear layers by their weights' names, if gradients can be taken together; else nothing."""
         model, parameters = self._network.model, self._network.parameters
         if len({len(batch) for batch in self._samples}) != 1 or next(model.buffers(), None) is not None:
@@ -196,7 +197,7 @@ class PastTasks:
         }
         if not linear.keys() <= parameters.keys() <= linear.keys() | {_bias_of(name) for name in linear}:
             return {}
-        return linear if self._ways_agree(linear) else {}
+        return linear if (self._ways_agree(linear) if together is None else together) else {}
 
     def _ways_agree(self, linear: LinearLayers) -> bool:
         try:

@@ -15,6 +15,7 @@ from steppe.projection.growth import grown
 from steppe.projection.importance import ImportanceRule, Importances
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
+from steppe.state import State
 from steppe.types import Gradient, Outer
 
 
@@ -113,6 +114,14 @@ class GradientMemory:
         """Make a basis the weight's own, in the weight's precision."""
         dtype = network.parameters[name].dtype
         self.projectors[name] = SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
+
+    def state(self) -> State:
+        """Bases and importances; the rule's step size is the business of whoever slows it down."""
+        return {name: [p.basis, p.importance] for name, p in self.projectors.items()}
+
+    def load_state(self, state: State) -> None:
+        """The same bases and importances again."""
+        self.projectors = {name: SoftProjector(basis, importance) for name, (basis, importance) in state.items()}
 
     def bytes_held(self) -> dict[str, int]:
         """Memory of bases and importances."""

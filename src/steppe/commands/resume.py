@@ -1,0 +1,45 @@
+"""`steppe resume`: go on with runs and studies that were stopped."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from steppe.commands.parsing import Commands, add_checkpoint_option, add_data_option
+from steppe.commands.run import do_run
+from steppe.commands.study import do_study
+from steppe.data.directory import use_directory
+from steppe.errors import UsageError
+
+_EXAMPLES = """\
+examples:
+  steppe resume runs/pmnist-fs-dgpm-seed0     a run that was killed, to the same numbers as if it had not been
+  steppe resume study --jobs 2                all runs of a study that are missing, half-done or failed
+"""
+
+
+def add(commands: Commands) -> None:
+    """Make the command known."""
+    parser = commands.add("resume", "Go on with a run or a study that was stopped.", _resume, _EXAMPLES)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the run's or the study's directory")
+    parser.add_argument("--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core)")
+    add_checkpoint_option(parser)
+    add_data_option(parser)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from steppe.config import RunConfig
+    from steppe.runs import CONFIG, locked
+    from steppe.study import PLAN, read_plan
+
+    use_directory(options.data)
+    out = options.directory
+    if options.jobs is not None and options.jobs < 1:
+        raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
+    if (out / CONFIG).exists():
+        return do_run(options, RunConfig.load(out / CONFIG), out, resume=True)
+    if (out / PLAN).exists():
+        jobs, command = read_plan(out)
+        with locked(out):
+            return do_study(options, out, jobs, command, resume=True)
+    raise UsageError(f"{out} holds no run and no study ({CONFIG} or {PLAN}): there is nothing to go on with.")

@@ -1,0 +1,48 @@
+"""`steppe.load`: a learner from the file that `Learner.save` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from steppe.errors import RunError, UsageError
+from steppe.learner import Learner
+from steppe.methods.base import MethodSettings
+from steppe.registry import METHODS
+from steppe.saving import read_state
+from steppe.state import State
+
+
+def load(
+    path: Path | str,
+    model: nn.Module,
+    *,
+    device: str | torch.device | None = None,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+) -> Learner:
+    """The learner that was saved, at work on `model`, whose weights are replaced by the saved ones.
+
+    The file holds numbers and names, no code: a model of the same architecture and, where there was one, the same
+    `prepare` come from the caller. A method of one's own must be registered before.
+    """
+    place = device if device is not None else next((p.device for p in model.parameters()), "cpu")
+    state = read_state(Path(path), "learner", place)
+    try:
+        settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
+        learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude)
+        learner.load_state(state)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise RunError(f"{path} holds no learner that can be gone on with: {type(error).__name__}: {error}.") from error
+    return learner
+
+
+def _settings(saved: State) -> MethodSettings:
+    for entry in METHODS.values():
+        if entry.settings.__name__ == saved["kind"]:
+            found = entry.settings.from_mapping(saved["values"])
+            assert isinstance(found, MethodSettings)
+            return found
+    raise UsageError(f"the learner was saved with the method {saved['kind']}, which is not known: register it first.")
