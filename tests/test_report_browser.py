@@ -68,12 +68,19 @@ def opened(browser: Any, study: Path) -> Iterator[Any]:
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
-def show(browser: Any, path: Path, width: int, theme: str = "light") -> None:
+def show(browser: Any, path: Path, width: int, theme: str = "light", *, settled: bool = True) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     browser.get(path.as_uri())
+    if settled:
+        settle(browser)
+
+
+def settle(browser: Any) -> None:
+    """Charts that have just come into view are drawn anew in the next frame: wait until they are."""
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
 
 def part(browser: Any, name: str, section: int = 0) -> Any:
@@ -83,8 +90,7 @@ def part(browser: Any, name: str, section: int = 0) -> Any:
 def hover(browser: Any, place: Any, across: float = 0.0, down: float = 0.0) -> str:
     """Move over a chart, by shares of its half width and half height from its middle; gives the tooltip's text."""
     chart = place.find_element("css selector", ".chart svg")
-    # Charts that have just come into view are drawn anew in the next frame.
-    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    settle(browser)
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
     box = chart.rect
     at = (int(across * box["width"] / 2), int(down * box["height"] / 2))
@@ -229,7 +235,7 @@ def test_what_is_looked_at_stays_when_the_window_changes(opened: Any, study: Pat
     before = chart.get_dom_attribute("viewBox")
     size = {"width": 600, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    opened.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    settle(opened)
     assert chart.get_dom_attribute("viewBox") != before
     assert "after task 1" in part(opened, "curves").find_element("css selector", ".tooltip").text
 
@@ -249,7 +255,7 @@ def test_every_control_has_a_name(opened: Any) -> None:
 def test_without_scripts_the_tables_remain(browser: Any, study: Path) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        show(browser, study, 1280)
+        show(browser, study, 1280, settled=False)
         text = browser.find_element("tag name", "body").text
         assert "Scripts are off" in text
         assert "compared with fs-dgpm" in text
