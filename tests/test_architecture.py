@@ -27,7 +27,7 @@ LAYERS = [
     {"config", "catalogue"},
     {"tables", "runs"},
     {"experiment", "landscape"},
-    {"study", "figures", "reproduction"},
+    {"study", "figures", "report", "reproduction"},
     {"display"},
     {"commands"},
     {"cli"},

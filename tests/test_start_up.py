@@ -27,7 +27,9 @@ def test_the_written_catalogue_is_up_to_date() -> None:
     assert json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8")) == everything()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "fs-dgpm"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list"], ["list", "fs-dgpm"], ["run", "--help"], ["report", "--help"], ["--version"]]
+)
 def test_nobody_waits_for_torch_to_read(arguments: list[str]) -> None:
     look = "import sys, steppe.cli\ntry: steppe.cli.main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look, *arguments], capture_output=True, text=True, check=True)

@@ -22,7 +22,8 @@ from steppe.files import write_whole, writing
 from steppe.saving import read_state, write_state
 from steppe.state import State
 
-CONFIG, LOG, RESULT, REPORT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "report.md", "checkpoints"
+CONFIG, LOG, RESULT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "checkpoints"
+REPORT, PAGE = "report.md", "report.html"
 _LOCK = ".lock"
 _STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
 
@@ -168,6 +169,20 @@ def refuse_taken(path: Path) -> None:
             raise UsageError(
                 f"{path} already holds a run ({name}): go on with it by --resume, choose another --out, or remove it."
             )
+
+
+def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:
+    """The directories of finished and of unfinished runs in this one, itself included; without a finished one it is
+    refused.
+    """
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory: give a run's or a study's.")
+    finished = sorted(file.parent for file in directory.rglob(RESULT))
+    unfinished = sorted({config.parent for config in directory.rglob(CONFIG)} - set(finished))
+    if not finished:
+        state = f"{len(unfinished)} unfinished run(s) and no finished one" if unfinished else "no run"
+        raise UsageError(f"{directory} holds {state}: there is nothing to show.")
+    return finished, unfinished
 
 
 def read_result(path: Path) -> dict[str, Any]:

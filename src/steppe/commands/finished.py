@@ -7,23 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import UsageError
-
 
 def finished_results(directories: Sequence[Path]) -> list[dict[str, Any]]:
     """The results of all finished runs in these directories; unfinished ones are named."""
-    from steppe.runs import CONFIG, RESULT, read_result
+    from steppe.runs import read_result, runs_within
 
     found = []
     for directory in directories:
-        if not directory.is_dir():
-            raise UsageError(f"{directory} is no directory: give a run's or a study's.")
-        inner = sorted(file.parent for file in directory.rglob(RESULT))
-        unfinished = sorted({config.parent for config in directory.rglob(CONFIG)} - set(inner))
-        if not inner:
-            state = f"{len(unfinished)} unfinished run(s) and no finished one" if unfinished else "no run"
-            raise UsageError(f"{directory} holds {state}: there is nothing to show.")
-        found += [read_result(path) for path in inner]
+        finished, unfinished = runs_within(directory)
+        found += [read_result(path) for path in finished]
         for path in unfinished:
             print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
     return found

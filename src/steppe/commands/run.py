@@ -69,6 +69,8 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     """Do the run, show how it goes, and print what came of it."""
     from steppe.display import make_display
     from steppe.experiment import run
+    from steppe.report.page import write_report
+    from steppe.runs import PAGE
     from steppe.study import Finished
     from steppe.tables import summary
 
@@ -76,6 +78,7 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     with make_display([f"{config.benchmark}-{config.method}-seed{config.seed}"]) as display:
         result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every)
         display(0, Finished(result))
+    write_report([out], out / PAGE, f"steppe report {out}")
     print(summary(result))
-    print(f"  everything is in {out}: start with {out / 'report.md'}")
+    print(f"  everything is in {out}: start with {out / PAGE}")
     return 0

@@ -1,0 +1,43 @@
+"""`steppe report`: finished runs as one page for the browser."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from steppe.commands.parsing import Commands
+
+_EXAMPLES = """\
+examples:
+  steppe report runs/pmnist-fs-dgpm-seed0                one run
+  steppe report study -o study.html                      a study: table, differences, curves, matrices
+  steppe report pmnist-study cifar-study -o both.html    several benchmarks, a tab each
+"""
+
+
+def add(commands: Commands) -> None:
+    """Make the command known."""
+    parser = commands.add("report", "Write finished runs as one page for the browser.", _report, _EXAMPLES)
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="runs or studies")
+    parser.add_argument(
+        *("-o", "--out"),
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="the page (default: report.html)",
+    )
+
+
+def _report(options: argparse.Namespace) -> int:
+    from steppe.report.collect import collect
+    from steppe.report.page import write_page
+
+    collected = collect(options.directories)
+    for path in collected.unfinished:
+        print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
+    words = ["steppe", "report", *map(str, options.directories), "-o", str(options.out)]
+    write_page(collected, options.out, shlex.join(words))
+    print(f"wrote {options.out}: open it in a browser")
+    return 0

@@ -1,0 +1,156 @@
+"""The files of finished runs as plain data: results, logs, landscapes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from steppe.errors import RunError
+from steppe.report.landscape_file import Landscape, read_landscape
+from steppe.runs import LOG, read_result, runs_within
+
+TABLE = "table.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run; `records` are what its method told after each task, by the task's place."""
+
+    name: str
+    result: dict[str, Any]
+    tasks: dict[int, str] = field(default_factory=dict)
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    landscape: Landscape | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's benchmark and the command that made it."""
+
+    benchmark: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Everything a report is made of."""
+
+    runs: list[Run]
+    unfinished: list[Path]
+    studies: list[Study]
+
+
+def collect(directories: Sequence[Path]) -> Collected:
+    """All finished runs in these directories, each once; unfinished ones are only named."""
+    runs: dict[Path, Run] = {}
+    unfinished: dict[Path, Path] = {}
+    studies: dict[Study, None] = {}
+    for directory in directories:
+        done, broken_off = runs_within(directory)
+        for path in done:
+            runs.setdefault(path.resolve(), read_run(path, _name(directory, path)))
+        for path in broken_off:
+            unfinished.setdefault(path.resolve(), path)
+        studies |= dict.fromkeys(_studies(directory))
+    return Collected(list(runs.values()), list(unfinished.values()), list(studies))
+
+
+def read_run(path: Path, name: str) -> Run:
+    """One run's result, with what its log and its landscape add where they can be read."""
+    result = read_result(path)
+    for key, fits in _SHAPES.items():
+        if not fits(result[key]):
+            raise RunError(f"{path}: {key!r} of its result is not what a run writes: remove the run, or do it again.")
+    tasks, records = {}, {}
+    remarks = [str(remark) for remark in result.get("remarks") or []]
+    for event in _events(path / LOG):
+        place, told = event.get("task"), event.get("method")
+        if event.get("event") == "TaskEnded" and isinstance(place, int):
+            tasks[place] = str(event.get("name", ""))
+            records[place] = told if isinstance(told, dict) else {}
+            remarks += [str(remark) for remark in event.get("remarks") or []]
+    landscape, trouble = read_landscape(path)
+    return Run(name, result, tasks, records, tuple(dict.fromkeys([*remarks, *trouble])), landscape)
+
+
+def _events(log: Path) -> Iterator[dict[str, Any]]:
+    """The records of a log; what cannot be read is passed over, for the result stands without it."""
+    try:
+        lines = log.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def _studies(directory: Path) -> Iterator[Study]:
+    for file in sorted(directory.rglob(TABLE)):
+        try:
+            table = json.loads(file.read_text(encoding="utf-8"))
+            yield Study(str(table["benchmark"]), str(table["command"]))
+        except (OSError, ValueError, TypeError, KeyError):  # the runs have commands of their own
+            continue
+
+
+def _name(directory: Path, path: Path) -> str:
+    """A run's name for the page: no more of its path than tells it apart."""
+    return str(Path(directory.resolve().name) / path.relative_to(directory))
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or is_number(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_matrix(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(row, list) and len(row) == len(value) for row in value)
+        and all(_is_number_or_none(entry) for row in value for entry in row)
+    )
+
+
+def _is_numbers_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(is_number(entry) for entry in value.values())
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(section), dict) for section in ("run", "benchmark", "method", "training")
+    )
+
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "benchmark": _is_text,
+    "method": _is_text,
+    "seed": lambda value: isinstance(value, int),
+    "acc": is_number,
+    "bwt": _is_number_or_none,
+    "learning_acc": _is_number_or_none,
+    "forgetting": _is_number_or_none,
+    "accuracy": _is_matrix,
+    "seconds": _is_numbers_by_name,
+    "bytes": _is_numbers_by_name,
+    "command": _is_text,
+    "versions": lambda value: isinstance(value, dict),
+    "config": _is_config,
+}

@@ -1,0 +1,223 @@
+"""The parts of the page that need no script: tables, settings, versions, commands. All text from files is escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from steppe.published import Figure
+from steppe.report.differences import reference, table_of_differences
+from steppe.report.sections import Section, Variant, flat, written
+from steppe.tables import Row, rows
+
+MEASURES = {"acc": "ACC", "bwt": "BWT"}
+
+
+def lede(section: Section) -> str:
+    """What the section is about, in a sentence or two."""
+    every = sorted({seed for variant in section.variants for seed in variant.seeds})
+    counts = [_counted(len(section.variants), "method"), _counted(len(section.tasks), "task"), _seeds(every)]
+    described = f"{_description(section.benchmark)} Here: {', '.join(counts)}.".removeprefix(" Here: ")
+    return f"<p class='lede'>{escape(described)}</p>"
+
+
+def _description(benchmark: str) -> str:
+    """The catalogue's line on a benchmark; a plugin's has none here."""
+    pages = json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8"))
+    first = str(pages.get(benchmark, "")).split("\n", 1)[0]
+    return first.partition(": ")[2] if benchmark else ""
+
+
+def results_table(section: Section) -> str:
+    """Mean ± standard deviation of every method, with the published figures beside it."""
+    lines = [rows([run.result for run in variant.runs])[0] for variant in section.variants]
+    sources = [source for source in ("paper", "released") if any(getattr(line, source) for line in lines)]
+    best = _best(lines)
+    heads = [("here", "here"), ("paper", "paper"), ("released", "its code")]
+    kept = [words for source, words in heads if source == "here" or source in sources]
+    group = "".join(f"<th scope='colgroup' colspan='{len(kept)}'>{words}</th>" for words in MEASURES.values())
+    under = "".join(f"<th scope='col' class='n{' opens' if words == 'here' else ''}'>{words}</th>" for words in kept)
+    body = "".join(
+        _result_row(variant, line, sources, best) for variant, line in zip(section.variants, lines, strict=True)
+    )
+    return (
+        "<div class='scroll' tabindex='0' role='region' aria-label='Results'><table class='results'><thead>"
+        "<tr><th scope='col' rowspan='2'>method</th><th scope='col' rowspan='2' class='n'>seeds</th>"
+        f"{group}<th scope='col' rowspan='2' class='n opens'>learning<br>accuracy</th>"
+        "<th scope='col' rowspan='2' class='n'>forgetting</th>"
+        "<th scope='col' rowspan='2' class='n'>seconds<br>per run</th></tr>"
+        f"<tr>{under * len(MEASURES)}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<p class='note'>{_table_note(section, sources)}</p>"
+    )
+
+
+def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mapping[str, Row]) -> str:
+    cells = [_cell(str(len(line.seeds)))]
+    for measure in MEASURES:
+        own = number(getattr(line, measure))
+        cells.append(_cell(f"<b>{own}</b>" if best.get(measure) is line else own, "n opens"))
+        cells += [_cell(number(getattr(line, source).get(measure)), "n quoted") for source in sources]
+    cells += [_cell(number(line.learning_acc), "n opens"), _cell(number(line.forgetting))]
+    cells.append(_cell("" if line.seconds is None else f"{line.seconds.mean:.0f}"))
+    return f"<tr><th scope='row'>{escape(variant.label)}</th>{''.join(cells)}</tr>"
+
+
+def _best(lines: Sequence[Row]) -> dict[str, Row]:
+    """The best of each measure among methods that learn one task after another; no prize for a lone one."""
+    found = {}
+    for measure in MEASURES:
+        able = [line for line in lines if line.bwt is not None and getattr(line, measure) is not None]
+        if len(able) > 1:
+            found[measure] = max(able, key=lambda line: getattr(line, measure).mean)
+    return found
+
+
+def _table_note(section: Section, sources: Sequence[str]) -> str:
+    several = any(len(variant.seeds) > 1 for variant in section.variants)
+    words = ["Percent, mean ± standard deviation over seeds. " if several else "Percent, of one seed. "]
+    words.append("ACC: mean accuracy over all tasks at the end. BWT: mean change on each earlier task since it was ")
+    words.append("learnt (over T − 1 tasks). ")
+    if sources:
+        quoted = {"paper": "paper: the figures of the FS-DGPM paper", "released": "its code: the paper’s code run anew"}
+        words.append("; ".join(quoted[source] for source in sources) + " (5 seeds). ")
+    if any(not run.result["full_length"] for variant in section.variants for run in variant.runs):
+        words.append("Tasks or training differ from the benchmark’s own, so published figures do not apply. ")
+    if len(section.variants) > 1:
+        words.append("Bold: the best that learns one task after another.")
+    return "".join(words)
+
+
+def differences(section: Section) -> str:
+    """Every method against a chosen one; the script only changes which is chosen."""
+    if len(section.variants) < 2:
+        return ""
+    chosen = reference(section)
+    options = "".join(
+        f"<option value='{place}'{' selected' if place == chosen else ''}>{escape(variant.label)}</option>"
+        for place, variant in enumerate(section.variants)
+    )
+    bodies = "".join(
+        f"<tbody data-reference='{place}'{'' if place == chosen else ' hidden'}>"
+        + "".join(
+            f"<tr><th scope='row'>{escape(line.label)}</th>" + "".join(_cell(text) for text in line.cells()) + "</tr>"
+            for line in table_of_differences(section, place)
+        )
+        + "</tbody>"
+        for place in range(len(section.variants))
+    )
+    heads = "".join(
+        f"<th scope='col' class='n opens'>Δ {words}</th><th scope='col' class='n'>p</th>"
+        f"<th scope='col' class='n'>n</th>"
+        for words in MEASURES.values()
+    )
+    name = escape(section.variants[chosen].label)
+    return (
+        "<section class='part' data-part='differences'><h3>Are the differences real?</h3>"
+        "<div class='controls'><label class='scripted'>compare with "
+        f"<select data-role='reference'>{options}</select></label>"
+        f"<span class='unscripted'>compared with {name}</span></div>"
+        "<div class='scroll' tabindex='0' role='region' aria-label='Differences'><table class='differences'>"
+        f"<thead><tr><th scope='col'>method</th>{heads}</tr></thead>{bodies}</table></div>"
+        "<p class='note'>Δ: the method minus the chosen one, in points. p: two-sided t-test, paired over the n seeds "
+        "that both have (Welch’s test where they share less than two: n | m), corrected by Holm’s method for the "
+        "comparisons in the column. Bold: below 0.05.</p></section>"
+    )
+
+
+def settings(section: Section) -> str:
+    """What differs from the presets, then everything in a fold."""
+    every = [variant.changes for variant in section.variants]
+    shared = {key: value for key, value in every[0].items() if all(each.get(key) == value for each in every)}
+    changed = [("tasks", section.changes), ("all methods" if len(every) > 1 else section.variants[0].label, shared)]
+    for variant in section.variants:
+        changed.append((variant.label, {key: value for key, value in variant.changes.items() if key not in shared}))
+    differing = [f"<li><b>{escape(name)}</b>: {_assigned(changes)}</li>" for name, changes in changed if changes]
+    front = (
+        f"<ul class='plain'>{''.join(differing)}</ul>"
+        if differing
+        else "<p>Every setting is the preset’s for this benchmark.</p>"
+    )
+    return (
+        f"<section class='part'><h3>Settings</h3>{front}"
+        f"<details><summary>All settings</summary>{_all_settings(section)}</details></section>"
+    )
+
+
+def _assigned(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"<code>{escape(key)}={escape(written(value))}</code>" for key, value in values.items())
+
+
+def _all_settings(section: Section) -> str:
+    first = section.variants[0].runs[0].result["config"]
+    blocks = [_settings_block("tasks", flat(first, ("benchmark",)))]
+    blocks += [
+        _settings_block(variant.label, flat(variant.runs[0].result["config"], ("training", "method")))
+        for variant in section.variants
+    ]
+    return f"<div class='settings'>{''.join(blocks)}</div>"
+
+
+def _settings_block(name: str, values: Mapping[str, Any]) -> str:
+    lines = "".join(f"<dt>{escape(key)}</dt><dd>{escape(written(value))}</dd>" for key, value in values.items())
+    return f"<div><h4>{escape(name)}</h4><dl>{lines}</dl></div>"
+
+
+def left_out(names: Sequence[str]) -> str:
+    """The unfinished runs by name."""
+    return f"<p class='note'>Unfinished and left out: {escape(', '.join(names))}.</p>" if names else ""
+
+
+def provenance(section: Section) -> str:
+    """Remarks, commands and versions."""
+    runs = [run for variant in section.variants for run in variant.runs]
+    told = "".join(f"<li>{escape(remark[:1].upper() + remark[1:])}</li>" for remark in section.remarks)
+    each = "\n".join(dict.fromkeys(run.result["command"] for run in runs))
+    studies = "\n".join(dict.fromkeys(study.command for study in section.studies))
+    shown = f"<pre>{escape(studies)}</pre>" if studies else ""
+    folded = f"<pre>{escape(each)}</pre>"
+    if studies or len(runs) > 5:
+        folded = f"<details><summary>Each of the {_counted(len(runs), 'run')} by itself</summary>{folded}</details>"
+    return (
+        (f"<section class='part'><h3>Remarks</h3><ul>{told}</ul></section>" if told else "")
+        + f"<section class='part'><h3>Run it again</h3>{shown}{folded}</section>"
+        + f"<section class='part'><h3>Versions</h3>{_versions([run.result['versions'] for run in runs])}</section>"
+    )
+
+
+def _versions(found: Sequence[Mapping[str, Any]]) -> str:
+    """The versions behind the runs, each combination once."""
+    unique = {json.dumps(versions, sort_keys=True): versions for versions in found}
+    counts = [json.dumps(versions, sort_keys=True) for versions in found]
+    lines = [
+        f"<li>{', '.join(f'{escape(str(name))} <code>{escape(str(value))}</code>' for name, value in versions.items())}"
+        + (f" ({_counted(counts.count(key), 'run')})" if len(unique) > 1 else "")
+        + "</li>"
+        for key, versions in unique.items()
+    ]
+    return f"<ul class='plain'>{''.join(lines)}</ul>"
+
+
+def number(figure: Figure | None) -> str:
+    """A mean ± standard deviation with proper minus signs."""
+    return "" if figure is None else str(figure).replace("-", "−")
+
+
+def _cell(text: str, kind: str = "n") -> str:
+    return f"<td class='{kind}'>{text}</td>"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if len(seeds) == 2:
+        return f"seeds {seeds[0]} and {seeds[1]}"
+    if list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"

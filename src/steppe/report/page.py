@@ -1,0 +1,118 @@
+"""One HTML file of it all: template, style, script and data, none of it from elsewhere.
+
+What comes from files gets onto the page in two ways only: escaped in the tables, or as JSON in a block that the browser
+does not run, from which the script makes text nodes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from steppe.errors import UsageError
+from steppe.files import write_whole, writing
+from steppe.report import markup
+from steppe.report.collect import Collected, collect
+from steppe.report.sections import Section, sections
+from steppe.report.series import section_series
+from steppe.version import __version__
+
+# In the order in which they build on each other.
+_SCRIPTS = ("elements", "lines", "grids", "controls", "parts", "landscapes", "layers", "report")
+
+
+def write_report(directories: Sequence[Path], out: Path, command: str) -> None:
+    """Collect the finished runs in these directories and write their report; `command` is what asked for it."""
+    write_page(collect(directories), out, command)
+
+
+def write_page(collected: Collected, out: Path, command: str) -> None:
+    """Write the report of what was collected, whole or not at all."""
+    if out.is_dir():
+        raise UsageError(f"{out} is a directory: give the name of a file, for example -o {out / 'report.html'}.")
+    with writing(out):
+        write_whole(out, page(collected, command).encode())
+
+
+def page(collected: Collected, command: str) -> str:
+    """The page's text."""
+    found = sections(collected)
+    style = _asset("report.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(_asset(f"{name}.js") for name in _SCRIPTS) + "})();\n"
+    unfinished = [path.name if path.is_absolute() else str(path) for path in collected.unfinished]
+    return Template(_asset("report.html")).substitute(
+        policy=escape(_policy(style, script)),
+        title=escape(_title(found)),
+        style=style,
+        tabs=_tabs(found),
+        left_out=markup.left_out(unfinished),
+        sections="\n".join(_section(number, section) for number, section in enumerate(found)),
+        command=escape(command),
+        version=escape(__version__),
+        data=data_block([section_series(section) for section in found]),
+        script=script,
+    )
+
+
+def _title(found: Sequence[Section]) -> str:
+    names = list(dict.fromkeys(section.benchmark for section in found))
+    if len(names) > 3:
+        return f"{len(names)} benchmarks"
+    methods = [variant.label for variant in found[0].variants]
+    if len(found) == 1 and len(methods) == 1:
+        return f"{methods[0]} on {found[0].title}"
+    return ", ".join(names)
+
+
+def _tabs(found: Sequence[Section]) -> str:
+    """Links to the sections, where there are several; the script makes tabs of them."""
+    if len(found) < 2:
+        return ""
+    links = "".join(f"<a href='#section-{number}'>{escape(each.title)}</a>" for number, each in enumerate(found))
+    return f"<nav class='tabs' aria-label='Benchmarks'>{links}</nav>"
+
+
+def _section(number: int, section: Section) -> str:
+    """One benchmark; what the script draws is hidden until it does."""
+    drawn = "".join(f"<section class='part' data-part='{name}' hidden></section>" for name in _DRAWN)
+    return (
+        f"<section class='benchmark' id='section-{number}' data-section='{number}' aria-labelledby='title-{number}'>"
+        f"<h2 id='title-{number}'>{escape(section.title)}</h2>{markup.lede(section)}"
+        f"<section class='part'><h3>Results</h3>{markup.results_table(section)}</section>"
+        f"{markup.differences(section)}{drawn}{markup.settings(section)}{markup.provenance(section)}"
+        "</section>"
+    )
+
+
+_DRAWN = ("curves", "matrix", "landscape", "costs", "importances", "ranks")
+
+
+def data_block(data: Any) -> str:
+    """JSON that may stand inside a script element: nothing in it can end the element or start a comment."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 and U+2029 are escaped by it
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing from the network, and no style or script but these two."""
+    return (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _asset(name: str) -> str:
+    return files("steppe.report").joinpath("assets", name).read_text(encoding="utf-8")

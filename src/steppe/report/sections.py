@@ -1,0 +1,138 @@
+"""What may be compared, put together: a section for each set of tasks, in it a variant for each method and settings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from steppe.report.collect import Collected, Run, Study
+
+Settings = dict[str, Any]  # by dotted key
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One method with one choice of settings: its runs, one for each seed."""
+
+    label: str
+    runs: list[Run]
+    changes: Settings  # where it differs from its preset
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, in order."""
+        return [run.result["seed"] for run in self.runs]
+
+    def by_seed(self, measure: str) -> dict[int, float]:
+        """A measure's value for each seed that has one."""
+        found = {run.result["seed"]: run.result[measure] for run in self.runs}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One benchmark with one choice of its settings; its methods in the order of their accuracy."""
+
+    title: str
+    benchmark: str
+    variants: list[Variant]
+    tasks: list[str]
+    changes: Settings  # where its tasks differ from the benchmark's own
+    remarks: list[str]
+    studies: list[Study]
+
+
+def sections(collected: Collected) -> list[Section]:
+    """The runs by benchmark and by its settings, in the order in which they were found."""
+    made = []
+    for benchmark, runs in _by(collected.runs, "benchmark").items():
+        studies = [study for study in collected.studies if study.benchmark == benchmark]
+        for title, alike in _alike(benchmark, runs, ("benchmark",)):
+            made.append(_section(title, benchmark, alike, studies))
+    return made
+
+
+def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Study]) -> Section:
+    variants, remarks = [], []
+    for method, own in _by(runs, "method").items():
+        for label, alike in _alike(method, own, ("method", "training")):
+            seeds: dict[int, Run] = {}
+            for run in alike:
+                if seeds.setdefault(run.result["seed"], run) is not run:
+                    repeated = f"{label} has seed {run.result['seed']} twice: {run.name} is left out."
+                    remarks.append(repeated)
+            kept = [seeds[seed] for seed in sorted(seeds)]
+            variants.append(Variant(label, kept, _changes(kept[0], ("method", "training"))))
+    variants.sort(key=lambda variant: fmean(variant.by_seed("acc").values()), reverse=True)
+    kept = [run for variant in variants for run in variant.runs]
+    told: dict[str, list[str]] = {}
+    for run in kept:
+        for remark in run.remarks:
+            told.setdefault(remark, []).append(run.name)
+    for remark, names in told.items():  # what holds for every run needs no names
+        remarks.append(remark if len(names) == len(kept) else f"{_named(names)}: {remark}")
+    return Section(title, benchmark, variants, _task_names(kept), _changes(kept[0], ("benchmark",)), remarks, studies)
+
+
+def _by(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.result[key], []).append(run)
+    return found
+
+
+def _alike(name: str, runs: Sequence[Run], parts: tuple[str, ...]) -> list[tuple[str, list[Run]]]:
+    """Runs with equal settings in these parts of the configuration, labelled by what tells them apart.
+
+    A run written before a setting existed counts as having the value that others had without asking for it.
+    """
+    settings = [flat(run.result["config"], parts) for run in runs]
+    unasked: Settings = {}
+    for run, values in zip(runs, settings, strict=True):
+        asked = _changes(run, parts)
+        for key, value in values.items():
+            if key not in asked:
+                unasked.setdefault(key, value)
+    whole = [{**unasked, **values} for values in settings]
+    keys = dict.fromkeys(key for values in whole for key in values)
+    differing = [key for key in keys if len({written(values.get(key)) for values in whole}) > 1]
+    groups: dict[str, list[Run]] = {}
+    for run, values in zip(runs, whole, strict=True):
+        apart = [f"{key.split('.', 1)[1]}={written(values[key])}" for key in differing if key in values]
+        groups.setdefault(f"{name} ({', '.join(apart)})" if apart else name, []).append(run)
+    return list(groups.items())
+
+
+def flat(config: Mapping[str, Any], parts: Sequence[str]) -> Settings:
+    """Settings by dotted key, as in `method.lr`."""
+    return {f"{part}.{key}": value for part in parts for key, value in config[part].items()}
+
+
+def _changes(run: Run, parts: Sequence[str]) -> Settings:
+    """What the run's command sets beyond its preset, in these parts; its presets may have changed since."""
+    try:
+        words = shlex.split(run.result["command"])
+    except ValueError:
+        return {}
+    pairs = [given.partition("=") for option, given in pairwise(words) if option == "--set"]
+    return {key: value for key, _, value in pairs if key.split(".", 1)[0] in parts and "." in key}
+
+
+def _task_names(runs: Sequence[Run]) -> list[str]:
+    """Each task's name, where all runs call it the same: the order of tasks may be drawn from the seed."""
+    count = max(len(run.result["accuracy"]) for run in runs)
+    names = [{run.tasks[place] for run in runs if run.tasks.get(place)} for place in range(count)]
+    return [next(iter(found)) if len(found) == 1 else "" for found in names]
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+
+
+def written(value: Any) -> str:
+    """A setting as it is written in a configuration."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,93 @@
+"""Means over seeds, and whether two methods differ: Student's t over pairs, Welch's t, Holm's correction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+TOO_FEW = "too few seeds"
+NO_SPREAD = "no spread over seeds"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean and its sample standard deviation, None for a single value."""
+
+    mean: float
+    std: float | None
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Mean and sample standard deviation of what is there; None where nothing is."""
+    found = [value for value in values if value is not None]
+    return Spread(fmean(found), stdev(found) if len(found) > 1 else None) if found else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two methods compared: the mean difference, over how many seeds, and p unless `reason` says why there is none."""
+
+    mean: float | None
+    seeds: tuple[int, ...]  # the number of pairs, or that of each side
+    p: float | None = None
+    reason: str = ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether each seed of one method was set against the same seed of the other."""
+        return len(self.seeds) == 1
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
+    """First minus second, values by seed: paired over the seeds that both have, or by Welch where they share less
+    than two.
+
+    Paired, d_s being the differences:  t = mean(d) / (std(d) / sqrt(n)),  n - 1 degrees of freedom.
+    """
+    if not first or not second:
+        return Difference(None, (0,), reason=TOO_FEW)
+    shared = sorted(first.keys() & second.keys())
+    if len(shared) < 2:
+        return _welch(list(first.values()), list(second.values()))
+    gaps = [first[seed] - second[seed] for seed in shared]
+    mean, error = fmean(gaps), stdev(gaps) / math.sqrt(len(gaps))
+    if error == 0:
+        return Difference(mean, (len(gaps),), reason=NO_SPREAD)
+    return Difference(mean, (len(gaps),), _two_sided(mean / error, len(gaps) - 1))
+
+
+def _welch(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """With u = var(a) / n and v = var(b) / m:  t = (mean(a) - mean(b)) / sqrt(u + v),
+    (u + v)^2 / (u^2 / (n - 1) + v^2 / (m - 1)) degrees of freedom.
+    """
+    mean, seeds = fmean(first) - fmean(second), (len(first), len(second))
+    if min(seeds) < 2:
+        return Difference(mean, seeds, reason=TOO_FEW)
+    u, v = (stdev(values) ** 2 / len(values) for values in (first, second))
+    if u + v == 0:
+        return Difference(mean, seeds, reason=NO_SPREAD)
+    freedom = (u + v) ** 2 / (u**2 / (len(first) - 1) + v**2 / (len(second) - 1))
+    return Difference(mean, seeds, _two_sided(mean / math.sqrt(u + v), freedom))
+
+
+def _two_sided(t: float, freedom: float) -> float:
+    """The probability of a t at least as far from 0."""
+    from scipy.special import stdtr  # here, for a report on one method needs none
+
+    return float(2 * stdtr(freedom, -abs(t)))
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Holm's corrected p: the k-th smallest of m (from 0) times m - k, never below a smaller one's, at most 1.
+
+    What could not be tested is no part of the family.
+    """
+    order = sorted((value, place) for place, value in enumerate(values) if value is not None)
+    corrected: list[float | None] = [None] * len(values)
+    least = 0.0
+    for rank, (value, place) in enumerate(order):
+        least = max(least, min(1.0, value * (len(order) - rank)))
+        corrected[place] = least
+    return corrected

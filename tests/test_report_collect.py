@@ -1,0 +1,241 @@
+"""What a report reads, what it puts together, and what it averages."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import write_landscape, write_run
+
+from steppe.errors import RunError, UsageError
+from steppe.report.collect import Collected, collect
+from steppe.report.differences import reference, table_of_differences
+from steppe.report.sections import Section, sections
+from steppe.report.series import section_series
+from steppe.report.statistics import TOO_FEW
+
+
+def only_section(directory: Path) -> Section:
+    found = sections(collect([directory]))
+    assert len(found) == 1
+    return found[0]
+
+
+def test_every_finished_run_once_and_unfinished_ones_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "study" / "er" / "seed-0")
+    (tmp_path / "study" / "er" / "seed-1").mkdir()
+    (tmp_path / "study" / "er" / "seed-1" / "config.toml").write_text("", encoding="utf-8")
+    (tmp_path / "study" / "table.json").write_text(
+        '{"benchmark": "pmnist", "command": "steppe study"}', encoding="utf-8"
+    )
+    found = collect([tmp_path / "study", tmp_path / "study" / "er" / "seed-0"])
+    assert [run.name for run in found.runs] == ["study/er/seed-0"]
+    assert found.unfinished == [tmp_path / "study" / "er" / "seed-1"]
+    assert [study.command for study in found.studies] == ["steppe study"]
+    assert found.runs[0].tasks == {0: "first", 1: "second", 2: "third"}
+    assert found.runs[0].records[1]["ranks"]["first.weight"] == {"rank": 20, "of": 100}
+
+
+def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        collect([tmp_path])
+    with pytest.raises(UsageError, match="no directory"):
+        collect([tmp_path / "missing"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("accuracy", [[1.0, 2.0]]),
+        ("accuracy", "high"),
+        ("acc", None),
+        ("acc", float("nan")),
+        ("config", {}),
+        ("method", 3),
+    ],
+)
+def test_a_result_of_another_shape_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
+    write_run(tmp_path / "er", **{key: value} if key not in ("method",) else {})
+    if key == "method":
+        result = json.loads((tmp_path / "er" / "result.json").read_text(encoding="utf-8"))
+        (tmp_path / "er" / "result.json").write_text(json.dumps({**result, key: value}), encoding="utf-8")
+    with pytest.raises(RunError, match=f"er: '{key}'"):
+        collect([tmp_path])
+
+
+def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
+    write_run(tmp_path / "er")
+    log = tmp_path / "er" / "log.jsonl"
+    log.write_text("not json\n[]\n" + log.read_text(encoding="utf-8") + '{"event": "TaskEn', encoding="utf-8")
+    assert len(collect([tmp_path]).runs[0].tasks) == 3
+    log.unlink()
+    assert collect([tmp_path]).runs[0].tasks == {}
+    assert only_section(tmp_path).tasks == ["", "", ""]
+
+
+def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path / "er", per_task=["odd"] * 3)
+    told = {"ranks": {"a": 3, "b": {"rank": "high", "of": 9}}, "importances": {"a": {"deciles": ["x"] * 11}}}
+    event = {"event": "TaskEnded", "task": 0, "name": "first", "method": told}
+    (tmp_path / "er" / "log.jsonl").write_text(json.dumps(event), encoding="utf-8")
+    method = section_series(only_section(tmp_path))["methods"][0]
+    assert method["layers"] == []
+    assert method["seconds"]["all"] == [2.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"format": 2}, {"profiles": []}, {"profiles": [{"after": 1, "task": 1, "losses": [[1.0]]}]}, {"settings": {}}],
+)
+def test_a_landscape_that_cannot_be_read_is_left_out_with_a_remark(tmp_path: Path, given: dict[str, object]) -> None:
+    write_run(tmp_path / "er")
+    write_landscape(tmp_path / "er", **given)
+    run = collect([tmp_path]).runs[0]
+    assert run.landscape is None
+    assert "landscape.json" in run.remarks[0]
+    assert section_series(only_section(tmp_path))["landscape"] is None
+
+
+def test_numbers_are_averaged_over_seeds(tmp_path: Path) -> None:
+    results = [write_run(tmp_path / f"seed-{seed}", seed=seed) for seed in range(3)]
+    method = section_series(only_section(tmp_path))["methods"][0]
+    for after in range(3):
+        seen = [statistics.fmean(result["accuracy"][after][: after + 1]) for result in results]
+        assert method["seen"]["mean"][after] == pytest.approx(statistics.fmean(seen), rel=1e-4)
+        assert method["seen"]["std"][after] == pytest.approx(statistics.stdev(seen), rel=1e-4)
+        for task in range(after + 1):
+            entries = [result["accuracy"][after][task] for result in results]
+            assert method["matrix"][after]["mean"][task] == pytest.approx(statistics.fmean(entries), rel=1e-4)
+            assert method["matrix"][after]["std"][task] == pytest.approx(statistics.stdev(entries), rel=1e-4)
+    assert method["matrix"][0]["mean"][1:] == [None, None]
+    assert method["seconds"]["kinds"] == ["train", "evaluate", "memory"]
+    assert method["seconds"]["all"] == [3.0, 0.5, 0.25]  # training: 2, 3 and 4 s for each task
+    assert method["bytes"]["stages"][1] == {"task": 1, "values": [1000.0, 200.0]}
+    layer = method["layers"][0]
+    assert layer["rank"] == [11.0, 21.0, 31.0]
+    assert layer["of"] == 100
+    assert layer["deciles"][0] is None
+    assert layer["deciles"][1] == pytest.approx([(number + 1) / 20 for number in range(11)])
+
+
+def test_tasks_learnt_together_have_one_point(tmp_path: Path) -> None:
+    nothing = [None] * 3
+    stage = [{"seconds": {"train": 6.0}, "bytes": {"replay": 0}, "updates": 1}]
+    write_run(
+        *(tmp_path / "together", "multitask"),
+        **{
+            "bwt": None,
+            "accuracy": [nothing, nothing, [80.0, 81.0, 85.0]],
+            "per_task": stage,
+            "seconds": {"train": 6.0},
+        },
+    )
+    method = section_series(only_section(tmp_path))["methods"][0]
+    assert method["seen"]["mean"] == [None, None, 82.0]
+    assert method["seconds"]["all"] == [2.0]
+    assert method["seconds"]["stages"] == [{"task": 2, "values": [6.0]}]
+
+
+def test_other_settings_are_another_method(tmp_path: Path) -> None:
+    write_run(tmp_path / "small", settings={"buffer": 200})
+    write_run(tmp_path / "large", settings={"buffer": 500}, changes=" --set method.buffer=500", lift=1)
+    write_run(tmp_path / "old", seed=1)  # from before the setting existed
+    found = only_section(tmp_path)
+    assert [(each.label, each.seeds) for each in found.variants] == [
+        ("er (buffer=500)", [0]),
+        ("er (buffer=200)", [0, 1]),
+    ]
+    assert found.variants[0].changes == {"method.buffer": "500"}
+
+
+def test_other_tasks_are_another_section(tmp_path: Path) -> None:
+    write_run(tmp_path / "long")
+    write_run(tmp_path / "short", tasks=("one", "two"), changes=" --set benchmark.tasks=2")
+    write_run(tmp_path / "other", benchmark="split-mnist")
+    found = sections(collect([tmp_path]))
+    assert [section.title for section in found] == ["pmnist (tasks=3)", "pmnist (tasks=2)", "split-mnist"]
+    assert found[1].changes == {"benchmark.tasks": "2"}
+
+
+def test_a_seed_found_twice_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", lift=5)
+    found = only_section(tmp_path)
+    assert found.variants[0].seeds == [0]
+    assert f"{tmp_path.name}/b is left out" in found.remarks[0]
+
+
+def test_names_that_depend_on_the_seed_are_not_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", seed=0, tasks=("cats", "dogs"))
+    write_run(tmp_path / "1", seed=1, tasks=("cats", "birds"))
+    assert only_section(tmp_path).tasks == ["cats", ""]
+
+
+def test_remarks_name_their_runs_unless_they_hold_for_all(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", seed=0, remarks=["easy.", "odd."])
+    write_run(tmp_path / "1", seed=1, remarks=["easy."])
+    assert only_section(tmp_path).remarks == ["easy.", f"{tmp_path.name}/0: odd."]
+
+
+def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"er-{seed}", "er", seed)
+        write_run(tmp_path / f"better-{seed}", "better", seed, lift=1 + seed / 10)
+        write_run(tmp_path / f"together-{seed}", "together", seed, lift=5 + seed, bwt=None)
+    write_run(tmp_path / "lone", "lone", 7, lift=-3)
+    found = only_section(tmp_path)
+    assert [each.label for each in found.variants] == ["together", "better", "er", "lone"]
+    assert reference(found) == 1
+    rows = {row.label: row for row in table_of_differences(found, 1)}
+    assert list(rows) == ["together", "er", "lone"]
+    (acc, p), (bwt, _) = rows["er"].found
+    assert acc.mean == pytest.approx(-1.1)
+    assert acc.p is not None
+    assert p == pytest.approx(2 * acc.p)  # two comparisons, this one the clearer; the lone seed is not tested
+    assert rows["together"].found[1][0].mean is None
+    assert bwt.mean == pytest.approx(0, abs=1e-9)
+    assert rows["lone"].found[0][0].reason == TOO_FEW
+    assert rows["lone"].cells()[1] == TOO_FEW
+
+
+def test_landscapes_are_averaged_over_directions_and_seeds(tmp_path: Path) -> None:
+    for seed, sharpness in enumerate((1.0, 3.0)):
+        write_run(tmp_path / f"seed-{seed}", seed=seed)
+        write_landscape(tmp_path / f"seed-{seed}", sharpness=sharpness)
+    write_run(tmp_path / "seed-2", seed=2)
+    write_landscape(
+        *(tmp_path / "seed-2",),
+        **{"settings": {"alphas": [0.0]}, "profiles": [{"after": 1, "task": 1, "losses": [[9.0]]}]},
+    )
+    found = section_series(only_section(tmp_path))["landscape"]
+    assert found["left_out"] == [f"{tmp_path.name}/seed-2"]
+    moment = found["methods"][0]["moments"][1]
+    assert (moment["after"], moment["task"]) == (2, 1)
+    edges = [0.3 + steep * sharpness * 2 for sharpness in (1.0, 3.0) for steep in (0.5, 1.0)]
+    assert moment["mean"][0] == pytest.approx(statistics.fmean(edges), rel=1e-4)
+    assert moment["std"][0] == pytest.approx(statistics.stdev(edges), rel=1e-4)
+    assert moment["flatness"]["sharpness"] == {"mean": 4.0, "std": pytest.approx(2 * 2**0.5, rel=1e-4)}
+    assert moment["flatness"]["hessian"] == {"mean": 12.5, "std": 0.0}
+
+
+def test_a_landscape_may_be_nested_by_moment(tmp_path: Path) -> None:
+    listed = write_run(tmp_path / "er") and write_landscape(tmp_path / "er")
+    as_listed = collect([tmp_path]).runs[0].landscape
+    nested: dict[str, Any] = {"alphas": listed["settings"].pop("alphas"), "profiles": {}, "flatness": {}, "hessian": {}}
+    for profile, entry in zip(listed["profiles"], listed["flatness"], strict=True):
+        after, task = str(profile["after"]), str(profile["task"])
+        nested["profiles"].setdefault(after, {})[task] = profile["losses"]
+        eigenvalue = entry.pop("hessian")
+        nested["flatness"].setdefault(after, {})[task] = {**entry, "loss": 0.3}
+        if eigenvalue is not None:
+            nested["hessian"].setdefault(after, {})[task] = eigenvalue
+    (tmp_path / "er" / "landscape.json").write_text(json.dumps({**listed, **nested}), encoding="utf-8")
+    assert as_listed is not None
+    assert collect([tmp_path]).runs[0].landscape == as_listed
+
+
+def test_nothing_collected_gives_no_section() -> None:
+    assert sections(Collected([], [], [])) == []

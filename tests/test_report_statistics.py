@@ -1,0 +1,95 @@
+"""Means over seeds and tests of differences, against scipy and against Holm's procedure done step by step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from steppe.report.statistics import NO_SPREAD, TOO_FEW, Spread, difference, holm, spread
+
+VALUES = st.lists(st.floats(0, 100), min_size=2, max_size=8)
+
+
+@given(VALUES)
+def test_spread_is_mean_and_sample_deviation(values: list[float]) -> None:
+    found = spread([values[0], None, *values[1:]])
+    assert found is not None
+    assert found.mean == pytest.approx(numpy.mean(values))
+    assert found.std == pytest.approx(numpy.std(values, ddof=1), abs=1e-9)
+
+
+def test_spread_of_one_value_and_of_none() -> None:
+    assert spread([3.0]) == Spread(3.0, None)
+    assert spread([None]) is None
+    assert spread([]) is None
+
+
+def test_equal_seeds_are_paired() -> None:
+    first = {0: 77.1, 1: 78.4, 2: 76.9, 3: 77.7}
+    second = {3: 76.0, 2: 76.6, 1: 77.2, 0: 75.1}
+    found = difference(first, second)
+    twin = stats.ttest_rel([first[seed] for seed in range(4)], [second[seed] for seed in range(4)])
+    assert found.paired
+    assert found.seeds == (4,)
+    assert found.mean == pytest.approx(1.3)
+    assert found.p == pytest.approx(twin.pvalue, rel=1e-12)
+
+
+def test_only_shared_seeds_are_paired() -> None:
+    found = difference({0: 1.0, 1: 2.0, 2: 4.0, 9: 50.0}, {0: 0.5, 1: 1.7, 2: 2.0, 5: -50.0})
+    twin = stats.ttest_rel([1.0, 2.0, 4.0], [0.5, 1.7, 2.0])
+    assert found.seeds == (3,)
+    assert found.p == pytest.approx(twin.pvalue, rel=1e-12)
+
+
+@pytest.mark.parametrize("second", [{5: 3.0, 6: 4.5, 7: 3.3}, {0: 3.0, 6: 4.5}])
+def test_other_seeds_are_compared_by_welch(second: dict[int, float]) -> None:
+    first = {0: 1.0, 1: 2.0, 2: 4.0, 3: 2.5}
+    found = difference(first, second)
+    twin = stats.ttest_ind(list(first.values()), list(second.values()), equal_var=False)
+    assert not found.paired
+    assert found.seeds == (4, len(second))
+    assert found.p == pytest.approx(twin.pvalue, rel=1e-9)
+
+
+def test_one_seed_is_too_few() -> None:
+    for first, second in (({0: 1.0}, {0: 2.0}), ({0: 1.0}, {1: 2.0, 2: 3.0}), ({0: 1.0}, {})):
+        found = difference(first, second)
+        assert found.p is None
+        assert found.reason == TOO_FEW
+    assert difference({0: 1.0}, {0: 2.0}).mean == -1.0
+
+
+def test_without_spread_there_is_no_test() -> None:
+    assert difference({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).reason == NO_SPREAD
+    assert difference({0: 2.0, 1: 2.0}, {2: 1.0, 3: 1.0}).reason == NO_SPREAD
+
+
+def rejected(values: list[float], level: float) -> list[bool]:
+    """Holm's procedure as it is told: go up from the smallest p, stop at the first that is too large."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    found = [False] * len(values)
+    for rank, place in enumerate(order):
+        if values[place] > level / (len(values) - rank):
+            break
+        found[place] = True
+    return found
+
+
+@given(st.lists(st.floats(0, 1), max_size=8), st.floats(0.001, 0.999))
+def test_holm_rejects_what_the_procedure_rejects(values: list[float], level: float) -> None:
+    corrected = holm(values)
+    for adjusted, twin in zip(corrected, rejected(values, level), strict=True):
+        assert adjusted is not None
+        if not math.isclose(adjusted, level, rel_tol=1e-9):
+            assert (adjusted <= level) == twin
+
+
+def test_what_was_not_tested_is_no_part_of_the_family() -> None:
+    assert holm([None, 0.01, None, 0.04]) == [None, 0.02, None, 0.04]
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
