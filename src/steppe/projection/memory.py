@@ -47,9 +47,10 @@ class GradientMemory:
         known: Gradient | None,
         part: Callable[[SoftProjector, Tensor | Outer, Tensor | Outer | None], Tensor | Outer],
     ) -> Gradient:
-        known = known or {}
-        covered = {name: part(p, gradient[name], known.get(name)) for name, p in self.projectors.items()}
-        return {name: covered.get(name, g) for name, g in gradient.items()}
+        parts = dict(gradient)
+        for name, projector in self.projectors.items():
+            parts[name] = part(projector, gradient[name], None if known is None else known[name])
+        return parts
 
     @property
     def importances(self) -> Importances:
@@ -63,7 +64,8 @@ class GradientMemory:
     def move_importances(self, gradient: Importances) -> None:
         """One update of λ by the rule."""
         if gradient:
-            self.importances = self.rule.moved(self.importances, gradient)
+            for name, importance in self.rule.moved(self.importances, gradient).items():
+                self.projectors[name] = self.projectors[name].with_importance(importance)
 
     def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 32) -> None:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
