@@ -29,17 +29,18 @@ WIDE = 2**15
 
 
 class Activation(NamedTuple):
-    """A function applied to each element, and how its output turns the gradient back."""
+    """A function applied to each element, the same in place, and how its output turns the gradient back."""
 
     forward: Callable[[Tensor], Tensor]
+    forward_: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
 
 
 _ATEN = torch.ops.aten
 _threshold_backward = _ATEN.threshold_backward.default
-RELU = Activation(torch.relu, lambda slope, output: _threshold_backward(slope, output, 0))
-TANH = Activation(torch.tanh, _ATEN.tanh_backward.default)
-SIGMOID = Activation(torch.sigmoid, _ATEN.sigmoid_backward.default)
+RELU = Activation(torch.relu, torch.relu_, lambda slope, output: _threshold_backward(slope, output, 0))
+TANH = Activation(torch.tanh, torch.tanh_, _ATEN.tanh_backward.default)
+SIGMOID = Activation(torch.sigmoid, torch.sigmoid_, _ATEN.sigmoid_backward.default)
 _BY_KIND: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
 _BY_FUNCTION: dict[object, Activation] = {
     **dict.fromkeys((torch.relu, torch.relu_, functional.relu, "relu", "relu_"), RELU),
@@ -100,7 +101,7 @@ class LinearChain:
             if link.layer.bias is not None:
                 columns += link.layer.bias.unsqueeze(1)
             if link.activation is not None:
-                columns = link.activation.forward(columns)
+                link.activation.forward_(columns)
         return columns.t()
 
     @torch.no_grad()
@@ -111,7 +112,7 @@ class LinearChain:
             output = times_transposed(inputs[-1], at.get(link.weight, link.layer.weight))
             if link.layer.bias is not None:
                 output += at.get(link.bias, link.layer.bias)
-            inputs.append(output if link.activation is None else link.activation.forward(output))
+            inputs.append(output if link.activation is None else link.activation.forward_(output))
         loss, slope = loss_of(inputs[-1])
         gradient: dict[str, Tensor | Outer] = {}
         for place in reversed(range(len(self.links))):
