@@ -63,9 +63,10 @@ def aligned(some: Sequence[Tensor | Outer], other: Tensor | Outer) -> Tensor:
     """How far matrices (out, k), or (groups, out / groups, k), summed, go along with another, column by column:
     Σ_rows A_ri B_ri, (groups, k).
     """
-    if isinstance(other, Outer) and all(isinstance(one, Outer) for one in some):
+    factored = [one for one in some if isinstance(one, Outer)]
+    if isinstance(other, Outer) and len(factored) == len(some):
         # Σ_nm (δ_n · δ'_m) X_ni X'_mi: over pairs of samples rather than over rows.
-        whole = _stacked([one for one in some if isinstance(one, Outer)])
+        whole = factored[0] if len(factored) == 1 else _stacked(factored)
         return torch.mm(torch.mm(whole.left, other.left.t()), other.right).mul_(whole.right).sum(0, keepdim=True)
     total = multiplied(some[0])
     for one in some[1:]:
@@ -75,8 +76,6 @@ def aligned(some: Sequence[Tensor | Outer], other: Tensor | Outer) -> Tensor:
 
 def _stacked(parts: Sequence[Outer]) -> Outer:
     """The sum of matrices kept as factors."""
-    if len(parts) == 1:
-        return parts[0]
     return Outer(torch.cat([part.left for part in parts]), torch.cat([part.right for part in parts]))
 
 

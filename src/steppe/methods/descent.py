@@ -30,9 +30,15 @@ class Descent:
         self._velocity = {}
         return self.lr
 
-    @torch.inference_mode()
     def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
         """V = momentum · V + scale · G;   W −= lr · V."""
+        if torch.is_grad_enabled():
+            with torch.inference_mode():
+                self._step(gradient, scale)
+        else:
+            self._step(gradient, scale)
+
+    def _step(self, gradient: Gradient, scale: float | Tensor) -> None:
         weights = self._network.learnable
         if not self._velocity:
             with torch.inference_mode(False):
