@@ -70,6 +70,20 @@ def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Ba
 
 
 @pytest.mark.parametrize("name", CHAINS)
+def test_outputs_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steppe.network._MANY", 9)
+    quick, slow, batch = setting(name, heads=False)
+    with torch.no_grad():
+        expected = slow.model(batch.x)
+        with monkeypatch.context() as patch:
+            patch.setattr(quick.model, "forward", None)
+            patch.setattr("steppe.linear_chain._interfered", lambda module: False)
+            torch.testing.assert_close(quick.outputs(batch.x), expected, rtol=1e-12, atol=1e-12)
+        quick.model.forward = lambda x: x + 1
+        torch.testing.assert_close(quick.outputs(batch.x), batch.x + 1)
+
+
+@pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("wide", [0, 2**15])
 def test_gradients_are_autograds(name: str, heads: bool, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:

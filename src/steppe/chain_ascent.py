@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, mm
+from torch import Tensor, mm, mv
 
 from steppe.linear_chain import WIDE, LinearChain, weight_gradient
 from steppe.network import Network
@@ -31,14 +31,13 @@ class MovedChain:
     ) -> None:
         self.network, self.links, self.lr = network, chain.links, network.number(lr)
         self.layers: list[_Small | _Wide] = []
-        for link in chain.links:
-            weight, projector = link.layer.weight, projectors.get(link.weight)
+        for link, weight in zip(chain.links, chain.weights, strict=True):
+            projector, room = projectors.get(link.weight), network.room(link.weight)
             if weight.numel() <= WIDE or data.shape[0] >= weight.shape[0]:
-                self.layers.append(_Small(weight, projector, network.room(link.weight), lr))
+                self.layers.append(_Small(weight, projector, room, self.lr))
             else:
-                shared = None if self.layers else data
-                self.layers.append(_Wide(weight, projector, network.room(link.weight), self.lr, shared))
-        self.biases: list[Tensor | None] = [link.layer.bias for link in chain.links]
+                self.layers.append(_Wide(weight, projector, room, self.lr, None if self.layers else data))
+        self.biases = list(chain.biases)
         self._inputs: list[Tensor] = []
         self._slopes: list[Tensor] = []
 
@@ -47,27 +46,26 @@ class MovedChain:
         it is to be evaluated.
         """
         h = batch.x
-        self._inputs = [h]
+        inputs = self._inputs = [h]
         for link, layer, bias in zip(self.links, self.layers, self.biases, strict=True):
             h = layer.output(h, rows)
             if bias is not None:
                 h = h + bias
             if link.activation is not None:
                 h = link.activation.forward(h)
-            self._inputs.append(h)
+            inputs.append(h)
         if evaluated:
             loss, slope = self.network.output_loss(h, batch)
         else:
             loss = slope = self.network.output_slope(h, batch)
-        slopes = []
-        for place in reversed(range(len(self.links))):
+        slopes = self._slopes = [slope] * len(self.links)
+        for place in range(len(slopes) - 1, -1, -1):
             activation = self.links[place].activation
             if activation is not None:
-                slope = activation.backward(slope, self._inputs[place + 1])
-            slopes.append(slope)
+                slope = activation.backward(slope, inputs[place + 1])
+            slopes[place] = slope
             if place > 0:
                 slope = self.layers[place].back(slope)
-        self._slopes = slopes[::-1]
         return loss
 
     def climb(self, rows: slice, clamp: float) -> None:
@@ -88,19 +86,18 @@ class MovedChain:
             gradient[link.weight] = g = layer.gradient(self._inputs[place], slope)
             if self.biases[place] is not None:
                 gradient[link.bias] = slope.sum(0)
-            if aligned and layer.basis is not None:
+            if aligned and layer.projector is not None:
                 along[link.weight] = c = layer.coordinates(g, rows)
-                alignment[link.weight] = layer.alignment(c).mul_(self.lr)
+                alignment[link.weight] = layer.alignment(c)
         return gradient, along, alignment
 
 
 class _Small:
     """A weight that is moved: W + v is formed."""
 
-    def __init__(self, weight: Tensor, projector: SoftProjector | None, room: Tensor, lr: float) -> None:
+    def __init__(self, weight: Tensor, projector: SoftProjector | None, room: Tensor, lr: Tensor) -> None:
         self.at, self.room, self.lr = weight, room, lr
-        self.basis = None if projector is None else projector.columns
-        self.importance = None if projector is None else projector.importance
+        self.projector = projector
         self._transposed = weight.t()
         self._walked: list[Tensor | Outer] = []  # G_k M
 
@@ -112,24 +109,29 @@ class _Small:
 
     def climb(self, inputs: Tensor, slope: Tensor, rows: slice, clamp: float) -> None:
         g = weight_gradient(slope, inputs)
-        if self.basis is None or self.importance is None:
-            step = multiplied(g).clamp(-clamp, clamp) if isinstance(g, Tensor) else g.dense().clamp_(-clamp, clamp)
+        known = self.projector
+        if known is None:
+            step = multiplied(g)
+        elif isinstance(g, Outer):
+            along = mm(inputs, known.columns)
+            self._walked.append(Outer(slope, along))
+            step = mm(slope.t(), mm(along * known.importance, known.rows))
         else:
-            along = g @ self.basis
+            along = mm(g, known.columns)
             self._walked.append(along)
-            step = multiplied(along * self.importance @ self.basis.t()).clamp_(-clamp, clamp)
-        self.at = torch.add(self.at, step, alpha=self.lr, out=self.room)
+            step = mm(along * known.importance, known.rows)
+        self.at = torch.add(self.at, step.clamp_(-clamp, clamp).mul_(self.lr), out=self.room)
         self._transposed = self.at.t()
 
     def gradient(self, inputs: Tensor, slope: Tensor) -> Tensor | Outer:
         return weight_gradient(slope, inputs)
 
     def coordinates(self, gradient: Tensor | Outer, rows: slice) -> Tensor | Outer:
-        assert self.basis is not None
-        return gradient @ self.basis
+        assert self.projector is not None
+        return gradient @ self.projector.columns
 
     def alignment(self, along: Tensor | Outer) -> Tensor:
-        return aligned(self._walked, along)
+        return aligned(self._walked, along).mul_(self.lr)
 
 
 class _Wide:
@@ -141,11 +143,9 @@ class _Wide:
         self, weight: Tensor, projector: SoftProjector | None, room: Tensor, lr: Tensor, data: Tensor | None
     ) -> None:
         self.weight, self.room, self.lr, self.data = weight, room, lr, data
-        self.basis = None if projector is None else projector.columns
-        self.importance = None if projector is None else projector.importance
+        self.projector = projector
         self._at: Tensor | None = None  # W + v, once it had to be formed
         self._terms: list[_Term] = []
-        self._walked: list[Tensor | Outer] = []  # G_k M
         # Of all the data, where the inputs are that:
         self._outputs: Tensor | None = None  # X Wᵀ
         self._along: Tensor | None = None  # X M
@@ -158,7 +158,7 @@ class _Wide:
         else:
             if self._outputs is None:
                 self._outputs = times_transposed(self.data, self.weight)
-            output = self._outputs[rows]
+            output = _taken(self._outputs, rows)
         for term in self._terms:
             output = torch.addmm(output, self._inner(inputs, term, rows), term.left)
         return output
@@ -168,8 +168,10 @@ class _Wide:
         if self.data is None:
             return times_transposed(self._products(inputs, rows), term.weighed)
         if term.inner is None:
-            term.inner = times_transposed(self._products(self.data, slice(None)), term.weighed)
-        return term.inner[rows]
+            everything = self.data if self.projector is None else self._along
+            assert everything is not None
+            term.inner = mm(everything, term.weighed.t())
+        return _taken(term.inner, rows)
 
     def back(self, slope: Tensor) -> Tensor:
         if self._at is not None:
@@ -180,45 +182,42 @@ class _Wide:
         return back
 
     def climb(self, inputs: Tensor, slope: Tensor, rows: slice, clamp: float) -> None:
-        term = self._term(inputs, rows)
-        if self.basis is not None:
-            self._walked.append(Outer(slope, self._products(inputs, rows)))
-        # |Σ_n δ_ni R_nj| ≤ Σ_n max|δ_n| ‖R_n‖, mostly far below the bound.
-        if self._at is None and float(slope.abs().amax(1).dot(term.lengths)) <= clamp:
-            step = slope * self.lr
-            term.left = step if term.fresh else term.left + step
-            if term.fresh:
-                self._terms.append(term)
-            term.fresh = False
-            return
-        if self._at is None:
+        step = slope * self.lr
+        if self.data is not None and self._terms and self._terms[-1].rows == rows:  # on the same data once more
+            term = self._terms[-1]
+            self._move(slope, term, clamp)
+            term.left = term.left + step
+        else:
+            along = self._products(inputs, rows)
+            term = _Term(rows, step, along, along if self.projector is None else along * self.projector.importance)
+            self._move(slope, term, clamp)
+            self._terms.append(term)
+
+    def _move(self, slope: Tensor, term: _Term, clamp: float) -> None:
+        """Form W + v where this step has to be clamped, or an earlier one had to be."""
+        # |Σ_n δ_ni R_nj| ≤ Σ_n |δ_ni| ‖R_n‖, mostly far below the bound.
+        if self._at is None and float(mv(slope.abs().t(), term.lengths).amax()) > clamp:
             self._at = self.room.copy_(self.weight)
             for earlier in self._terms:
                 self._at.addmm_(earlier.left.t(), self._right(earlier))
-        self._at.add_(mm(slope.t(), self._right(term)).clamp_(-clamp, clamp).mul_(self.lr))
-
-    def _term(self, inputs: Tensor, rows: slice) -> _Term:
-        """The term of a step on these samples; a second step on the same data makes it larger."""
-        if self.data is not None and self._terms and self._terms[-1].rows == rows:
-            return self._terms[-1]
-        along = self._products(inputs, rows)
-        return _Term(rows, along if self.importance is None else along * self.importance)
+        if self._at is not None:
+            self._at.add_(mm(slope.t(), self._right(term)).clamp_(-clamp, clamp).mul_(self.lr))
 
     def _right(self, term: _Term) -> Tensor:
         """R = X_D M diag(λ) Mᵀ."""
         if term.right is None:
-            term.right = term.weighed if self.basis is None else mm(term.weighed, self.basis.t())
+            term.right = term.weighed if self.projector is None else mm(term.weighed, self.projector.rows)
         return term.right
 
     def _products(self, inputs: Tensor, rows: slice) -> Tensor:
         """X M, or X itself without a basis."""
-        if self.basis is None:
+        if self.projector is None:
             return inputs
         if self.data is None:
-            return mm(inputs, self.basis)
+            return mm(inputs, self.projector.columns)
         if self._along is None:
-            self._along = mm(self.data, self.basis)
-        return self._along[rows]
+            self._along = mm(self.data, self.projector.columns)
+        return _taken(self._along, rows)
 
     def gradient(self, inputs: Tensor, slope: Tensor) -> Tensor | Outer:
         return Outer(slope, inputs)
@@ -228,16 +227,19 @@ class _Wide:
         return Outer(gradient.left, self._products(gradient.right, rows))
 
     def alignment(self, along: Tensor | Outer) -> Tensor:
-        return aligned(self._walked, along)
+        return aligned([Outer(term.left, term.along) for term in self._terms], along)
+
+
+def _taken(data: Tensor, rows: slice) -> Tensor:
+    """Some of the rows; a view is made only where it is needed."""
+    return data if rows.stop == data.shape[0] and rows.start == 0 else data[rows]
 
 
 class _Term:
-    """One summand δᵀR of v: η1 δ, and X_D M diag(λ), of which R is the product with Mᵀ."""
+    """One summand δᵀR of v: η1 δ, X_D M, and X_D M diag(λ), of which R is the product with Mᵀ."""
 
-    def __init__(self, rows: slice, weighed: Tensor) -> None:
-        self.rows, self.weighed = rows, weighed
-        self.left = weighed  # until the first step
-        self.fresh = True
+    def __init__(self, rows: slice, left: Tensor, along: Tensor, weighed: Tensor) -> None:
+        self.rows, self.left, self.along, self.weighed = rows, left, along, weighed
         self.lengths = torch.linalg.vector_norm(weighed, dim=1)  # ‖R_n‖, as M has orthonormal columns
         self.inner: Tensor | None = None
         self.right: Tensor | None = None

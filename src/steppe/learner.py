@@ -27,7 +27,7 @@ from steppe.task import Task
 from steppe.training import Fitting
 from steppe.types import Batch
 
-_EVALUATION_BATCH = 1024
+_EVALUATION_BATCH = 512  # larger ones fall out of the cache
 
 
 @dataclass(frozen=True)

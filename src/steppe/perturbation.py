@@ -109,7 +109,7 @@ def _on_chain(
     losses: list[Tensor] = []
     with torch.inference_mode():  # nothing of it is ever differentiated, and every call is a tenth cheaper
         chain = MovedChain(links, network, memory.projectors, flat.x, ascent.lr)
-        taken, seen = whole, flat
+        taken, seen = slice(0, len(current)), Batch(current.x.flatten(1), current.y, current.task)
         for part, evaluated, _ in ascent.schedule(len(current)):
             if part != taken:
                 taken, seen = part, flat[part]

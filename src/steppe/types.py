@@ -35,19 +35,19 @@ class Outer:
     right: Tensor
 
     def __matmul__(self, other: Tensor) -> Outer:
-        return Outer(self.left, self.right @ other)
+        return Outer(self.left, torch.mm(self.right, other))
 
     def __mul__(self, columns: Tensor) -> Outer:
         return Outer(self.left, self.right * columns)
 
     def dense(self) -> Tensor:
         """G itself, (out, in)."""
-        return self.left.T @ self.right
+        return torch.mm(self.left.t(), self.right)
 
     def squared_norm(self) -> Tensor:
-        """‖G‖² = Σ (δδᵀ) ∘ (XXᵀ), without G."""
-        inner = times_transposed(self.right, self.right)
-        return torch.mm(self.left, self.left.t()).mul_(inner).sum().clamp_(min=0)  # never below by rounding
+        """‖G‖² = Σ (δδᵀ) ∘ (XXᵀ), without G; rounding may leave it a little below 0."""
+        left = self.left
+        return torch.mm(left, left.t()).mul_(times_transposed(self.right, self.right)).sum()
 
 
 Gradient = Mapping[str, Tensor | Outer]
@@ -63,18 +63,20 @@ def aligned(some: Sequence[Tensor | Outer], other: Tensor | Outer) -> Tensor:
     """How far matrices (out, k), or (groups, out / groups, k), summed, go along with another, column by column:
     Σ_rows A_ri B_ri, (groups, k).
     """
-    if isinstance(other, Outer) and all(isinstance(one, Outer) for one in some):
+    factored = [one for one in some if isinstance(one, Outer)]
+    if isinstance(other, Outer) and len(factored) == len(some):
         # Σ_nm (δ_n · δ'_m) X_ni X'_mi: over pairs of samples rather than over rows.
-        parts = [
-            torch.mm(torch.mm(one.left, other.left.t()), other.right).mul_(one.right)
-            for one in some
-            if isinstance(one, Outer)
-        ]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).sum(0, keepdim=True)
+        whole = factored[0] if len(factored) == 1 else _stacked(factored)
+        return torch.mm(torch.mm(whole.left, other.left.t()), other.right).mul_(whole.right).sum(0, keepdim=True)
     total = multiplied(some[0])
     for one in some[1:]:
         total = total + multiplied(one)
     return (total * multiplied(other)).sum(-2).reshape(-1, total.shape[-1])
+
+
+def _stacked(parts: Sequence[Outer]) -> Outer:
+    """The sum of matrices kept as factors."""
+    return Outer(torch.cat([part.left for part in parts]), torch.cat([part.right for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,7 @@ class Method(ABC):
         """What prediction compares, (n, outputs), from prepared inputs in eval mode: the model's output unless the
         method predicts in a way of its own.
         """
-        scores: Tensor = self.network.model(x)
-        return scores
+        return self.network.outputs(x)
 
     def bytes_held(self) -> dict[str, int]:
         """Memory kept from task to task, in bytes, by kind (replay, logits, gradients, weights, bases, importances);

@@ -10,7 +10,7 @@ from torch import Tensor
 from steppe.network import Network
 from steppe.numerics import shortening, shortening_tensor
 from steppe.state import State
-from steppe.types import Direction, Gradient, Outer, multiplied
+from steppe.types import Direction, Gradient, Outer
 
 
 class Descent:
@@ -40,23 +40,32 @@ class Descent:
         self.lr, weights = state["lr"], self._network.parameters
         self._velocity = {name: torch.zeros_like(weights[name]).copy_(v) for name, v in state["velocity"].items()}
 
-    @torch.no_grad()
     def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
         """V = momentum · V + scale · G;   W −= lr · V."""
+        if torch.is_grad_enabled():
+            with torch.inference_mode():
+                self._step(gradient, scale)
+        else:
+            self._step(gradient, scale)
+
+    def _step(self, gradient: Gradient, scale: float | Tensor) -> None:
         weights = self._network.learnable
         if not self._velocity:
-            self._velocity = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+            with torch.inference_mode(False):
+                self._velocity = {name: torch.zeros_like(w, requires_grad=False) for name, w in weights.items()}
         if isinstance(scale, Tensor):  # on a device that nobody waits for
             gradient, scale = scaled(gradient, scale), 1.0
-        whole = [name for name in self._velocity if isinstance(gradient[name], Tensor)]
-        if whole:
-            velocities = [self._velocity[name] for name in whole]
-            torch._foreach_mul_(velocities, self._momentum)
-            torch._foreach_add_(velocities, [multiplied(gradient[name]) for name in whole], alpha=scale)
+        moving, whole = [], []
         for name, velocity in self._velocity.items():
             g = gradient[name]
             if isinstance(g, Outer):  # the product of the factors goes straight into the sum
                 velocity.addmm_(g.left.t(), g.right, beta=self._momentum, alpha=scale)
+            else:
+                moving.append(velocity)
+                whole.append(g)
+        if whole:
+            torch._foreach_mul_(moving, self._momentum)
+            torch._foreach_add_(moving, whole, alpha=scale)
         torch._foreach_add_(list(weights.values()), list(self._velocity.values()), alpha=-self.lr)
 
 
@@ -71,13 +80,18 @@ def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
     """
     if norm == 0:
         return 1.0
-    lengths = torch._foreach_norm([g for g in gradient.values() if isinstance(g, Tensor)])
-    squares = [g.squared_norm() for g in gradient.values() if isinstance(g, Outer)]
-    first = (lengths or squares)[0]
-    if first.device.type == "cpu":
-        total = math.sqrt(sum(float(length) ** 2 for length in lengths) + sum(float(square) for square in squares))
-        return shortening(total, norm)
-    return shortening_tensor(torch.stack([*(length.square() for length in lengths), *squares]).sum().sqrt(), norm)
+    whole, squares = [], []
+    for g in gradient.values():
+        if isinstance(g, Outer):
+            squares.append(g.squared_norm())
+        else:
+            whole.append(g)
+    lengths = torch._foreach_norm(whole) if whole else ()
+    if (lengths or squares)[0].is_cpu:
+        total = sum([float(length) ** 2 for length in lengths]) + sum([float(square) for square in squares])
+        return shortening(math.sqrt(max(total, 0.0)), norm)  # never below 0 but by rounding
+    total_square = torch.stack([*(length.square() for length in lengths), *squares]).sum()
+    return shortening_tensor(total_square.clamp(min=0).sqrt(), norm)
 
 
 def scaled(gradient: Gradient, factor: float | Tensor) -> Gradient:

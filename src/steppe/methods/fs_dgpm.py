@@ -113,11 +113,12 @@ class _FSDGPM(Method):
 
         # Sharpness evaluation: v, K steps within the memory; then L_{D∪N}(w + v) and its gradients.
         found = self._perturbed(current, union)
-        # Dynamic gradient projection memory: Λ, from the second task on.
-        self.memory.move_importances(found.importance_gradient)
-        # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient, the gradient clipped as a whole.
-        clip = clip_factor(found.gradient, self.settings.clip)
-        self.descent.step(self.memory.outside(found.gradient, found.coordinates), clip)
+        with torch.inference_mode():  # nothing from here on is differentiated
+            # Dynamic gradient projection memory: Λ, from the second task on.
+            self.memory.move_importances(found.importance_gradient)
+            # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient, the gradient clipped as a whole.
+            clip = clip_factor(found.gradient, self.settings.clip)
+            self.descent.step(self.memory.outside(found.gradient, found.coordinates), clip)
         return found.loss
 
     def _perturbed(self, current: Batch, union: Batch) -> Perturbed:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from steppe.projection.layers import CoveredWeight, convolution_patches
+from steppe.projection.patches import patch_product
 
 NEARLY_ALL = 1 - 1e-11
 """The largest threshold: beyond it directions would be kept that are only rounding noise."""
@@ -13,6 +16,10 @@ NEARLY_ALL = 1 - 1e-11
 
 ROUGH = 0.999
 """Up to this threshold the products of a chunk may be as coarse as its numbers: what they lose is a millionth."""
+
+
+_FAINT = 1e-9
+"""Share of the strongest direction's energy below which a direction counts as none, where that is precise enough."""
 
 
 class Spectrum(NamedTuple):
@@ -63,6 +70,26 @@ class Representation:
         else:
             self._gram += columns.mT @ columns
 
+    def add_call(self, weight: CoveredWeight, layer: nn.Module, x: Tensor) -> None:
+        """Take in what a covered layer was called with."""
+        if weight.rule is convolution_patches:
+            found = patch_product(layer, x.double() if self._precise else x)
+            if found is not None and (self._gram is not None or found[1] >= found[0].shape[-1]):
+                self._add_product(*found, x.dtype)
+                return
+        self.add(weight.rule(layer, x))
+
+    def _add_product(self, product: Tensor, count: int, dtype: torch.dtype) -> None:
+        """Take in more columns, at least as many as there are rows, by their product R Rᵀ."""
+        self._count += count
+        self._dtype = dtype
+        product = product.double()
+        if self._columns:
+            columns = torch.cat(self._columns, dim=1)
+            product += columns.mT @ columns
+            self._columns = []
+        self._gram = product if self._gram is None else self._gram + product
+
     def spectrum(self) -> Spectrum | None:
         """Singular values and left singular vectors of R; None if nothing was taken in."""
         if self._gram is not None:
@@ -70,8 +97,15 @@ class Representation:
             return Spectrum(energy.clamp(min=0).sqrt().flip(-1), vectors.flip(-1))
         if not self._columns:
             return None
-        vectors, values, _ = torch.linalg.svd(torch.cat(self._columns, dim=1).mT, full_matrices=False)
-        return Spectrum(values, vectors)
+        columns = torch.cat(self._columns, dim=1)
+        if self._precise:
+            vectors, values, _ = torch.linalg.svd(columns.mT, full_matrices=False)
+            return Spectrum(values, vectors)
+        # RᵀR, the smaller product, in double precision: u_i = R v_i / σ_i.
+        energy, right = (part.flip(-1) for part in torch.linalg.eigh(columns @ columns.mT))
+        values = (energy * (energy > _FAINT * energy[..., :1])).clamp(min=0).sqrt()
+        scale = torch.where(values > 0, 1 / values, 0)
+        return Spectrum(values, columns.mT @ (right * scale.unsqueeze(-2)))
 
     def energy(self) -> Tensor:
         """‖R‖² of every group."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,17 +12,23 @@ from torch import Tensor, nn
 from steppe.projection.layers import CoveredWeight
 
 Sink = Callable[[str, Tensor], None]
+CallSink = Callable[[CoveredWeight, nn.Module, Tensor], None]
+
+
+def captured_inputs(weights: Mapping[str, CoveredWeight], sink: Sink) -> AbstractContextManager[None]:
+    """Inside, every forward hands each covered layer's input columns, (groups, n, in), to `sink(name, columns)`."""
+    return captured_calls(weights, lambda weight, layer, x: sink(weight.name, weight.rule(layer, x)))
 
 
 @contextmanager
-def captured_inputs(weights: Mapping[str, CoveredWeight], sink: Sink) -> Iterator[None]:
-    """Inside, every forward hands each covered layer's input columns, (groups, n, in), to `sink(name, columns)`."""
+def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iterator[None]:
+    """Inside, every forward hands each call of a covered layer, the input as it is, to `sink(weight, layer, x)`."""
     handles = []
 
     def hook_for(weight: CoveredWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = args[0] if args else kwargs["input"]
-            sink(weight.name, weight.rule(layer, x.detach()))
+            sink(weight, layer, x.detach())
 
         return hook
 

@@ -82,11 +82,12 @@ class Sigmoid:
         length = torch.linalg.vector_norm(slopes)
         on_cpu = length.device.type == "cpu"
         factor = shortening(float(length), self.clip) if on_cpu else shortening_tensor(length, self.clip)
-        values = torch.sigmoid_((values - slopes * (self.sign * self.lr * factor)).mul_(self.temperature))
+        values = values.sub_(slopes * (self.sign * self.lr * factor)).mul_(self.temperature).sigmoid_()
         moved, start = {}, 0
         for name, part in gradient.items():
-            end = start + part.numel()
-            moved[name], start = values[start:end].view(part.shape), end
+            size = part.numel()
+            moved[name] = values.as_strided(part.shape, part.stride(), start)
+            start += size
         return moved
 
     def slowed(self, divisor: float) -> Sigmoid:

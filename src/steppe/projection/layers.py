@@ -43,7 +43,7 @@ def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
     """All patches a convolution looks at, padding included, in the order of weight.view(out, -1)."""
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    x = pad(x, _padding(layer), mode=mode)
+    x = pad(x, padding(layer), mode=mode)
     for axis, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
         x = x.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
     samples, channels = x.shape[:2]
@@ -56,8 +56,8 @@ def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
     return x.reshape(layer.groups, -1, channels // layer.groups * math.prod(layer.kernel_size))
 
 
-def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
-    """Padding before and after each axis, the last axis first, as `pad` wants it."""
+def padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
+    """The padding before and after each axis, the last axis first, as `pad` wants it."""
     amounts: list[int] = []
     for axis in reversed(range(len(layer.kernel_size))):
         if layer.padding == "same":

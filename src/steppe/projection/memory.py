@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steppe.network import Network
 from steppe.projection.basis import Representation, directions, leading
-from steppe.projection.capture import captured_inputs
+from steppe.projection.capture import captured_calls
 from steppe.projection.growth import grown
 from steppe.projection.importance import ImportanceRule, Importances
 from steppe.projection.layers import CoveredWeight
@@ -48,9 +48,10 @@ class GradientMemory:
         known: Gradient | None,
         part: Callable[[SoftProjector, Tensor | Outer, Tensor | Outer | None], Tensor | Outer],
     ) -> Gradient:
-        known = known or {}
-        covered = {name: part(p, gradient[name], known.get(name)) for name, p in self.projectors.items()}
-        return {name: covered.get(name, g) for name, g in gradient.items()}
+        parts = dict(gradient)
+        for name, projector in self.projectors.items():
+            parts[name] = part(projector, gradient[name], None if known is None else known[name])
+        return parts
 
     @property
     def importances(self) -> Importances:
@@ -64,9 +65,10 @@ class GradientMemory:
     def move_importances(self, gradient: Importances) -> None:
         """One update of λ by the rule."""
         if gradient:
-            self.importances = self.rule.moved(self.importances, gradient)
+            for name, importance in self.rule.moved(self.importances, gradient).items():
+                self.projectors[name] = self.projectors[name].with_importance(importance)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 32) -> None:
+    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> None:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
         anew.
         """
@@ -81,7 +83,7 @@ class GradientMemory:
                 self._hold(network, name, kept.vectors, self.rule.initial(kept.values))
 
     def grow(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 32
+        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> None:
         """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
         of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1.
@@ -104,7 +106,9 @@ class GradientMemory:
         with (
             torch.no_grad(),
             network.mode(training=False),
-            captured_inputs(self.covered, lambda name, columns: representations[name].add(columns)),
+            captured_calls(
+                self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
+            ),
         ):
             for part in torch.split(x, chunk):
                 network.model(network.prepare_inputs(part))

@@ -29,6 +29,11 @@ class SoftProjector:
         """The basis of a layer without groups as a matrix, (in, k)."""
         return self.basis[0]
 
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """Its transpose, (k, in)."""
+        return self.columns.t()
+
     @property
     def rank(self) -> int:
         """How many directions are held, over all groups."""
@@ -56,22 +61,23 @@ class SoftProjector:
         """G M diag(λ) Mᵀ; G M may be given where it is known already; factors stay factors."""
         weighed = self._weighed(gradient, coordinates)
         if isinstance(weighed, Outer):
-            return weighed @ self.columns.t()
+            return weighed @ self.rows
         assert isinstance(gradient, Tensor)
-        back = self.basis.mT if self._grouped else self.columns.t()
+        back = self.basis.mT if self._grouped else self.rows
         return (weighed @ back).reshape(gradient.shape)
 
     def outside(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
         """G − G M diag(λ) Mᵀ; factors stay factors."""
+        if isinstance(gradient, Outer):
+            along = self.coordinates(gradient) if coordinates is None else coordinates
+            assert isinstance(along, Outer)
+            return Outer(gradient.left, torch.addmm(gradient.right, along.right * self.importance, self.rows, alpha=-1))
         weighed = self._weighed(gradient, coordinates)
-        if isinstance(weighed, Outer):
-            assert isinstance(gradient, Outer)
-            return Outer(gradient.left, torch.addmm(gradient.right, weighed.right, self.columns.t(), alpha=-1))
-        assert isinstance(gradient, Tensor)
+        assert isinstance(weighed, Tensor)
         rows = self._rows(gradient)
         if self._grouped:
             return torch.baddbmm(rows, weighed, self.basis.mT, alpha=-1).reshape(gradient.shape)
-        return torch.addmm(rows, weighed, self.columns.t(), alpha=-1).reshape(gradient.shape)
+        return torch.addmm(rows, weighed, self.rows, alpha=-1).reshape(gradient.shape)
 
     @property
     def _grouped(self) -> bool:
@@ -89,7 +95,6 @@ class SoftProjector:
 
     def with_importance(self, importance: Tensor) -> SoftProjector:
         """The same basis with other importances."""
-        changed = SoftProjector(self.basis, importance)
-        if "columns" in self.__dict__:
-            changed.__dict__["columns"] = self.columns
+        changed = object.__new__(SoftProjector)
+        changed.__dict__.update(self.__dict__, importance=importance)  # with the views it has made already
         return changed
