@@ -92,9 +92,9 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     one = learner("er")
     one.learn(tasks()[0], **HOW)
     one.save(tmp_path / "file")
-    with pytest.raises(ModelError, match=r"'head\.weight' is .*\(4, 12\).*\(6, 12\)"):
+    with pytest.raises(ModelError, match=r"'head\.bias' is .*\(4,\).*\(6,\)"):
         steppe.load(tmp_path / "file", Pictures(tasks=2).model(0))
-    with pytest.raises(ModelError, match="not in the model"):
+    with pytest.raises(ModelError, match="not in what was saved"):
         steppe.load(tmp_path / "file", nn.Linear(3, 3))
 
 

@@ -330,7 +330,7 @@ class Network:
     def load_state(self, state: State, outputs: int) -> None:
         """Become what the state tells; weights of other names or shapes are refused."""
         mine, saved = self._state(), state["weights"]
-        for name in mine.keys() | saved.keys():
+        for name in sorted(mine.keys() | saved.keys()):
             if name not in saved or name not in mine:
                 where = "model but not in what was saved" if name in mine else "what was saved but not in the model"
                 raise ModelError(f"{name!r} is in the {where}: give the model that was saved.")
