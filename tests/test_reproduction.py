@@ -1,0 +1,69 @@
+"""Recipes: each can be done, a small one is done for real, and what is there is not done again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from steppe.cli import main
+from steppe.figures import FIGURES
+from steppe.registry import METHODS
+from steppe.reproduction import RECIPES, Part, Recipe
+
+SHORT = ("benchmark.tasks=2", "benchmark.samples=40", "benchmark.test_samples=50")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_done(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    jobs = [job for part in recipe.parts for job in part.jobs(tmp_path, recipe.seeds)]
+    assert len({job.out for job in jobs}) == len(jobs)
+    assert set(recipe.figures) <= FIGURES.keys()
+    assert {job.config.method for job in jobs} <= METHODS.keys()
+
+
+def test_the_documents_table_is_that_of_the_recipes() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    told = {}
+    for names, counts in re.findall(r"^\| (`.*?`) \|.*\| ([\d, ]+) \|$", text, re.MULTILINE):
+        told |= dict(zip(re.findall(r"`(.*?)`", names), map(int, counts.split(",")), strict=True))
+    assert told == {name: recipe.seeds * sum(len(p.methods) for p in recipe.parts) for name, recipe in RECIPES.items()}
+
+
+def test_a_small_one_for_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = (Part("pmnist", "pmnist", ("er", "fs-er"), SHORT),)
+    monkeypatch.setitem(RECIPES, "small", Recipe("Small.", parts, figures=("landscapes", "memory-size"), landscapes=True))
+    command = ["reproduce", "small", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
+    assert main([*command, "--list"]) == 0
+    assert "2 runs, 0 of them done" in capsys.readouterr().out
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert "steppe study pmnist er fs-er --seeds 1" in told.out
+    assert "memory-size is not drawn" in told.err  # one size alone is no study of sizes
+    made = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {"pmnist/table.md", "pmnist/report.html", "pmnist/er/seed-0/landscape.json", "landscapes.pdf"} <= made
+    results = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
+    assert main(command) == 0
+    assert {path: path.stat().st_mtime_ns for path in results} == results
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("reproduce", "name what to reproduce"),
+        ("reproduce pmnist-tabel", "Did you mean 'pmnist-table'"),
+        ("reproduce k-study --seeds 0", "--seeds 0"),
+        ("reproduce superclass-table --samples 10", "unknown setting of the benchmark 'samples'"),
+    ],
+)
+def test_refused_before_any_work(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
