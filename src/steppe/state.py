@@ -13,10 +13,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from steppe.errors import shown
 from steppe.types import Batch
+
+_EMPTY = 10_000_000  # what the sides of an empty tensor may multiply to: room is made by them
 
 State = Any
 """A tree: None, bool, int, float, str, Tensor, Batch, range, lists and dictionaries of them; keys are str or int."""
+
+CANNOT_BE_A_STATE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+"""What `load_state` stumbles over where a state, though whole, is not one of the thing that is to become it."""
 
 
 @runtime_checkable
@@ -71,10 +77,14 @@ def _key(key: object) -> str | int:
 
 def unpacked(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> State:
     """The tree again, its tensors as new ones on the device. Whatever is not such a tree raises ValueError."""
+    taken: set[str] = set()
 
     def tensor(name: object) -> Tensor:
-        if not isinstance(name, str) or name not in tensors:
-            raise ValueError(f"there is no tensor {name!r}")
+        if not isinstance(name, str) or name not in tensors or name in taken:  # twice: memory without end
+            raise ValueError(f"there is no tensor {shown(name)}, or it is named twice")
+        taken.add(name)
+        if math.prod(side for side in tensors[name].shape if side) > max(_EMPTY, tensors[name].numel()):
+            raise ValueError(f"the tensor {shown(name)} is empty, and yet of an enormous shape")
         return tensors[name].to(device, copy=True)  # memory of its own, aligned as every other tensor's
 
     def unpack(node: Any) -> State:
