@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from steppe.benchmarks.base import Benchmark
-from steppe.errors import UsageError, in_one_line, shown, unknown
+from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
 from steppe.files import read_bounded
 from steppe.methods.base import MethodSettings
 from steppe.protocol import Training
@@ -77,7 +77,8 @@ class RunConfig:
         try:
             return cls.from_toml(read_bounded(path, _LARGEST_FILE).decode())
         except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} cannot be read as a run's configuration: {in_one_line(error)}.") from error
+            why = disk_refusal(error) if isinstance(error, OSError) else in_one_line(error)
+            raise UsageError(f"{path} cannot be read as a run's configuration: {why}.") from error
 
     @classmethod
     def from_toml(cls, text: str) -> RunConfig:

@@ -64,9 +64,7 @@ class RunDirectory:
                 self._state_file(number).unlink()
 
     def last_state(self, config: RunConfig, device: str) -> tuple[State, list[str]]:
-        """The last state that is whole, or None, and what is to be said about those that are not. What the log tells
-        of later is taken out of it.
-        """
+        """The last state that is whole, or None, and what is to be said about those that are not."""
         remarks: list[str] = []
         found: State = None
         for number in reversed(_state_numbers(self.path)):
@@ -82,9 +80,12 @@ class RunDirectory:
             if type(found.get("log")) is not int or found["log"] < 0:
                 raise RunError(f"{self._state_file(number)} does not say how long the log was: remove it.")
             break
-        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.truncate(min(file.tell(), found["log"]) if found is not None else 0)
         return found, remarks
+
+    def cut_log(self, state: State) -> None:
+        """Take out of the log what it tells of later than the state."""
+        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.truncate(min(file.tell(), state["log"]) if state is not None else 0)
 
     def _state_file(self, number: int) -> Path:
         return self.path / CHECKPOINTS / f"state-{number:06d}.safetensors"

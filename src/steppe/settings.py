@@ -79,9 +79,10 @@ class Settings:
         for name, (kind, limits) in self.schema().items():
             value = _converted(name, getattr(self, name), kind, type(self).__name__)
             if not limits.admit(value):
-                raise UsageError(
-                    f"{name} = {shown(value)} is out of range: it must be {limits.describe() or 'finite'}."
-                )
+                allowed = limits.describe() or "finite"
+                if isinstance(value, float) and not math.isfinite(value):
+                    allowed = "a finite number"
+                raise UsageError(f"{name} = {shown(value)} is out of range: it must be {allowed}.")
             object.__setattr__(self, name, value)
 
     @classmethod
