@@ -145,16 +145,11 @@ class Network:
 
     def _allow(self, outputs: int) -> None:
         """Let each task's loss see the rows of its head alone, where there are heads."""
-        if any(rows is not None for rows in self._heads):
+        if any(head is not None for head in self._heads):
+            rows = [range(outputs) if head is None else head for head in self._heads]
+            ends = torch.tensor([(head.start, head.stop) for head in rows])
             columns = torch.arange(outputs)
-            self._allowed = torch.stack(
-                [
-                    torch.ones(outputs, dtype=torch.bool)
-                    if rows is None
-                    else (columns >= rows.start) & (columns < rows.stop)
-                    for rows in self._heads
-                ]
-            ).to(self.device)
+            self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self.device)
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: on its device, in its number type, normalised."""
