@@ -43,7 +43,7 @@ def batches() -> st.SearchStrategy[Batch]:
 
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | tensors() | batches()
-    | st.builds(range, st.integers(), st.integers())
+    | st.builds(lambda start, length: range(start, start + length), st.integers(), st.integers(0, 1000))
 )  # fmt: skip
 trees = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
@@ -139,6 +139,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a node of no kind": (lambda p: hostile.said(p, content='{"object": "os.system"}'), "no state holds"),
     "a range of words": (lambda p: hostile.said(p, content='{"range": ["a", "b"]}'), "no state holds"),
+    "a range without end": (lambda p: hostile.said(p, content='{"range": [0, 1000000000000]}'), "cannot be"),
     "a key that is a list": (lambda p: hostile.said(p, content='{"items": [[[], 1]]}'), "no state holds"),
     "10^15 elements": (header_with(lambda h: h["weights/a/b"].update(shape=[10**15])), "cannot be read"),
     "10^15 elements said to be there": (

@@ -27,8 +27,8 @@ def check_given(
         raise UsageError(f"seed = {shown(seed)}: give a whole number.")
     if prepare is not None and not callable(prepare):
         raise UsageError(f"prepare is {shown(prepare)}: give a function from stored inputs to the model's.")
-    if isinstance(exclude, str):
-        raise UsageError(f"exclude is the text {exclude!r}: give a list of names, such as [{exclude!r}].")
+    if not isinstance(exclude, (list, tuple)):
+        raise UsageError(f"exclude is {shown(exclude)}: give a list of names, such as ['head'].")
     check_device(device)
 
 

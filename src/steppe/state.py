@@ -17,6 +17,7 @@ from steppe.errors import shown
 from steppe.types import Batch
 
 _EMPTY = 10_000_000  # what the sides of an empty tensor may multiply to: room is made by them
+_LONGEST = 1_000_000  # what a range may span: somebody may make a list of it
 
 State = Any
 """A tree: None, bool, int, float, str, Tensor, Batch, range, lists and dictionaries of them; keys are str or int."""
@@ -101,6 +102,8 @@ def unpacked(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | st
             if kind == "batch" and isinstance(value, list) and len(value) == 3:
                 return Batch(*(tensor(name) for name in value))
             if kind == "range" and isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
+                if not value[0] <= value[1] <= value[0] + _LONGEST:
+                    raise ValueError(f"a range from {shown(value[0])} to {shown(value[1])} cannot be")
                 return range(*value)
             if kind == "items" and isinstance(value, list):
                 return dict(_pair(pair, unpack) for pair in value)
