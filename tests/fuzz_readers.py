@@ -109,7 +109,7 @@ def changed_tree(tree: Any, chance: random.Random) -> Any:
         else:
             copy[key] = changed_tree(copy[key], chance)
         return copy
-    if isinstance(tree, torch.Tensor) and chance.random() < 0.5:
+    if isinstance(tree, torch.Tensor) and tree.ndim and chance.random() < 0.5:
         others = tree[:0], tree.flatten(), tree[None], tree.double(), tree.to(torch.uint8), -tree.double()
         return chance.choice(others)
     return chance.choice(ODD)

@@ -214,7 +214,7 @@ LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeErr
         ModelError,
         "'0.weight' is",
     ),
-    "weights that are numbers": (within("network", weights={"0.weight": 5}), mlp, SteppeError, "weight"),
+    "weights that are numbers": (within("network", "weights", **{"0.weight": 5}), mlp, RunError, "no learner"),
     "a covered layer that is none": (within(covered={"9.weight": True}), mlp, RunError, "'9.weight'"),
     "inputs of no kind": (within(inputs=[[8], "float99"]), mlp, RunError, "float99"),
     "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "no type of numbers"),
@@ -257,7 +257,7 @@ def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
     [
         (steppe.EWC(), within("method", "penalty", centre={}), "not those of the weights"),
         (steppe.EWC(), within("method", "penalty", "importance", **{"0.bias": torch.zeros(1)}), "the weight's shape"),
-        (steppe.GEM(tasks=2), within("method", "rings", written=torch.ones(5).bool()), "no learner"),
+        (steppe.GEM(tasks=2), within("method", "rings", written=torch.ones(5).bool()), "not those of this memory"),
     ],
 )
 def test_what_a_method_keeps_must_fit(
