@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test torture lint format clean
+.PHONY: run test torture fuzz lint format clean
 
 run: $(VENV)/.installed
 	$(BIN)/steppe run pmnist fs-dgpm
@@ -24,6 +24,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # From the bottom up: a layer is a set of modules and packages, by their first name; to it everything below is open, and
 # within it imports may not go in a circle.
 LAYERS = [
-    {"errors", "version"},
+    {"errors", "version", "results"},
     {"settings", "types", "files"},
     {"state"},
     {"saving"},
@@ -22,7 +22,7 @@ LAYERS = [
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
     {"training"},
-    {"learner"},
+    {"learner", "learner_checks"},
     {"saved_learner"},
     {"config", "catalogue"},
     {"tables", "runs"},

@@ -23,63 +23,38 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_a_fault_of_the_program_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And where it came from is shown if asked for."""
+
+    def faulty(name: str) -> None:
+        raise LookupError(f"{name}\nis not there")
+
+    monkeypatch.setattr("steppe.config.find_method", faulty)
+    assert main(["run", "pmnist", "er"]) == 1
+    told = "steppe: internal error: LookupError: er is not there: run again with --debug.\n"
+    assert capsys.readouterr().err == told
+    assert main(["--debug", "run", "pmnist", "er"]) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "in faulty" in shown
+    assert shown.endswith(told)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("run pmnist fs-dgmp", "fs-dgpm"),
-        ("run pmnst er", "pmnist"),
-        ("run pmnist er --set bufer=3", "method.buffer"),
-        ("run pmnist er --set method.bufer=3", "buffer"),
-        ("run pmnist er --set metod.buffer=3", "method"),
-        ("run pmnist er --set buffer", "key=value"),
-        ("run pmnist er --set buffer=0", "at least 1"),
-        ("run pmnist er --set lr=nan", "lr"),
-        ("run pmnist er --set lr=fast", "number"),
-        ("run pmnist er --set buffer=2.5", "whole number"),
-        ("run pmnist fs-dgpm --set ascent_steps=0", "at least 1"),
-        ("run pmnist fs-dgpm --set threshold=0", "above 0 and at most 1"),
-        ("run pmnist fs-dgpm --set threshold=1.01", "above 0 and at most 1"),
-        ("run pmnist fs-dgpm --set second_order=maybe", "true or false"),
-        ("run pmnist fs-dgpm --set importance=free", "sigmoid"),
-        ("run pmnist er --device cuda", "--device cpu"),
-        ("run pmnist er --seed -1", "seed"),
-        ("run pmnist er --seed 1 --seeds 2", "not both"),
-        ("run pmnist er --seeds 0", "at least 1"),
-        ("run pmnist er --threads 0", "at least 1"),
-        ("run pmnist", "steppe list"),
-        ("run --config missing.toml", "missing.toml"),
-        ("run --config missing.toml --threads 2", "--config"),
-        ("run pmnist er --jobs 2", "--seeds"),
-        ("study pmnist er icarl --seeds 1", "classes of their own"),
-        ("run pmnist er --config missing.toml", "--config"),
-        ("run pmnist er --plugin missing.py", "missing.py"),
-        ("run pmnist icarl", "classes of their own"),
-        ("run pmnist gem --set benchmark.tasks=21", "set tasks to the number"),
-        ("run pmnist gem --set memory=10", "raise memory"),
-        ("run pmnist gpm --set thresholds=0.9,0.9", "3 covered layers"),
-        ("study pmnist", "--methods paper"),
-        ("study pmnist er er", "twice"),
-        ("study pmnist er --jobs 0", "at least 1"),
-        ("list nothing", "er"),
-        ("show .", "no run"),
-        ("show missing", "missing"),
-        ("figures forgetting missing -o a.png", "missing"),
-    ],
+    ("error", "told"),
+    [(PermissionError(13, "no", "a/b"), "a/b: permission is denied"), (MemoryError(), "enough memory")],
 )
-def test_refused_before_any_work(arguments: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments.split()) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("steppe: ")
-    assert captured.err.count("\n") == 1
-    assert named in captured.err
-    assert list(Path().iterdir()) == []
+def test_what_the_machine_refuses(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(name: str) -> None:
+        raise error
 
-
-@pytest.mark.parametrize("arguments", [["run", "--sed", "1"], ["fly"], [], ["run", "pmnist", "er", "--device", "tpu"]])
-def test_what_argparse_refuses(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
+    monkeypatch.setattr("steppe.config.find_method", refused)
+    assert main(["run", "pmnist", "er"]) == 1
+    assert told in capsys.readouterr().err
 
 
 def test_run_show_and_figure(capsys: pytest.CaptureFixture[str]) -> None:

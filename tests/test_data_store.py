@@ -152,39 +152,6 @@ def test_the_command(
     assert "NOT whole" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        ("data fetch cifar", 2, "cifar-100"),
-        ("data fetch mnist cifar", 2, "cifar-100"),
-        ("data verify cifar", 2, "cifar-100"),
-        ("data where cifar", 2, "cifar-100"),
-        ("data where cifar-100", 1, "steppe data fetch cifar-100"),
-        ("data verify tiny-imagenet", 1, "steppe data fetch tiny-imagenet"),
-        ("data --data nowhere", 2, "nowhere"),
-        ("data verify --data nowhere", 2, "nowhere"),
-        ("data fetch cifar-100 --data file", 2, "no such directory"),
-        ("run pmnist er --data nowhere", 2, "nowhere"),
-        ("study pmnist er --data nowhere", 2, "nowhere"),
-        ("run cifar100-split er --data .", 1, "steppe data fetch cifar-100"),
-    ],
-)
-def test_refusals(
-    arguments: str,
-    code: int,
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_bytes(b"")
-    assert main(arguments.split()) == code
-    assert named in capsys.readouterr().err
-    assert left(tmp_path) == ["file"]
-
-
 def test_mnist_is_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "fetch", "mnist"]) == 0
     assert main(["data", "verify", "mnist"]) == 0

@@ -110,6 +110,8 @@ def test_unused_and_frozen_parameters() -> None:
         (nn.Sequential(nn.LazyLinear(3)), "lazy layers"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
         (nn.ReLU(), "no trainable parameter"),
+        (nn.Linear(2, 2).half(), r"torch\.float16: give them as float32 or float64"),
+        (nn.Linear(2, 2).bfloat16(), r"torch\.bfloat16"),
     ],
 )
 def test_models_that_cannot_learn_are_refused(model: nn.Module, message: str) -> None:

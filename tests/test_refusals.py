@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from steppe import ER, FSDGPM, DataError, DivergedError, Finetune, Learner, ModelError, SteppeError, Task, UsageError
+from steppe.data import idx
 
 X, Y = bright(8)(40, 0)
 
@@ -146,6 +147,14 @@ def test_what_a_model_cannot_learn(case: str) -> None:
         (lambda: Finetune(lr=float("nan")), "lr = nan"),
         (lambda: Finetune(momentum=1.0), "momentum = 1.0 .*below 1"),
         (lambda: Learner(mlp(), ER).learn(Task((X, Y))), "method is"),  # type: ignore[arg-type]
+        (lambda: Learner("mlp", ER()), "the model is a str"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER(), seed=1.5), r"seed = 1\.5"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER(), device="banana"), "device 'banana' is unknown"),
+        (lambda: Learner(mlp(), ER(), prepare=5), "prepare is 5"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER(), exclude="head"), "exclude is 'head': give a list"),
+        (lambda: Learner(mlp(), ER()).learn(5), "a int is given as a task"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER()).learn(None), "a NoneType is given as a task"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER()).evaluate("ab"), "a str is given as a task"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), epochs=0), "epochs = 0"),
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), batch_size=0), "batch_size = 0"),
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), glances=-1), "glances = -1"),
@@ -154,6 +163,30 @@ def test_what_a_model_cannot_learn(case: str) -> None:
 def test_values_out_of_range(make: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+IDX = bytes((0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3)) + bytes(6)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "is not an IDX file"),
+        (IDX[:3], "is not an IDX file"),
+        (b"\x01" + IDX[1:], "is not an IDX file"),
+        (IDX[:2] + b"\x0d" + IDX[3:], "is not an IDX file"),
+        (IDX[:9], r"announces \[2, 0\]"),
+        (IDX[:7] + b"\x00" + IDX[8:12], r"announces \[0, 3\] bytes, which is nothing"),
+        (IDX[:-1], r"announces \[2, 3\] bytes but holds 5"),
+        (IDX + b"x", r"announces \[2, 3\] bytes but holds 7"),
+        (IDX[:4] + b"\xff" * 8 + IDX[12:], r"announces \[4294967295, 4294967295\]"),
+        (IDX[:3] + b"\xff" + IDX[4:], "digits announces"),
+        (IDX[:3] + b"\x00" + IDX[4:], r"announces \[\]"),
+    ],
+)
+def test_idx_files_that_cannot_be(raw: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        idx.parse(raw, "digits")
 
 
 class Breaking(nn.Module):

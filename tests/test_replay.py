@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from reference import ListReservoir
 from scipy.stats import chisquare
 
+from steppe.errors import UsageError
 from steppe.replay import Reservoir
+from steppe.state import packed, unpacked
 from steppe.types import Batch
 
 
@@ -49,6 +51,56 @@ def test_batches_follow_the_sequential_rule_exactly(capacity: int, sizes: list[i
             assert drawn.y.tolist() == twin.draw(count)
             assert torch.equal(drawn.x[:, 0].long(), drawn.y)
             assert torch.equal(drawn.task, drawn.y + 1000)
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.integers(1, 9), min_size=2, max_size=8),
+    st.integers(0, 10_000),
+    st.booleans(),
+    st.data(),
+)
+def test_kept_in_mid_stream_it_goes_on_as_if_nothing_had_happened(
+    capacity: int, sizes: list[int], seed: int, noted: bool, data: st.DataObject
+) -> None:
+    """What it holds is some of what it was offered, each once, with the note that belongs to it."""
+    ways = random.Random(seed), random.Random(seed + 1)
+    buffer = Reservoir(capacity, *ways)
+    broken = data.draw(st.integers(0, len(sizes)))
+    for place, size in enumerate(sizes):
+        if place == broken:
+            kept, tensors = packed(buffer.state())
+            again = Reservoir(capacity, *ways)
+            again.load_state(unpacked(kept, tensors))
+            buffer = again
+        start = sum(sizes[:place])
+        batch = numbered(start, size)
+        buffer.push(batch, -batch.x if noted else None)
+    twin = ListReservoir(capacity, random.Random(seed), random.Random(seed + 1))
+    for number in range(sum(sizes)):
+        twin.push(number)
+    assert held(buffer) == sorted(twin.items)
+    assert len(set(twin.items)) == len(buffer) == min(capacity, sum(sizes))
+    drawn = buffer.draw_noted(len(buffer))
+    assert (drawn is not None) == noted
+    if drawn is not None:
+        assert torch.equal(drawn[0].x, -drawn[1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"age": -1}, {"age": 2}, {"age": 10**30}, {"age": "3"}, {"stored": numbered(0, 9)}, {"notes": torch.zeros(1)}],
+)
+def test_a_state_that_does_not_add_up_is_refused(change: dict[str, object]) -> None:
+    buffer = reservoir(5)
+    buffer.push(numbered(0, 3))
+    with pytest.raises((ValueError, TypeError)):
+        reservoir(5).load_state({**buffer.state(), **change})
+
+
+def test_a_buffer_beyond_all_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="no memory for 1,000,000,000,000,000 samples"):
+        reservoir(10**15).push(numbered(0, 3))
 
 
 def test_every_sample_is_kept_with_the_same_chance() -> None:

@@ -36,7 +36,9 @@ def test_a_small_one_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = (Part("pmnist", "pmnist", ("er", "fs-er"), SHORT),)
-    monkeypatch.setitem(RECIPES, "small", Recipe("Small.", parts, figures=("landscapes", "memory-size"), landscapes=True))
+    monkeypatch.setitem(
+        RECIPES, "small", Recipe("Small.", parts, figures=("landscapes", "memory-size"), landscapes=True)
+    )
     command = ["reproduce", "small", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
     assert main([*command, "--list"]) == 0
     assert "2 runs, 0 of them done" in capsys.readouterr().out

@@ -7,35 +7,53 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from steppe.commands import catalogue, data, figures, landscape, report, reproduce, resume, run, show, study
 from steppe.commands.parsing import Commands
-from steppe.errors import SteppeError
+from steppe.errors import SteppeError, disk_refusal, in_one_line
 from steppe.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2: asked for wrongly, 1: failed, 130: stopped by Ctrl-C)."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         code: int = options.action(options)
-    except SteppeError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"steppe: {error}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("steppe: stopped by Ctrl-C; what was finished is kept.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"steppe: {_told(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, SteppeError) else 1
     return code
 
 
+def _told(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, SteppeError):
+        return in_one_line(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {disk_refusal(error)}."
+    if isinstance(error, MemoryError):
+        return "there is not enough memory: give smaller tasks, batches or buffers."
+    return f"internal error: {type(error).__name__}: {in_one_line(error)}: run again with --debug."
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for what cannot be understood, as for every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"steppe: {message} (see {self.prog} --help).\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="steppe",
         description="Let a network learn one task after another without forgetting the earlier ones.",
         epilog="start with: steppe run pmnist fs-dgpm",

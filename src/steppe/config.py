@@ -15,13 +15,17 @@ from typing import Any
 import tomli_w
 
 from steppe.benchmarks.base import Benchmark
-from steppe.errors import UsageError, unknown
+from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
+from steppe.files import read_bounded
 from steppe.methods.base import MethodSettings
 from steppe.protocol import Training
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.settings import Settings
 
 _SECTIONS = ("benchmark", "method", "training")
+_LARGEST_FILE = 1_000_000  # bytes
+_MOST_THREADS = 1024
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,10 @@ class RunConfig:
     def load(cls, path: Path) -> RunConfig:
         """From a config.toml."""
         try:
-            return cls.from_toml(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"{path} cannot be read as a run's configuration: {error}") from error
+            return cls.from_toml(read_bounded(path, _LARGEST_FILE).decode())
+        except (OSError, ValueError, RecursionError) as error:
+            why = disk_refusal(error) if isinstance(error, OSError) else in_one_line(error)
+            raise UsageError(f"{path} cannot be read as a run's configuration: {why}.") from error
 
     @classmethod
     def from_toml(cls, text: str) -> RunConfig:
@@ -83,22 +88,28 @@ class RunConfig:
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RunConfig:
         """From the plain values of `as_dict`; what they leave out takes its default."""
+        if not isinstance(data, Mapping):
+            raise UsageError(f"the configuration is {shown(data)}: it must have the section [run].")
         for section in data:
             if section not in ("run", *_SECTIONS):
                 raise unknown("section of the configuration", section, ("run", *_SECTIONS))
+            if not isinstance(data[section], Mapping):
+                raise UsageError(f"{section} = {shown(data[section])}: it must be a section, [{section}], of the file.")
         run = dict(data.get("run", {}))
         names = {key: run.pop(key, None) for key in ("benchmark", "method")}
         for key, name in names.items():
             if not isinstance(name, str):
                 raise UsageError(f"the configuration names no {key} in its section [run].")
-        plugins = tuple(run.pop("plugins", ()))
+        plugins = run.pop("plugins", [])
+        if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
+            raise UsageError(f"plugins = {shown(plugins)}: it must be a list of names of files.")
         load_plugins(plugins)
         kinds = _kinds(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
         for key in run:
             raise unknown("key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins"))
-        return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, plugins)
+        return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, tuple(plugins))
 
     @classmethod
     def _checked(
@@ -111,10 +122,13 @@ class RunConfig:
         threads: int,
         plugins: tuple[str, ...],
     ) -> RunConfig:
-        if not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise UsageError(f"seed = {seed!r} is out of range: it must be a whole number from 0 to 2**63 - 1.")
-        if not isinstance(threads, int) or threads < 1:
-            raise UsageError(f"threads = {threads!r} is out of range: it must be at least 1.")
+        if type(seed) is not int or not 0 <= seed < 2**63:
+            raise UsageError(f"seed = {shown(seed)} is out of range: it must be a whole number from 0 to 2**63 - 1.")
+        if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
+            allowed = f"at least 1 and at most {_MOST_THREADS}"
+            raise UsageError(f"threads = {shown(threads)} is out of range: it must be {allowed}.")
+        if device not in DEVICES:
+            raise unknown("device", str(device), DEVICES)
         described, settings, training = made["benchmark"], made["method"], made["training"]
         assert isinstance(described, Benchmark)
         assert isinstance(settings, MethodSettings)
@@ -197,8 +211,11 @@ def _kinds(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Set
 def load_plugins(paths: Iterable[str]) -> None:
     """Import the user's own files, which register methods or benchmarks; each once per process."""
     for path in paths:
-        file = Path(path).resolve()
-        name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+        try:
+            file = Path(path).resolve()
+            name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+        except ValueError as error:  # no file can have such a name
+            raise UsageError(f"the plugin {shown(path)} is no Python file: {error}.") from error
         if name in sys.modules:
             continue
         spec = importlib.util.spec_from_file_location(name, file)
@@ -208,9 +225,10 @@ def load_plugins(paths: Iterable[str]) -> None:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
-            raise UsageError(f"the plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
+            told = f"{type(error).__name__}: {in_one_line(error)}"
+            raise UsageError(f"the plugin {path} cannot be imported: {told}") from error
 
 
 def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, str, str]:

@@ -6,6 +6,8 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+_SHOWN = 100  # characters of a value
+
 
 class SteppeError(Exception):
     """Base of every error that `steppe` raises on purpose; its text names the thing and the remedy."""
@@ -40,7 +42,21 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+    return UsageError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}.")
+
+
+def shown(value: object) -> str:
+    """A value as an error's text shows it: never longer than a line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, lists within lists within lists
+        return f"(of type {type(value).__name__}, too long to show)"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error says, without the line breaks that other people's errors have."""
+    return " ".join(part for line in str(error).splitlines() if (part := line.strip())) or type(error).__name__
 
 
 def disk_refusal(error: OSError) -> str:

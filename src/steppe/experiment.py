@@ -12,21 +12,23 @@ from typing import Any
 
 import torch
 
-from steppe.config import RunConfig
+from steppe.config import DEVICES, RunConfig
 from steppe.curriculum import Curriculum
-from steppe.errors import RunError, UsageError
+from steppe.errors import RunError, UsageError, in_one_line, unknown
 from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
 from steppe.metrics import AccuracyMatrix
 from steppe.numerics import loaded_left_alone
-from steppe.runs import CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
-from steppe.state import State
+from steppe.runs import CHECKPOINTS, CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
+from steppe.state import CANNOT_BE_A_STATE, State
 from steppe.tables import run_report
 from steppe.task import Task
 from steppe.version import versions
 
 CHECKPOINT_EVERY = 300.0
 """Seconds of a task after which a state is kept, so that a run can be resumed; one is kept after every task anyway."""
+
+_KINDS = ("train", "evaluate", "memory")  # of seconds
 
 
 def run(
@@ -96,8 +98,10 @@ class _Run:
     def result(self) -> dict[str, Any]:
         """Go to the end, from the start or from where the directory's last state stands."""
         if self._out is not None:
+            state, remarks = RunDirectory(self._out).last_state(self._config, self._config.device)
+            self._go_back_to(state, remarks)
             self._directory = RunDirectory.create(self._out, self._config)
-            self._go_back_to(*self._directory.last_state(self._config, self._config.device))
+            self._directory.cut_log(state)
         try:
             with loaded_left_alone():
                 self._learn_in_order()
@@ -170,11 +174,27 @@ class _Run:
             self._told.append(f"{self._config.method} does not say what has to be kept of it: if it stops, it is lost.")
         if state is None:
             return
-        self._stage, self._per_task, self._remarks = state["stage"], state["per_task"], state["remarks"]
+        try:
+            self._load_state(state)
+        except CANNOT_BE_A_STATE as error:
+            told = f"{type(error).__name__}: {in_one_line(error)}"
+            where = f"{self._out}/{CHECKPOINTS}/state-*"
+            raise RunError(
+                f"the run cannot go on from its last state ({told}): remove {where} to begin anew."
+            ) from error
+
+    def _load_state(self, state: State) -> None:
+        stages = _stages(self._config.method_settings.schedule, len(self._tasks))
+        self._stage, self._per_task, self._remarks = state["stage"], state["per_task"], list(state["remarks"])
+        learnt = stages[self._stage - 1].stop if self._stage > 0 else 0
+        if not 0 <= self._stage == len(self._per_task) <= len(stages) or len(state["rows"]) != learnt:
+            raise ValueError(f"{self._stage} stages with {len(state['rows'])} rows of accuracies cannot be")
+        for task in self._per_task:
+            float(task["updates"]), [float(task["seconds"][kind]) for kind in _KINDS], dict(task["bytes"])
         self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
         self._learner.load_state(state["learner"])
         fitting = state["learner"]["fitting"]
-        self._epochs_before = 0 if fitting is None else fitting["epoch"]
+        self._epochs_before = 0 if fitting is None else int(fitting["epoch"])
         within = "" if fitting is None else f", in epoch {self._epochs_before + 1} of {fitting['task']!r}"
         self._told.append(f"resumed after {self._stage} of {len(self._tasks)} tasks{within}.")
         if state["versions"] != versions():
@@ -183,7 +203,6 @@ class _Run:
 
     def _summed_up(self) -> dict[str, Any]:
         config, matrix, per_task = self._config, self._matrix, self._per_task
-        kinds = ("train", "evaluate", "memory")
         return {
             "benchmark": config.benchmark,
             "method": config.method,
@@ -194,7 +213,7 @@ class _Run:
             "forgetting": matrix.forgetting,
             "accuracy": matrix.square(),
             "updates": sum(task["updates"] for task in per_task),
-            "seconds": {kind: sum(task["seconds"][kind] for task in per_task) for kind in kinds},
+            "seconds": {kind: sum(task["seconds"][kind] for task in per_task) for kind in _KINDS},
             "bytes": per_task[-1]["bytes"],
             "per_task": per_task,
             "full_length": config.full_length and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
@@ -249,8 +268,8 @@ def resolved_device(name: str) -> str:
     """The device by name, `auto` being CUDA where there is one; a device that is not there is refused."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise UsageError(f"device {name!r} is unknown. Known: auto, cpu, cuda.")
+    if name not in DEVICES:
+        raise unknown("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: this machine or this build of torch has none; use --device cpu or auto.")
     return name

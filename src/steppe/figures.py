@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from steppe.errors import RunError, UsageError
+from steppe.files import write_whole, writing
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 _LINES = ("-", "--", ":", "-.")  # another for each round of colours
@@ -47,12 +49,13 @@ def forgetting(results: Sequence[dict[str, Any]], out: Path) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
     average.legend(frameon=False, fontsize=9)
     figure.suptitle(f"Forgetting on {results[0]['benchmark']}", fontsize=11)
+    drawing = io.BytesIO()
     try:
-        figure.savefig(out, dpi=150)
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror}.") from error
+        figure.savefig(drawing, format=out.suffix.removeprefix("."), dpi=150)
     finally:
         pyplot.close(figure)
+    with writing(out):
+        write_whole(out, drawing.getvalue())
 
 
 def _curve(axes: Any, curves: list[list[float]], label: str, colour: str, line: str) -> None:

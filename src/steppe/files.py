@@ -36,6 +36,15 @@ def _flush_directory(path: Path) -> None:
             os.close(descriptor)
 
 
+def read_bounded(path: Path, limit: int = 100_000_000) -> bytes:
+    """A file's content, refused by ValueError where it is larger than such a file can be, or has no end."""
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it has more than {limit:,} bytes")
+    return content
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into an error that says what to do."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from steppe.curriculum import Curriculum
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
+from steppe.learner_checks import check_given, check_same, listed_tasks
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
@@ -28,6 +29,7 @@ from steppe.training import Fitting
 from steppe.types import Batch
 
 _EVALUATION_BATCH = 512  # larger ones fall out of the cache
+_MOST_CUTS = 100_000  # of the step sizes in a task
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,7 @@ class Learner:
         prepare: Callable[[Tensor], Tensor] | None = None,
         exclude: Sequence[str] = (),
     ) -> None:
-        if not isinstance(method, MethodSettings):
-            raise UsageError(f"method is {method!r}: give a method's settings, such as steppe.FSDGPM().")
-        if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise UsageError(f"device {device}: this machine or this build of torch has no CUDA; use 'cpu'.")
+        check_given(model, method, seed, device, prepare, exclude)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
@@ -102,11 +101,11 @@ class Learner:
         again, and goes on where it was.
         """
         training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics)
-        listed = _listed(tasks)
+        listed = listed_tasks(tasks)
         interrupted = self._interrupted
         curriculum = Curriculum(listed, self.tasks_learnt - (len(listed) if interrupted else 0))
         if interrupted:
-            _check_same(interrupted, curriculum, training)
+            check_same(interrupted, curriculum, training)
         if patience:
             curriculum.require_validation()
         if self.settings.schedule != "sequential" and curriculum.first:
@@ -154,7 +153,7 @@ class Learner:
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
-        listed = _listed(tasks)
+        listed = listed_tasks(tasks)
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
             return [self._accuracy(task) for task in listed]
 
@@ -198,7 +197,7 @@ class Learner:
         """Refuse what the model and the method cannot learn, one after another or together, before anything is
         changed.
         """
-        listed = _listed(tasks)
+        listed = listed_tasks(tasks)
         heads = list(self.network.heads)
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
@@ -263,6 +262,8 @@ class Learner:
         if state["method"] is not None:
             self._method = self.settings.start(self.network, self._covered_again(), self.streams)
             validation = self._interrupted and self._interrupted["validation"]
+            if validation and validation["cuts"] > _MOST_CUTS:
+                raise ValueError(f"step sizes cannot have been cut {validation['cuts']} times")
             for _ in range(validation["cuts"] if validation else 0):
                 self._method.slow_down(self._interrupted["training"]["lr_divisor"])
             self._method.load_state(state["method"])
@@ -349,25 +350,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{name!r} is no type of numbers")
     return found
-
-
-def _check_same(interrupted: State, curriculum: Curriculum, training: Training) -> None:
-    """Refuse to go on with another task, or in another way, than the one that broke off."""
-    if interrupted["task"] != curriculum.name or interrupted["training"] != training.as_dict():
-        raise UsageError(
-            f"the learner was saved in the middle of {interrupted['task']!r}, learnt with {interrupted['training']}: "
-            f"give it that again, before anything else (this is {curriculum.name!r} with {training.as_dict()})."
-        )
-
-
-def _listed(tasks: Task | Sequence[Task]) -> list[Task]:
-    """One task or several as a list; anything else is refused."""
-    listed = [tasks] if isinstance(tasks, Task) else list(tasks)
-    for task in listed:
-        if not isinstance(task, Task):
-            raise UsageError(
-                f"a {type(task).__name__} is given as a task: make one with steppe.Task((inputs, labels), ...)."
-            )
-    if not listed:
-        raise DataError("there is no task: give at least one.")
-    return listed

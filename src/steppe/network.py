@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
-from steppe.errors import ModelError
+from steppe.errors import ModelError, shown
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
 from steppe.state import State
@@ -24,6 +24,7 @@ from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
 _MANY = 128
 """Samples from which on a chain's own way to its outputs is the quicker one."""
+_MOST_ROOM = 100_000_000  # heads times outputs that a saved state may ask for
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -142,16 +143,15 @@ class Network:
     def open_head(self, head: range | None, outputs: int) -> None:
         """Make room for the next task, whose samples use these rows of the output."""
         self._heads.append(head)
-        if any(rows is not None for rows in self._heads):
+        self._allow(outputs)
+
+    def _allow(self, outputs: int) -> None:
+        """Let each task's loss see the rows of its head alone, where there are heads."""
+        if any(head is not None for head in self._heads):
+            rows = [range(outputs) if head is None else head for head in self._heads]
+            ends = torch.tensor([(head.start, head.stop) for head in rows])
             columns = torch.arange(outputs)
-            self._allowed = torch.stack(
-                [
-                    torch.ones(outputs, dtype=torch.bool)
-                    if rows is None
-                    else (columns >= rows.start) & (columns < rows.stop)
-                    for rows in self._heads
-                ]
-            ).to(self.device)
+            self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self.device)
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: on its device, in its number type, normalised."""
@@ -339,10 +339,15 @@ class Network:
                     f"{name!r} is {mine[name].dtype} of shape {tuple(mine[name].shape)} in the model, and "
                     f"{saved[name].dtype} of shape {tuple(saved[name].shape)} in what was saved: give the same model."
                 )
+        heads = state["heads"]
+        if type(outputs) is not int or outputs < 0 or outputs * len(heads) > _MOST_ROOM:
+            raise ValueError(f"{len(heads)} heads of {shown(outputs)} outputs cannot be")
+        for head in heads:
+            if head is not None and not (isinstance(head, range) and 0 <= head.start < head.stop <= outputs):
+                raise ValueError(f"a head of {shown(head)} among {outputs} outputs cannot be")
         self.restore(saved)
-        self._heads, self._allowed = [], None
-        for head in state["heads"]:
-            self.open_head(head, outputs)
+        self._heads, self._allowed = list(heads), None
+        self._allow(outputs)
         self._frozen = frozenset(state["frozen"])
         self._resting = []
         if state["statistics_frozen"]:
@@ -351,6 +356,13 @@ class Network:
 
     def _state(self) -> dict[str, Tensor]:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def like_weights(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that a state holds for some of the weights; other names or shapes are refused by ValueError."""
+        for name, tensor in saved.items():
+            if name not in self.parameters or tensor.shape != self.parameters[name].shape:
+                raise ValueError(f"there is no weight {shown(name)} of shape {tuple(tensor.shape)}")
+        return dict(saved)
 
     @contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:

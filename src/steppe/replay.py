@@ -7,6 +7,7 @@ import random
 import torch
 from torch import Tensor
 
+from steppe.errors import UsageError
 from steppe.state import State
 from steppe.types import Batch
 
@@ -74,6 +75,9 @@ class Reservoir:
     def load_state(self, state: State) -> None:
         """The same age and content again."""
         self.age, stored, notes = state["age"], state["stored"], state["notes"]
+        held = [] if stored is None else [*_parts(stored), *([] if notes is None else [notes])]
+        if type(self.age) is not int or self.age < 0 or any(len(part) != len(self) for part in held):
+            raise ValueError(f"a buffer that was offered {self.age} samples cannot hold what is said to be in it")
         self._stored = None if stored is None else Batch(*(_roomy(part, self.capacity) for part in _parts(stored)))
         self._notes = None if notes is None else _roomy(notes, self.capacity)
 
@@ -88,7 +92,12 @@ class Reservoir:
 
 def room(like: Tensor, capacity: int) -> Tensor:
     """An empty tensor for so many rows of the kind."""
-    return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    try:
+        return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    except RuntimeError as error:  # whatever the device's allocator says
+        raise UsageError(
+            f"there is no memory for {capacity:,} samples of shape {tuple(like.shape[1:])}: keep fewer for replay."
+        ) from error
 
 
 def _roomy(filled: Tensor, capacity: int) -> Tensor:

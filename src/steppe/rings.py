@@ -58,6 +58,8 @@ class Rings:
 
     def load_state(self, state: State) -> None:
         """The same content and position again."""
+        if state["written"].dtype != torch.bool or state["written"].shape != self._written.shape:
+            raise ValueError("the rings are not those of this memory and these tasks")
         self._current, self._position, self._written = state["task"], state["position"], state["written"].cpu()
         self._stored = None
         if state["held"] is not None:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from steppe.config import RunConfig
-from steppe.errors import RunError, UsageError
-from steppe.files import write_whole, writing
+from steppe.errors import RunError, UsageError, in_one_line
+from steppe.files import read_bounded, write_whole, writing
+from steppe.results import checked_result
 from steppe.saving import read_state, write_state
 from steppe.state import State
 
@@ -26,11 +27,6 @@ CONFIG, LOG, RESULT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "c
 REPORT, PAGE = "report.md", "report.html"
 _LOCK = ".lock"
 _STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
-
-_FIELDS = {
-    *("benchmark", "method", "seed", "acc", "bwt", "learning_acc", "forgetting", "accuracy", "updates"),
-    *("seconds", "bytes", "full_length", "command", "versions", "config"),
-}
 
 
 class RunDirectory:
@@ -69,9 +65,7 @@ class RunDirectory:
                 self._state_file(number).unlink()
 
     def last_state(self, config: RunConfig, device: str) -> tuple[State, list[str]]:
-        """The last state that is whole, or None, and what is to be said about those that are not. What the log tells
-        of later is taken out of it.
-        """
+        """The last state that is whole, or None, and what is to be said about those that are not."""
         remarks: list[str] = []
         found: State = None
         for number in reversed(_state_numbers(self.path)):
@@ -82,12 +76,17 @@ class RunDirectory:
                 with writing(self.path):
                     self._state_file(number).unlink()
                 continue
-            if found["config"] != config.as_dict():
+            if not isinstance(found, dict) or found.get("config") != config.as_dict():
                 raise RunError(f"{self._state_file(number)} belongs to a run with other settings: remove it.")
+            if type(found.get("log")) is not int or found["log"] < 0:
+                raise RunError(f"{self._state_file(number)} does not say how long the log was: remove it.")
             break
-        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.truncate(min(file.tell(), found["log"]) if found is not None else 0)
         return found, remarks
+
+    def cut_log(self, state: State) -> None:
+        """Take out of the log what it tells of later than the state."""
+        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.truncate(min(file.tell(), state["log"]) if state is not None else 0)
 
     def _state_file(self, number: int) -> Path:
         return self.path / CHECKPOINTS / f"state-{number:06d}.safetensors"
@@ -142,7 +141,9 @@ def locked(path: Path) -> Iterator[None]:
     """The directory is ours inside; where another process is at work in it, it is refused. It is made if it is not
     there, and taken away again if nothing came of it.
     """
-    made = not path.exists()
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: choose another --out.")
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / _LOCK)
@@ -157,6 +158,9 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         if made and [file.name for file in path.iterdir()] == [_LOCK]:
             shutil.rmtree(path, ignore_errors=True)
+            for folder in made[1:]:
+                with suppress(OSError):  # somebody else put something there
+                    folder.rmdir()
         lock.release()  # the file stays: taken away, two processes could hold locks on two files of its name
 
 
@@ -192,9 +196,6 @@ def read_result(path: Path) -> dict[str, Any]:
         state = "an unfinished run" if (path / CONFIG).exists() else "no run"
         raise UsageError(f"{path} holds {state}: there is no {RESULT} in it.")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(data, dict) or not data.keys() >= _FIELDS:
-            raise ValueError("it lacks the fields of a result")
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read as a result: {error}") from error
-    return data
+        return checked_result(json.loads(read_bounded(file)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{file} cannot be read as a result: {in_one_line(error)}.") from error

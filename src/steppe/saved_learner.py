@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from steppe.errors import RunError, UsageError
+from steppe.errors import RunError, UsageError, in_one_line
 from steppe.learner import Learner
+from steppe.learner_checks import check_device
 from steppe.methods.base import MethodSettings
 from steppe.registry import METHODS
 from steppe.saving import read_state
-from steppe.state import State
+from steppe.state import CANNOT_BE_A_STATE, State
 
 
 def load(
@@ -28,14 +29,22 @@ def load(
     The file holds numbers and names, no code: a model of the same architecture and, where there was one, the same
     `prepare` come from the caller. A method of one's own must be registered before.
     """
+    check_device(device)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module like the one that was saved.")
     place = device if device is not None else next((p.device for p in model.parameters()), "cpu")
     state = read_state(Path(path), "learner", place)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
         settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
         learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude)
         learner.load_state(state)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise RunError(f"{path} holds no learner that can be gone on with: {type(error).__name__}: {error}.") from error
+    except Exception as error:
+        model.load_state_dict(before)
+        if not isinstance(error, CANNOT_BE_A_STATE):
+            raise
+        told = f"{type(error).__name__}: {in_one_line(error)}"
+        raise RunError(f"{path} holds no learner that can be gone on with: {told}.") from error
     return learner
 
 

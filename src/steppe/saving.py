@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from steppe.errors import RunError, disk_refusal
+from steppe.errors import RunError, disk_refusal, in_one_line
 from steppe.files import write_whole, writing
 from steppe.state import State, packed, unpacked
 
@@ -39,6 +39,8 @@ def write_state(path: Path, kind: str, tree: State) -> None:
 def read_state(path: Path, kind: str, device: torch.device | str = "cpu") -> State:
     """Read a state of the kind, checked by its hash."""
     try:
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path} is no regular file: give one that steppe wrote.")
         data = path.read_bytes()
     except OSError as error:
         raise RunError(f"cannot read {path}: {disk_refusal(error)}.") from error
@@ -64,7 +66,7 @@ def parsed_state(data: bytes, kind: str, name: Path | str, device: torch.device 
             raise ValueError(f"it holds a {header.get('kind')}, not a {kind}")
         return unpacked(json.loads(header["content"]), tensors, device)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise RunError(f"{name} cannot be read: {str(error) or type(error).__name__}.") from error
+        raise RunError(f"{name} cannot be read: {in_one_line(error)}.") from error
 
 
 def _from_version_0(tensors: Mapping[str, Tensor], device: torch.device | str) -> State:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from steppe.errors import UsageError, unknown
+from steppe.errors import UsageError, shown, unknown
 
 Value = bool | int | float | str
+_LARGEST = 2**63 - 1  # the largest whole number of tensors and of TOML
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ class Settings:
         for name, (kind, limits) in self.schema().items():
             value = _converted(name, getattr(self, name), kind, type(self).__name__)
             if not limits.admit(value):
-                raise UsageError(f"{name} = {value!r} is out of range: it must be {limits.describe() or 'finite'}.")
+                allowed = limits.describe() or "finite"
+                if isinstance(value, float) and not math.isfinite(value):
+                    allowed = "a finite number"
+                raise UsageError(f"{name} = {shown(value)} is out of range: it must be {allowed}.")
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -116,9 +120,12 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
                 return value
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
         if kind is str and isinstance(value, str):
+            value.encode()  # half a character, as in a file's name that is not UTF-8, could not be written to a file
             return value
         if kind is int and not isinstance(value, bool):
             whole = int(value)
+            if not -_LARGEST <= whole <= _LARGEST:
+                raise UsageError(f"{name} = {shown(value)} is out of range: it must be at most {_LARGEST} ({owner}).")
             if isinstance(value, str) or whole == value:
                 return whole
         if kind is float and not isinstance(value, bool):
@@ -126,4 +133,4 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
     except (ValueError, KeyError, TypeError, OverflowError):
         pass
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-    raise UsageError(f"{name} = {value!r} is not {wanted} ({owner}).")
+    raise UsageError(f"{name} = {shown(value)} is not {wanted} ({owner}).")

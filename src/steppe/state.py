@@ -13,10 +13,17 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from steppe.errors import shown
 from steppe.types import Batch
+
+_EMPTY = 10_000_000  # what the sides of an empty tensor may multiply to: room is made by them
+_LONGEST = 1_000_000  # what a range may span: somebody may make a list of it
 
 State = Any
 """A tree: None, bool, int, float, str, Tensor, Batch, range, lists and dictionaries of them; keys are str or int."""
+
+CANNOT_BE_A_STATE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+"""What `load_state` stumbles over where a state, though whole, is not one of the thing that is to become it."""
 
 
 @runtime_checkable
@@ -71,10 +78,14 @@ def _key(key: object) -> str | int:
 
 def unpacked(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> State:
     """The tree again, its tensors as new ones on the device. Whatever is not such a tree raises ValueError."""
+    taken: set[str] = set()
 
     def tensor(name: object) -> Tensor:
-        if not isinstance(name, str) or name not in tensors:
-            raise ValueError(f"there is no tensor {name!r}")
+        if not isinstance(name, str) or name not in tensors or name in taken:  # twice: memory without end
+            raise ValueError(f"there is no tensor {shown(name)}, or it is named twice")
+        taken.add(name)
+        if math.prod(side for side in tensors[name].shape if side) > max(_EMPTY, tensors[name].numel()):
+            raise ValueError(f"the tensor {shown(name)} is empty, and yet of an enormous shape")
         return tensors[name].to(device, copy=True)  # memory of its own, aligned as every other tensor's
 
     def unpack(node: Any) -> State:
@@ -91,6 +102,8 @@ def unpacked(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | st
             if kind == "batch" and isinstance(value, list) and len(value) == 3:
                 return Batch(*(tensor(name) for name in value))
             if kind == "range" and isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
+                if not value[0] <= value[1] <= value[0] + _LONGEST:
+                    raise ValueError(f"a range from {shown(value[0])} to {shown(value[1])} cannot be")
                 return range(*value)
             if kind == "items" and isinstance(value, list):
                 return dict(_pair(pair, unpack) for pair in value)

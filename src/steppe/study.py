@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from steppe.config import RunConfig
-from steppe.errors import RunError, SteppeError, UsageError
+from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
 from steppe.events import Event
 from steppe.experiment import CHECKPOINT_EVERY, refuse_other, run
-from steppe.files import write_whole, writing
+from steppe.files import read_bounded, write_whole, writing
 from steppe.runs import CONFIG, RESULT, read_result, refuse_taken
 from steppe.tables import as_json, latex, markdown
 
@@ -127,7 +127,9 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
             found[number] = read_result(job.out)
-            if RunConfig.from_mapping(found[number]["config"]).as_dict() != job.config.as_dict():
+            described = found[number]["config"]
+            same_code = described["run"].get("plugins", []) == list(job.config.plugins)  # or none is run
+            if not same_code or RunConfig.from_mapping(described).as_dict() != job.config.as_dict():
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
         elif (job.out / CONFIG).exists():
             refuse_other(job.out, job.config)
@@ -144,17 +146,20 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
 def read_plan(out: Path) -> tuple[list[Job], str]:
     """The runs of a study and the command that it was started by."""
     try:
-        plan = json.loads((out / PLAN).read_text(encoding="utf-8"))
+        plan = json.loads(read_bounded(out / PLAN))
         jobs = [Job(RunConfig.from_mapping(entry["config"]), _within(out, entry["out"])) for entry in plan["runs"]]
+        if not jobs or len({job.out for job in jobs}) < len(jobs):
+            raise ValueError("it has no run, or two in one directory")
         return jobs, str(plan["command"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{out / PLAN} cannot be read as a study: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        told = f"it lacks {error}" if isinstance(error, KeyError) else in_one_line(error)
+        raise RunError(f"{out / PLAN} cannot be read as a study: {told}.") from error
 
 
 def _within(out: Path, name: str) -> Path:
     path = out / name
-    if not path.resolve().is_relative_to(out.resolve()):
-        raise ValueError(f"the run {name!r} lies outside the study")
+    if path.resolve() == out.resolve() or not path.resolve().is_relative_to(out.resolve()):
+        raise ValueError(f"the run {shown(name)} does not lie within the study")
     return path
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    _Parsers = argparse._SubParsersAction[Any]
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -21,7 +21,7 @@ class Commands:
 
     def add(self, name: str, text: str, action: Action, examples: str = "") -> argparse.ArgumentParser:
         """A command's parser, whose arguments its file fills in; `action` gets them and gives the exit code."""
-        parser = self._parsers.add_parser(
+        parser: argparse.ArgumentParser = self._parsers.add_parser(
             name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.set_defaults(action=action)

@@ -17,6 +17,7 @@ from steppe.errors import UsageError
 if TYPE_CHECKING:
     from steppe.study import Job
 
+_MOST_SEEDS = 10_000
 _EXAMPLES = """\
 examples:
   steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
@@ -67,8 +68,10 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     from steppe.runs import locked, refuse_taken
     from steppe.study import Job, write_plan
 
-    if options.seeds is None or options.seeds < 1:
-        raise UsageError(f"--seeds {options.seeds}: give how many seeds to run, at least 1.")
+    if options.seeds is None or not 1 <= options.seeds <= _MOST_SEEDS:
+        raise UsageError(
+            f"--seeds {options.seeds}: give how many seeds to run, at least 1 and at most {_MOST_SEEDS:,}."
+        )
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"

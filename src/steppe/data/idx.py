@@ -21,4 +21,6 @@ def parse(raw: bytes, name: str) -> Tensor:
     shape = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, start, 4)]
     if dimensions == 0 or len(raw) != start + math.prod(shape):
         raise DataError(f"{name} announces {shape} bytes but holds {len(raw) - start}: get the file again.")
+    if len(raw) == start:
+        raise DataError(f"{name} announces {shape} bytes, which is nothing: get the file again.")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=start).reshape(shape)

@@ -98,6 +98,8 @@ class Method(ABC):
 
     def load_state(self, state: State) -> None:
         """Go on from a state; step sizes that were cut in the current task have been cut again before."""
+        if state.keys() != set(self.kept or ()):
+            raise ValueError(f"{sorted(state, key=str)} is there, where {sorted(self.kept or ())} is to be kept")
         for name, value in state.items():
             part = getattr(self, name)
             if isinstance(part, Stateful):

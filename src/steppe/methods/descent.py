@@ -37,8 +37,9 @@ class Descent:
 
     def load_state(self, state: State) -> None:
         """The same step size and momentum again, laid out in memory like the weights."""
-        self.lr, weights = state["lr"], self._network.parameters
-        self._velocity = {name: torch.zeros_like(weights[name]).copy_(v) for name, v in state["velocity"].items()}
+        self.lr, weights = float(state["lr"]), self._network.parameters
+        saved = self._network.like_weights(state["velocity"])
+        self._velocity = {name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()}
 
     def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
         """V = momentum · V + scale · G;   W −= lr · V."""

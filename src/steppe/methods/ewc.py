@@ -125,6 +125,12 @@ class Penalty:
 
     def load_state(self, state: State) -> None:
         """The same penalty again."""
+        for part in (self.importance, self.centre):
+            if part.keys() != state["importance"].keys() or part.keys() != state["centre"].keys():
+                raise ValueError("importances and centres are not those of the weights")
+        for name, weight in self.importance.items():
+            if not weight.shape == state["importance"][name].shape == state["centre"][name].shape:
+                raise ValueError(f"importance and centre of {name!r} are not of the weight's shape")
         self.tasks, self.importance, self.centre = state["tasks"], state["importance"], state["centre"]
         self.scatter = state["scatter"].cpu()
 

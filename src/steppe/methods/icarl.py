@@ -69,6 +69,9 @@ class ICaRL(MethodSettings):
         return _ICaRL(self, network, streams)
 
 
+_MOST_OUTPUTS = 10_000  # means of classes take the square of it
+
+
 @dataclass(frozen=True)
 class Exemplars:
     """Samples of the old classes, class by class in order of choice, with the logits stored for them."""
@@ -76,6 +79,11 @@ class Exemplars:
     batch: Batch
     logits: Tensor  # (samples, outputs)
     places: dict[int, range]  # class -> where its samples are
+
+    @property
+    def fit(self) -> bool:
+        """Whether every sample has its logits, and no more of them than means of classes can be made of."""
+        return self.logits.ndim == 2 and len(self.logits) == len(self.batch) and self.logits.shape[1] <= _MOST_OUTPUTS
 
     def class_means(self) -> Tensor:
         """Mean logits of every class's exemplars, (outputs, outputs); NaN where a class has none."""
@@ -195,6 +203,8 @@ class _ICaRL(Method):
         exemplars, pool = state.pop("exemplars"), state.pop("pool")
         super().load_state(state)
         self.exemplars = None if exemplars is None else Exemplars(*exemplars)
+        if self.exemplars is not None and not self.exemplars.fit:
+            raise ValueError("the exemplars and their logits do not fit")
         self._means = None if self.exemplars is None else self.exemplars.class_means()
         self._pool = [] if pool is None else [pool]
 

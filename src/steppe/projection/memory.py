@@ -125,6 +125,10 @@ class GradientMemory:
 
     def load_state(self, state: State) -> None:
         """The same bases and importances again."""
+        for name, (basis, importance) in state.items():
+            fits = basis.ndim == 3 and importance.shape == (basis.shape[0], basis.shape[2])
+            if name not in self.covered or not fits:
+                raise ValueError(f"the basis of {name!r} is not one of a covered weight, with its importances")
         self.projectors = {name: SoftProjector(basis, importance) for name, (basis, importance) in state.items()}
 
     def bytes_held(self) -> dict[str, int]:

@@ -1,0 +1,131 @@
+"""Learners on disk: what is loaded goes on as what was saved would have, and a file that is not whole is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pictures import Pictures
+from safetensors import safe_open
+from safetensors.torch import save_file
+from test_resume import small
+from torch import Tensor, nn
+
+import steppe
+from steppe import Learner, Task, training
+from steppe.errors import ModelError, UsageError
+from steppe.events import Event, Progress
+from steppe.registry import METHODS
+from steppe.saving import read_state, write_state
+
+SEQUENTIAL = [name for name, entry in METHODS.items() if entry.settings.schedule == "sequential"]  # type: ignore[attr-defined]
+BENCHMARK = Pictures(samples=16)
+HOW = {"epochs": 2, "batch_size": 8, "patience": 1}
+
+
+def learner(method: str) -> Learner:
+    settings = small("pictures", method).method_settings
+    return Learner(BENCHMARK.model(0), settings, seed=3)
+
+
+def tasks() -> list[Task]:
+    return list(BENCHMARK.stream(0))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: Learner, other: Learner) -> bool:
+    first, second = weights(one.model), weights(other.model)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("method", SEQUENTIAL)
+def test_a_loaded_learner_goes_on_as_the_saved_one_would(method: str, tmp_path: Path) -> None:
+    first, second, third = tasks()
+    one = learner(method)
+    one.learn(first, **HOW)
+    one.learn(second, **HOW)
+    one.save(tmp_path / "learner.safetensors")
+    other = steppe.load(tmp_path / "learner.safetensors", BENCHMARK.model(99))
+    assert one.evaluate([first, second]) == other.evaluate([first, second])
+    one.learn(third, **HOW)
+    other.learn(third, **HOW)
+    assert same(one, other)
+
+
+def test_saved_in_the_middle_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
+    first, second, third = tasks()
+    one = learner("fs-dgpm")
+    one.learn(first, **HOW)
+    file = tmp_path / "learner.safetensors"
+
+    def save_once(event: Event) -> None:
+        if isinstance(event, Progress) and not file.exists():
+            one.save(file)
+
+    one.learn(second, **HOW, watch=save_once)
+    other = steppe.load(file, BENCHMARK.model(99))
+    assert other.interrupted
+    with pytest.raises(UsageError, match="in the middle of 'pictures 2'"):
+        other.learn(third, **HOW)
+    with pytest.raises(UsageError, match="in the middle of 'pictures 2'"):
+        other.learn(second, **{**HOW, "epochs": 9})
+    other.learn(second, **HOW)
+    assert same(one, other)
+
+
+def test_the_users_own_generator_is_left_alone(tmp_path: Path) -> None:
+    one = learner("er")
+    one.learn(tasks()[0], **HOW)
+    before = torch.get_rng_state()
+    one.save(tmp_path / "file")
+    steppe.load(tmp_path / "file", BENCHMARK.model(0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    one = learner("er")
+    one.learn(tasks()[0], **HOW)
+    one.save(tmp_path / "file")
+    with pytest.raises(ModelError, match=r"'head\.bias' is .*\(4,\).*\(6,\)"):
+        steppe.load(tmp_path / "file", Pictures(tasks=2).model(0))
+    with pytest.raises(ModelError, match="not in what was saved"):
+        steppe.load(tmp_path / "file", nn.Linear(3, 3))
+
+
+def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
+    one = learner("er")
+    state = one.state()
+    state["settings"]["kind"] = "Mine"
+    write_state(tmp_path / "file", "learner", state)
+    with pytest.raises(UsageError, match=r"Mine.*register it first"):
+        steppe.load(tmp_path / "file", BENCHMARK.model(0))
+
+
+def test_a_method_that_does_not_say_what_is_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = learner("er")
+    one.learn(tasks()[0], **HOW)
+    monkeypatch.setattr(type(one.check(tasks()[1])), "kept", None)
+    with pytest.raises(UsageError, match="`kept`"):
+        one.save(tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_weights_from_before_there_were_versions_are_read(tmp_path: Path) -> None:
+    kept = {"layer.weight": torch.randn(3, 2), "layer.bias": torch.randn(3)}
+    save_file(kept, tmp_path / "old")
+    found = read_state(tmp_path / "old", "weights")
+    assert found.keys() == kept.keys()
+    assert all(torch.equal(found[name], kept[name]) for name in kept)
+
+
+def test_weights_are_plain_safetensors_by_their_names(tmp_path: Path) -> None:
+    kept = {"layer.weight": torch.randn(3, 2), "count": torch.tensor(3)}
+    write_state(tmp_path / "file", "weights", kept)
+    with safe_open(tmp_path / "file", framework="pt") as opened:
+        assert set(opened.keys()) == kept.keys()
+        assert torch.equal(opened.get_tensor("layer.weight"), kept["layer.weight"])
