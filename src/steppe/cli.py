@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.action(options)
     except KeyboardInterrupt:
-        print("steppe: stopped by Ctrl-C; what was finished is kept.", file=sys.stderr)
+        print("steppe: stopped by Ctrl-C; steppe resume DIR goes on with it.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
