@@ -6,6 +6,7 @@ They are drawn from the formulas, not from runs. `--out DIR` puts them elsewhere
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ def sharpness(out: Path) -> None:
         minima.plot([place, place + moved], [before, before], color=colour, linewidth=1)
         minima.plot([place + moved, place + moved], [before, after], color=colour, linewidth=2)
         minima.text(place, before - 0.13, name, color=colour, ha="center")
-    minima.set(xlim=(-0.5, 3.7), ylim=(-0.08, 1.5), xlabel="weights", ylabel="loss of an old task", xticks=[], yticks=[])
+    minima.set(
+        xlim=(-0.5, 3.7), ylim=(-0.08, 1.5), xlabel="weights", ylabel="loss of an old task", xticks=[], yticks=[]
+    )
     minima.spines[["top", "right"]].set_visible(False)
     minima.set_title("the same move by a later task costs more where it is sharp", fontsize=10)
     _ascent(update)
@@ -109,7 +112,7 @@ def _ascent(axes: Any) -> None:
         path.append(w + v)
     found = curvature @ (w + v) + tilt
     step = w - 0.5 * np.array([0.0, found[1]])  # outside: the second direction is free
-    for start, end in zip(path, path[1:], strict=False):
+    for start, end in itertools.pairwise(path):
         axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2})
     axes.annotate("", step, w, arrowprops={"arrowstyle": "-|>", "color": GREEN, "linewidth": 2})
     axes.plot(*w, "o", color="black")

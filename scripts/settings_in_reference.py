@@ -1,5 +1,5 @@
-"""How the reference shows settings: `lr: float = setting(0.01, "step size", above=0)` becomes the default 0.01, with the
-help and the limits as its description. Read by mkdocstrings (see mkdocs.yml), which does not import what it documents.
+"""How the reference shows settings: of `lr: float = setting(0.01, "step size", above=0)` the default 0.01, and the help
+and the limits as its description. Read by mkdocstrings (see mkdocs.yml), which does not import what it documents.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ class SettingsInReference(griffe.Extension):
         call = attr.value
         if not isinstance(call, griffe.ExprCall) or str(call.function) != "setting":
             return
-        given = {str(part.name): _literal(part.value) for part in call.arguments if isinstance(part, griffe.ExprKeyword)}
-        default, help, *_rest = [part for part in call.arguments if not isinstance(part, griffe.ExprKeyword)]
-        words = _sentence(ast.literal_eval(str(help)))
+        named = [part for part in call.arguments if isinstance(part, griffe.ExprKeyword)]
+        default, words, *_rest = [part for part in call.arguments if part not in named]
+        given = {part.name: _literal(part.value) for part in named}
+        description = _sentence(ast.literal_eval(str(words)))
         limits = Limits("", **{name: value for name, value in given.items() if value is not None}).describe()
         if limits:
-            words += f" {limits[0].upper()}{limits[1:]}."
+            description += f" {limits[0].upper()}{limits[1:]}."
         attr.value = default
-        attr.docstring = griffe.Docstring(words, parent=attr)
+        attr.docstring = griffe.Docstring(description, parent=attr)
 
 
 def _literal(value: Any) -> Any:
