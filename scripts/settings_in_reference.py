@@ -13,22 +13,25 @@ from steppe.settings import Limits
 
 
 class SettingsInReference(griffe.Extension):
-    """Replaces the call of `setting` by what it says."""
+    """Replaces each call of `setting` by what it says, and lists the settings of a class under its docstring."""
 
-    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Give an attribute that is a setting its default and its description."""
-        call = attr.value
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Give settings their defaults, and the class its list of them."""
+        described = {name: self._described(member) for name, member in cls.members.items() if member.is_attribute}
+        lines = [f"    {name}: {words}" for name, words in described.items() if words]
+        if lines and cls.docstring is not None:
+            cls.docstring.value += "\n\nAttributes:\n" + "\n".join(lines)
+
+    def _described(self, attribute: Any) -> str:
+        """A setting's help and limits, empty if it is none; its value becomes the default alone."""
+        call = attribute.value
         if not isinstance(call, griffe.ExprCall) or str(call.function) != "setting":
-            return
+            return ""
         named = [part for part in call.arguments if isinstance(part, griffe.ExprKeyword)]
-        default, words, *_rest = [part for part in call.arguments if part not in named]
+        attribute.value, words, *_ = [part for part in call.arguments if part not in named]
         given = {part.name: _literal(part.value) for part in named}
-        description = _sentence(ast.literal_eval(str(words)))
         limits = Limits("", **{name: value for name, value in given.items() if value is not None}).describe()
-        if limits:
-            description += f" {limits[0].upper()}{limits[1:]}."
-        attr.value = default
-        attr.docstring = griffe.Docstring(description, parent=attr)
+        return " ".join(_sentence(text) for text in (ast.literal_eval(str(words)), limits) if text)
 
 
 def _literal(value: Any) -> Any:
