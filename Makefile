@@ -15,7 +15,7 @@ test: $(VENV)/.installed-dev lint
 
 # Into site/. A link or an anchor that leads nowhere is an error. The variable keeps out a notice about other programs.
 docs: $(VENV)/.installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/torture.py --kills 300 --out results/reliability/torture.json
