@@ -13,7 +13,8 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest
 
-# Into site/. A link or an anchor that leads nowhere is an error. The variable keeps out a notice about other programs.
+# Into site/. A link or an anchor that leads nowhere is a warning, and warnings are errors, as long as they are printed:
+# not with --quiet. The variable keeps out a notice about other programs.
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

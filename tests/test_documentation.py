@@ -186,17 +186,34 @@ def test_reference_has_every_public_name() -> None:
         assert getattr(importlib.import_module(module), name) is getattr(steppe, name)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` does: every warning, a link that leads nowhere among them, is an error."""
+def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Build the site as `make docs` does. Not with --quiet: warnings that are not printed do not count as errors."""
     for module in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(module, reason="the site needs mkdocs: pip install 'steppe[docs]'")
-    out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out), *options]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    done = build(out)
     assert done.returncode == 0, done.stderr
     return out
+
+
+def test_links_that_lead_nowhere_break_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    settings = tmp_path / "mkdocs.yml"
+    settings.write_text(
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nnav: [index.md]\nplugins: []\nextra_css: []\n"
+    )
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\n[a page](other.md), [a heading](#heading)\n")
+    done = build(tmp_path / "site", "--config-file", str(settings))
+    assert done.returncode == 1
+    assert "'other.md'" in done.stderr
+    assert "'#heading'" in done.stderr
 
 
 def test_site_has_a_page_for_every_document(site: Path) -> None:
