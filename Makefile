@@ -5,13 +5,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test torture fuzz lint format clean
+.PHONY: run test docs torture fuzz lint format clean
 
 run: $(VENV)/.installed
 	$(BIN)/steppe run pmnist fs-dgpm
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest
+
+# Into site/. A link or an anchor that leads nowhere is a warning, and warnings are errors, as long as they are printed:
+# not with --quiet. The variable keeps out a notice about other programs.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/torture.py --kills 300 --out results/reliability/torture.json
@@ -36,8 +41,8 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[figures,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[figures,docs,dev]'
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

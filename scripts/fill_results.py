@@ -2,7 +2,8 @@
 
 A document marks a place with `<!-- results:begin FILE -->` and `<!-- results:end -->`. What stands between them is
 written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of these methods), for a run's result.json
-the summary that `steppe run` prints, for other JSON a table of one of its lists (`update_cost.json#updates`).
+the summary that `steppe run` prints, for other JSON a table of one of its lists (`update_cost.json#updates`), for a
+study's directory what each method keeps in the end (`pmnist#bytes`).
 `--check` changes nothing and fails where a document is not up to date.
 """
 
@@ -27,6 +28,8 @@ def filled(text: str) -> str:
 
 def _content(file: str, methods: str) -> str:
     source = ROOT / file
+    if source.is_dir() and methods == "bytes":
+        return _bytes_table(source)
     if source.suffix == ".md":
         header, rule, *rows = [line for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
         by_method = {row.split("|")[1].strip(): row for row in rows}
@@ -36,6 +39,19 @@ def _content(file: str, methods: str) -> str:
         return _bench_table(json.loads(source.read_text(encoding="utf-8"))[methods])
     lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
     return "\n".join(["```text", *(line for line in lines if " updates in " not in line), "```", ""])
+
+
+def _bytes_table(study: Path) -> str:
+    """What the first seed of each method holds after its last task, by kind, in kilobytes."""
+    order = [row["method"] for row in json.loads((study / "table.json").read_text(encoding="utf-8"))["rows"]]
+    files = {method: study / method / "seed-0" / "result.json" for method in order}
+    held = {method: json.loads(file.read_text(encoding="utf-8"))["bytes"] for method, file in files.items()}
+    kinds = list(dict.fromkeys(kind for part in held.values() for kind in part))
+    lines = [["method", *kinds, "sum"], ["---"] * (len(kinds) + 2)]
+    for method, part in held.items():
+        kilobytes = [f"{part[kind] / 1000:.0f}" if part.get(kind) else "" for kind in kinds]
+        lines.append([method, *kilobytes, f"{sum(part.values()) / 1000:.0f}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _bench_table(rows: list[dict[str, object]]) -> str:

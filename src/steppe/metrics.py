@@ -43,7 +43,7 @@ class AccuracyMatrix:
 
     @property
     def bwt(self) -> float | None:
-        """Backward transfer: mean of R[T][j] − R[j][j] over the T − 1 earlier tasks; 0 for one task."""
+        """Backward transfer: mean of `R[T][j] − R[j][j]` over the T − 1 earlier tasks; 0 for one task."""
         rows = self._complete()
         return None if rows is None else _mean([now - row[-1] for now, row in zip(self.last, rows[:-1], strict=False)])
 
