@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -10,6 +12,7 @@ from real_data import cifar100_data, cifar100_directory, tiny_imagenet_data, tin
 from small_cifar100 import small_cifar100  # noqa: F401
 
 torch.set_num_threads(1)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when scipy is loaded, which is later
 settings.register_profile("steppe", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("steppe")
 

@@ -26,7 +26,7 @@ LAYERS = [
     {"saved_learner"},
     {"config", "catalogue"},
     {"tables", "runs"},
-    {"experiment"},
+    {"experiment", "landscape"},
     {"study", "figures"},
     {"display"},
     {"commands"},

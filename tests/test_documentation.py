@@ -81,7 +81,7 @@ def test_numbers_in_documents_come_from_results() -> None:
     assert done.returncode == 0, f"out of date, run scripts/fill_results.py: {done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/landscapes.md"])
 def test_commands_shown_can_be_parsed(name: str) -> None:
     """Every command line of steppe's that a reader may copy."""
     text = (ROOT / name).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from steppe.commands import catalogue, data, figures, resume, run, show, study
+from steppe.commands import catalogue, data, figures, landscape, resume, run, show, study
 from steppe.commands.parsing import Commands
 from steppe.errors import SteppeError
 from steppe.version import __version__
@@ -43,6 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"steppe {__version__}")
     parser.add_argument("--debug", action="store_true", help="show where an error came from")
     commands = Commands(parser.add_subparsers(required=True, metavar="COMMAND"))
-    for command in (run, study, resume, catalogue, show, figures, data):
+    for command in (run, study, resume, catalogue, show, landscape, figures, data):
         command.add(commands)
     return parser

@@ -253,11 +253,15 @@ class Network:
 
     def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
         """The loss with the given weights in place of the model's own, differentiable through them."""
+        return cross_entropy(self.functional_logits(batch, weights, statistics=statistics), batch.y)
+
+    def functional_logits(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
+        """The logits with the given weights in place of the model's own."""
         # Copies take the place of buffers that must not move: put back afterwards, they would count as changed, and a
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         output: Tensor = torch.func.functional_call(self.model, {**weights, **copies}, (batch.x,))
-        return cross_entropy(self.within_heads(output, batch.task), batch.y)
+        return self.within_heads(output, batch.task)
 
     @contextmanager
     def _standing_at(self, weights: Direction | None) -> Iterator[None]:

@@ -120,6 +120,12 @@ def task_weights(path: Path, task: int) -> dict[str, Tensor]:
     return weights
 
 
+def kept_weights(path: Path) -> list[int]:
+    """The places of the tasks after which a run directory holds weights, in order."""
+    numbers = [file.stem.removeprefix("task-") for file in (path / CHECKPOINTS).glob("task-*.safetensors")]
+    return sorted(int(number) - 1 for number in numbers if number.isdigit())
+
+
 def _state_numbers(path: Path) -> list[int]:
     """Which states are there, in order."""
     numbers = [file.stem.removeprefix("state-") for file in (path / CHECKPOINTS).glob("state-*.safetensors")]

@@ -1,0 +1,70 @@
+"""The top eigenvalue of the loss's Hessian, by Lanczos iteration over Hessian-vector products."""
+
+from __future__ import annotations
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from steppe.landscape.profile import in_parts
+from steppe.network import Network
+from steppe.seeding import Streams
+from steppe.types import Batch, Direction
+
+_Flat = NDArray[numpy.float64]
+
+_VECTORS = 12  # held by the iteration, each as long as all weights in double precision
+_TOLERANCE = 1e-3  # relative, of the eigenvalue
+_RESTARTS = 100
+
+
+def hessian_product(network: Network, batch: Batch, vector: Direction) -> Direction:
+    """H v of the mean loss on prepared samples: the gradient of (∇L · v). In the mode that the network is in."""
+    weights = dict(network.parameters)
+    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the quick kernels of attention have one derivative only
+        for part in in_parts(batch):
+            loss = network.functional_loss(part, weights, statistics=False) * (len(part) / len(batch))  # type: ignore[arg-type]
+            slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
+            along = torch.stack([(slope * v).sum() for slope, v in zip(slopes, vector.values(), strict=True)]).sum()
+            if not along.requires_grad:  # the loss is linear in all weights
+                continue
+            found = torch.autograd.grad(along, list(weights.values()), materialize_grads=True)
+            for name, h in zip(weights, found, strict=True):
+                total[name] += h
+    return total
+
+
+def top_eigenvalue(network: Network, batch: Batch, seed: int = 0) -> float | None:
+    """The largest eigenvalue of the Hessian in all trainable parameters; None where the iteration does not settle."""
+    shapes = {name: p.shape for name, p in network.parameters.items()}
+    count = sum(shape.numel() for shape in shapes.values())
+
+    def product(flat: _Flat) -> _Flat:
+        vector = torch.from_numpy(flat.reshape(-1)).to(network.device, network.dtype)
+        pieces = torch.split(vector, [shape.numel() for shape in shapes.values()])
+        named = {name: piece.view(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
+        return _flat(hessian_product(network, batch, named))
+
+    if count == 1:  # too small for the iteration
+        return float(product(numpy.ones(1))[0])
+    generator = torch.Generator().manual_seed(Streams(seed).derived("landscape hessian"))
+    start = torch.randn(count, dtype=torch.float64, generator=generator).numpy()
+    if not product(start).any():  # flat in a random direction: flat in all
+        return 0.0
+    operator = LinearOperator((count, count), matvec=product, dtype=numpy.float64)
+    vectors = min(count, _VECTORS)
+    try:
+        found = eigsh(
+            operator, 1, which="LA", v0=start, ncv=vectors, maxiter=_RESTARTS, tol=_TOLERANCE, return_eigenvectors=False
+        )
+    except ArpackError:
+        return None
+    return float(found[0])
+
+
+def _flat(direction: Direction) -> _Flat:
+    flat: _Flat = torch.cat([tensor.detach().double().reshape(-1).cpu() for tensor in direction.values()]).numpy()
+    return flat
