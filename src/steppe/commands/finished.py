@@ -1,4 +1,4 @@
-"""The results of finished runs, wherever in the named directories they lie."""
+"""Finished runs and their results, wherever in the named directories they lie."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from steppe.errors import UsageError
 
 
-def finished_results(directories: Sequence[Path]) -> list[dict[str, Any]]:
-    """The results of all finished runs in these directories; unfinished ones are named."""
+def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """The results of all finished runs in these directories, each once, by their own; unfinished ones are named."""
     from steppe.runs import CONFIG, RESULT, read_result
 
-    found = []
+    found: dict[Path, Path] = {}
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory: give a run's or a study's.")
@@ -23,7 +23,13 @@ def finished_results(directories: Sequence[Path]) -> list[dict[str, Any]]:
         if not inner:
             state = f"{len(unfinished)} unfinished run(s) and no finished one" if unfinished else "no run"
             raise UsageError(f"{directory} holds {state}: there is nothing to show.")
-        found += [read_result(path) for path in inner]
+        for path in inner:
+            found.setdefault(path.resolve(), path)
         for path in unfinished:
             print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
-    return found
+    return {path: read_result(path) for path in found.values()}
+
+
+def finished_results(directories: Sequence[Path]) -> list[dict[str, Any]]:
+    """The same, without saying where."""
+    return list(finished_runs(directories).values())
