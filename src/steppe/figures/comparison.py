@@ -27,7 +27,7 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     bars(panels[1], seconds, "seconds per task", lengthwise=True)
     _memory(panels[2], runs, names)
     letter(panels, [f"accuracy, {names[0]}", f"training time, {names[0]}", "memory held in the end"])
-    legend(figure, panels[:1])
+    legend(figure, panels[:1], _hatched(names))
     return figure
 
 
@@ -55,11 +55,18 @@ def _memory(axes: Any, runs: Sequence[Run], names: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_xlabel("MiB")
-    if len(names) > 1:
-        from matplotlib.patches import Patch
 
-        keys = [Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[n % len(_HATCHES)]) for n in range(len(names))]
-        axes.legend(keys, names, loc="lower center", bbox_to_anchor=(0.4, -0.42), ncols=1)
+
+def _hatched(names: Sequence[str]) -> dict[str, Any]:
+    """For the legend: which benchmark a bar is of, where there are several."""
+    from matplotlib.patches import Patch
+
+    if len(names) < 2:
+        return {}
+    return {
+        name: Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
+        for number, name in enumerate(names)
+    }
 
 
 def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:

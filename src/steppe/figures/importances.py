@@ -63,9 +63,9 @@ def _ranks(axes: Any, runs: Sequence[Run], layer: str) -> None:
 def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     soft = by_method(_with(runs, "importances"))
     layers = _layers(runs, "ranks")
-    figure = new_figure(PAGE, 1.15 * (len(soft) + 1) + 0.9)
+    figure = new_figure(PAGE, 0.85 * len(soft) + 2.0)
     panels = figure.subplots(
-        len(soft) + 1, len(layers), sharex=True, squeeze=False, height_ratios=[1.0] * len(soft) + [1.3]
+        len(soft) + 1, len(layers), sharex=True, squeeze=False, height_ratios=[1.0] * len(soft) + [1.5]
     )
     for row, (method, own) in zip(panels, soft.items(), strict=False):
         for axes, layer in zip(row, layers, strict=True):

@@ -65,15 +65,17 @@ def _draw_grid(runs: Sequence[Run], choices: Choices) -> Any:
             if task > after:
                 axes.set_axis_off()
                 continue
-            profile(axes, runs, after, task, linewidth=0.9)
+            profile(axes, runs, after, task, linewidth=0.9, markersize=2)
             axes.grid(axis="y")
             first = column == 0 or afters[column - 1] < task
-            axes.tick_params(labelleft=first, labelbottom=row == len(tasks) - 1)
+            lowest = row == len(tasks) - 1 or tasks[row + 1] > after
+            axes.tick_params(labelleft=first, labelbottom=lowest, labelsize=5.5)
+            if lowest:
+                axes.set_xlabel("α", labelpad=1)
             if first:
                 axes.set_ylabel(f"task {task}")
-            if row == 0 or tasks[row - 1] > after or task == tasks[0]:
+            if row == 0:
                 axes.set_title(f"after {after}")
-    figure.supxlabel("α", fontsize=7)
     figure.supylabel("training loss", fontsize=7)
     legend(figure, [axes for row in panels for axes in row])
     return figure
@@ -118,7 +120,7 @@ def _draw_surface(runs: Sequence[Run], choices: Choices) -> Any:
     shown = {method: found for method, own in by_method(runs).items() if (found := _with_surface(own, pair))}
     columns = min(4, len(shown))
     rows = math.ceil(len(shown) / columns)
-    figure = new_figure(0.9 + 1.55 * columns, 0.5 + 1.65 * rows)
+    figure = new_figure(1.1 + 1.6 * columns, 0.45 + 1.65 * rows, square=True)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     surfaces = {method: run.pair(*pair).surface or [] for method, run in shown.items()}  # type: ignore[union-attr]
     levels = _levels([value for surface in surfaces.values() for row in surface for value in row])
@@ -136,18 +138,19 @@ def _draw_surface(runs: Sequence[Run], choices: Choices) -> Any:
     figure.supxlabel("α, along the first direction", fontsize=7)
     figure.supylabel("β, along the second", fontsize=7)
     bar = figure.colorbar(filled, ax=panels, shrink=0.9, aspect=25)
-    bar.set_label(f"training loss of task {pair[1]} after task {pair[0]}")
+    bar.set_label(f"loss of task {pair[1]} after task {pair[0]}")
     return figure
 
 
 def _levels(values: Sequence[float], count: int = 16) -> list[float]:
-    """Levels evenly spread from the least loss to where nine of ten points lie below, so that peaks do not flatten
+    """Round levels, evenly spread from the least loss to where nine of ten points lie below: peaks must not flatten
     the rest.
     """
+    from matplotlib.ticker import MaxNLocator
+
     ordered = sorted(values)
     low, high = ordered[0], ordered[int(0.9 * (len(ordered) - 1))]
-    step = (high - low or 1.0) / count
-    return [low + place * step for place in range(count + 1)]
+    return [float(level) for level in MaxNLocator(count).tick_values(low, high if high > low else low + 1.0)]
 
 
 def _missing_surface(runs: Sequence[Run], choices: Choices) -> list[str]:

@@ -25,26 +25,29 @@ def mean_matrix(runs: Sequence[Run]) -> list[list[float]]:
 def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     matrices = {method: mean_matrix(own) for method, own in by_method(runs).items()}
     known = [value for matrix in matrices.values() for row in matrix for value in row if not math.isnan(value)]
-    columns = min(4 if runs[0].tasks > _WRITTEN else 2, len(matrices))
+    across = 4 if runs[0].tasks > _WRITTEN else 3
+    columns = min(across, len(matrices))
     rows = math.ceil(len(matrices) / columns)
-    side = (PAGE - 0.8) / (4 if runs[0].tasks > _WRITTEN else 2)
-    figure = new_figure(side * columns + 0.8, (side + 0.1) * rows + 0.3)
+    side = (PAGE - 0.8) / across
+    figure = new_figure(side * columns + 0.8, (side + 0.1) * rows + 0.3, square=True)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     size = runs[0].tasks
     for axes, (method, matrix) in zip(panels.flat, matrices.items(), strict=False):
         corners = [place + 0.5 for place in range(size + 1)]
-        drawn = axes.pcolormesh(corners, corners, matrix, cmap=HEAT, vmin=min(known), vmax=max(known), rasterized=False)
+        drawn = axes.pcolormesh(corners, corners, matrix, cmap=HEAT, vmin=min(known), vmax=max(known))
         axes.set_ylim(size + 0.5, 0.5)
         axes.set_aspect("equal")
         axes.set_title(label(method))
         if size <= _WRITTEN:
             _write(axes, matrix, (min(known) + max(known)) / 2)
     _ticks(panels[0][0], size)
-    for axes in panels.flat[len(matrices) :]:
-        axes.set_axis_off()
+    for place, axes in enumerate(panels.flat):
+        axes.tick_params(labelbottom=place + columns >= len(matrices))
+        if place >= len(matrices):
+            axes.set_axis_off()
     figure.supxlabel("test accuracy on task", fontsize=7)
     figure.supylabel("after task", fontsize=7)
-    figure.colorbar(drawn, ax=panels, shrink=0.8, aspect=30, label="test accuracy (%)")
+    figure.colorbar(drawn, ax=panels, shrink=min(0.8, 1.6 / rows), aspect=25, label="test accuracy (%)")
     return figure
 
 

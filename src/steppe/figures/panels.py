@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from steppe.figures.reading import Run, by_method
@@ -65,7 +66,7 @@ def bars(axes: Any, samples: dict[str, list[float]], measure: str, *, lengthwise
     """A bar for each method: the mean over its values, with one standard deviation; it is named beside the axis."""
     places = list(range(len(samples)))
     means = [statistics.fmean(values) for values in samples.values()]
-    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in samples.values()]
+    spreads = [statistics.stdev(values) if len(values) > 1 else math.nan for values in samples.values()]
     settings = {
         "color": [look(method).colour for method in samples],
         "edgecolor": BLACK,
@@ -82,14 +83,17 @@ def bars(axes: Any, samples: dict[str, list[float]], measure: str, *, lengthwise
         axes.tick_params(axis="y", length=0)
     else:
         axes.bar(places, means, yerr=spreads, width=0.7, **settings)
-        axes.set_xticks(places, names, rotation=35, ha="right", rotation_mode="anchor")
+        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(names) > 3 else {}
+        axes.set_xticks(places, names, **slanted)
         axes.set_ylabel(measure)
         axes.grid(axis="y")
         axes.tick_params(axis="x", length=0)
 
 
 def fit_to_values(axes: Any, low: float, high: float) -> None:
-    """Cut a bar chart's axis to where the values are, so that differences can be seen; 0 stays if it is near."""
+    """Cut a bar chart's axis to where the values are, so that differences can be seen, and say so; 0 stays if it is
+    near.
+    """
     margin = 0.12 * (high - low) or 1.0
     bottom, top = low - margin, high + margin
     if bottom > 0 and low < 0.5 * high:
@@ -97,14 +101,17 @@ def fit_to_values(axes: Any, low: float, high: float) -> None:
     if top < 0 and abs(high) < 0.5 * abs(low):
         top = 0.0
     axes.set_ylim(bottom, top)
+    if bottom > 0 or top < 0:
+        axes.set_ylabel(f"{axes.get_ylabel()}, cut axis")
 
 
-def legend(figure: Any, panels: Iterable[Any], *, columns: int = 6) -> None:
-    """One legend for all panels, below them, where it hides nothing."""
+def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None, *, columns: int = 6) -> None:
+    """One legend for all panels, below them, where it hides nothing; with more handles by their names."""
     entries: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, handle)
+    entries |= more or {}
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(columns, len(entries)))
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from steppe.figures.panels import curve
 from steppe.figures.reading import Run, by_method
 
+_MARKERS = 8  # along a profile: enough to tell the lines apart in grey
+
 
 def middle_task(tasks: int) -> int:
     """The paper looks at the fifth task of ten; of fewer than six, at the one in the middle."""
@@ -20,7 +22,8 @@ def profile(axes: Any, runs: Sequence[Run], after: int, task: int, **options: An
         measured = [run for run in own if run.pair(after, task) is not None]
         samples = [losses for run in measured for losses in run.pair(after, task).losses]  # type: ignore[union-attr]
         if samples:
-            curve(axes, alphas(measured[0]), samples, method, marker="", **options)
+            every = max(1, len(samples[0]) // _MARKERS)
+            curve(axes, alphas(measured[0]), samples, method, markevery=every, **options)
 
 
 def alphas(run: Run) -> list[float]:

@@ -130,11 +130,13 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> Any:
-    """An empty figure of this size in inches, whose panels arrange themselves; no window is opened for it."""
+def new_figure(width: float, height: float, *, square: bool = False) -> Any:
+    """An empty figure of this size in inches, whose panels (square ones closer together) arrange themselves; no window
+    is opened for it.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="compressed" if square else "constrained")
     FigureCanvasAgg(figure)
     return figure
