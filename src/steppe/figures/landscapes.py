@@ -65,12 +65,12 @@ def _draw_grid(runs: Sequence[Run], choices: Choices) -> Any:
             if task > after:
                 axes.set_axis_off()
                 continue
-            profile(axes, runs, after, task, linewidth=0.9, markersize=2)
+            profile(axes, runs, after, task, markers=4, linewidth=0.9, markersize=2)
             axes.grid(axis="y")
             first = column == 0 or afters[column - 1] < task
             lowest = row == len(tasks) - 1 or tasks[row + 1] > after
             axes.tick_params(labelleft=first, labelbottom=lowest, labelsize=5.5)
-            if lowest:
+            if row == len(tasks) - 1:
                 axes.set_xlabel("α", labelpad=1)
             if first:
                 axes.set_ylabel(f"task {task}")

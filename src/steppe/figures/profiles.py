@@ -8,21 +8,21 @@ from typing import Any
 from steppe.figures.panels import curve
 from steppe.figures.reading import Run, by_method
 
-_MARKERS = 8  # along a profile: enough to tell the lines apart in grey
-
 
 def middle_task(tasks: int) -> int:
     """The paper looks at the fifth task of ten; of fewer than six, at the one in the middle."""
     return 5 if tasks > 5 else (tasks + 1) // 2
 
 
-def profile(axes: Any, runs: Sequence[Run], after: int, task: int, **options: Any) -> None:
-    """The loss g(α) of a task around the weights after another one, of every method; bands are over directions."""
+def profile(axes: Any, runs: Sequence[Run], after: int, task: int, *, markers: int = 8, **options: Any) -> None:
+    """The loss g(α) of a task around the weights after another one, of every method; bands are over directions, some
+    markers along each line tell it from others in grey.
+    """
     for method, own in by_method(runs).items():
         measured = [run for run in own if run.pair(after, task) is not None]
         samples = [losses for run in measured for losses in run.pair(after, task).losses]  # type: ignore[union-attr]
         if samples:
-            every = max(1, len(samples[0]) // _MARKERS)
+            every = max(1, len(samples[0]) // markers)
             curve(axes, alphas(measured[0]), samples, method, markevery=every, **options)
 
 
