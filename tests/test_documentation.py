@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from steppe.cli import _parser, main
+from steppe.figures import FIGURES
 from steppe.registry import BENCHMARKS, METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ def test_numbers_in_documents_come_from_results() -> None:
     assert done.returncode == 0, f"out of date, run scripts/fill_results.py: {done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/landscapes.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/landscapes.md", "docs/figures.md"])
 def test_commands_shown_can_be_parsed(name: str) -> None:
     """Every command line of steppe's that a reader may copy."""
     text = (ROOT / name).read_text(encoding="utf-8")
@@ -89,3 +90,8 @@ def test_commands_shown_can_be_parsed(name: str) -> None:
     assert shown
     for line in shown:
         assert _parser().parse_args(shlex.split(line.replace("\n", " "))[1:]).action
+
+
+def test_every_figure_is_in_its_table() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "figures.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(FIGURES)
