@@ -57,7 +57,8 @@ def _grid(runs: Sequence[Run], choices: Choices) -> list[tuple[int, int]]:
 def _draw_grid(runs: Sequence[Run], choices: Choices) -> Any:
     pairs = _grid(runs, choices)
     afters, tasks = sorted({after for after, _ in pairs}), sorted({task for _, task in pairs})
-    figure = new_figure(PAGE, max(2.0, 0.62 * PAGE / max(len(afters), 6) * len(tasks) * 1.25 + 0.7))
+    side = (PAGE - 0.5) / max(len(afters), 4)
+    figure = new_figure(PAGE, 0.85 * side * len(tasks) + 0.8)
     panels = figure.subplots(len(tasks), len(afters), sharex=True, sharey=True, squeeze=False)
     for row, task in enumerate(tasks):
         for column, after in enumerate(afters):
@@ -67,16 +68,15 @@ def _draw_grid(runs: Sequence[Run], choices: Choices) -> Any:
                 continue
             profile(axes, runs, after, task, markers=4, linewidth=0.9, markersize=2)
             axes.grid(axis="y")
-            first = column == 0 or afters[column - 1] < task
-            lowest = row == len(tasks) - 1 or tasks[row + 1] > after
-            axes.tick_params(labelleft=first, labelbottom=lowest, labelsize=5.5)
-            if row == len(tasks) - 1:
+            last, lowest = column == len(afters) - 1, row == len(tasks) - 1
+            axes.tick_params(labelleft=False, labelright=last, labelbottom=last and lowest, labelsize=5.5)
+            if last:  # the one column that every task has a panel in
+                axes.set_ylabel(f"task {task}\nloss", fontsize=6, labelpad=4)
+                axes.yaxis.set_label_position("right")
+            if last and lowest:
                 axes.set_xlabel("α", labelpad=1)
-            if first:
-                axes.set_ylabel(f"task {task}")
             if row == 0:
-                axes.set_title(f"after {after}")
-    figure.supylabel("training loss", fontsize=7)
+                axes.set_title(f"after {after}", fontsize=6.5)
     legend(figure, [axes for row in panels for axes in row])
     return figure
 
