@@ -17,6 +17,7 @@ from PIL import Image
 
 import steppe
 from steppe.cli import _parser, main
+from steppe.figures import FIGURES
 from steppe.registry import BENCHMARKS, METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -242,3 +243,8 @@ def test_site_is_read_without_a_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         for source in re.findall(elsewhere, page.read_text(encoding="utf-8")):
             raise AssertionError(f"{page.name}: {source}")
+
+
+def test_every_figure_is_in_its_table() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "figures.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(FIGURES)

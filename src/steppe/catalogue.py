@@ -52,7 +52,7 @@ def _method(entry: MethodEntry) -> str:
             lines.append(f"  {benchmark}: {', '.join(changed) or 'the same'}")
     figures = [
         f"  {benchmark}: " + ", ".join(f"{measure.upper()} {figure}" for measure, figure in found.items())
-        for benchmark in ("pmnist", "cifar100-split", "cifar100-superclass", "tiny-imagenet")
+        for benchmark in ("pmnist", "pmnist-60k", "cifar100-split", "cifar100-superclass", "tiny-imagenet")
         if (found := published(benchmark, entry.name))
     ]
     if figures:

@@ -1,4 +1,4 @@
-"""The results of finished runs, wherever in the named directories they lie."""
+"""Finished runs and their results, wherever in the named directories they lie."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 
-def finished_results(directories: Sequence[Path]) -> list[dict[str, Any]]:
-    """The results of all finished runs in these directories; unfinished ones are named."""
+def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """The results of all finished runs in these directories, each once, by their own; unfinished ones are named."""
     from steppe.runs import read_result, runs_within
 
-    found = []
+    found: dict[Path, Path] = {}
     for directory in directories:
         finished, unfinished = runs_within(directory)
-        found += [read_result(path) for path in finished]
+        for path in finished:
+            found.setdefault(path.resolve(), path)
         for path in unfinished:
             print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
-    return found
+    return {path: read_result(path) for path in found.values()}
+
+
+def finished_results(directories: Sequence[Path]) -> list[dict[str, Any]]:
+    """The same, without saying where."""
+    return list(finished_runs(directories).values())

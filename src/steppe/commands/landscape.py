@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.parsing import Commands, add_data_option
+from steppe.commands.parsing import Commands, add_data_option, task_numbers
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 
@@ -72,7 +72,7 @@ def _landscape(options: argparse.Namespace) -> int:
     settings = LandscapeSettings.from_mapping(given)
     if options.threads < 1:
         raise UsageError(f"--threads {options.threads}: give at least 1.")
-    after, tasks = _numbers("--after", options.after), _numbers("--task", options.task)
+    after, tasks = task_numbers("--after", options.after), task_numbers("--task", options.task)
     wanted = Wanted(after, tasks, options.hessian, options.surface)
     device = resolved_device(options.device)
     runs = _runs(options.directories)
@@ -125,15 +125,6 @@ def _runs(directories: Sequence[Path]) -> list[Path]:
                 print(f"steppe: {run} has kept no weights and is left out.", file=sys.stderr)
         found |= dict.fromkeys(kept)
     return list(found)
-
-
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text}: give tasks by their numbers, such as 1,5,10.") from None
 
 
 def _command(options: argparse.Namespace, settings: LandscapeSettings) -> str:

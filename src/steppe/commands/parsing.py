@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steppe.errors import UsageError
+
 if TYPE_CHECKING:
     _Parsers = argparse._SubParsersAction[Any]
 
@@ -87,3 +89,13 @@ def _minutes(text: str) -> float:
     if not 0 <= minutes < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes: give 0 or more")
     return minutes
+
+
+def task_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Tasks by their numbers, such as 1,5,10, from the words of an option; None where it was not given."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} {text}: give tasks by their numbers, such as 1,5,10.") from None

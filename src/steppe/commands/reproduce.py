@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,4 +121,18 @@ def _landscapes(recipe: Recipe, out: Path) -> None:
 
 
 def _figures(recipe: Recipe, out: Path) -> None:
-    """Draw what can be drawn from the runs."""
+    """Draw what can be drawn from the runs, and say of the rest what it lacks."""
+    from steppe.commands.finished import finished_runs
+    from steppe.figures import FIGURES, Choices
+    from steppe.figures.reading import Run
+    from steppe.figures.saving import files_for, save
+
+    runs = [Run(path, result) for path, result in finished_runs([out]).items()]
+    for name in recipe.figures:
+        files = files_for(out / name, name)
+        try:
+            save(FIGURES[name].drawn(runs, Choices()), files)
+        except UsageError as error:
+            print(f"steppe: {name} is not drawn: {error}", file=sys.stderr)
+        else:
+            print(f"wrote {', '.join(map(str, files))}")

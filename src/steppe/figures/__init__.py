@@ -1,0 +1,23 @@
+"""Figures from saved runs; nothing here trains. Needs matplotlib: `pip install steppe[figures]`."""
+
+from steppe.figures.ablation import ABLATION
+from steppe.figures.case_study import CASE_STUDY
+from steppe.figures.comparison import COMPARISON
+from steppe.figures.figure import Choices, Figure
+from steppe.figures.forgetting import FORGETTING
+from steppe.figures.importances import IMPORTANCES
+from steppe.figures.landscapes import GRID, LANDSCAPES, SURFACE
+from steppe.figures.matrix import MATRIX
+from steppe.figures.stability import STABILITY
+from steppe.figures.sweeps import ASCENT_STEPS, MEMORY_SIZE
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        *(FORGETTING, STABILITY, LANDSCAPES, GRID, SURFACE, CASE_STUDY, COMPARISON),
+        *(ABLATION, ASCENT_STEPS, MEMORY_SIZE, IMPORTANCES, MATRIX),
+    )
+}
+"""Every figure by its name, in the order in which they are listed."""
+
+__all__ = ["FIGURES", "Choices", "Figure"]

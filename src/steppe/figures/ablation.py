@@ -1,0 +1,94 @@
+"""The ablation: ACC and BWT of FS-DGPM and of what is left when parts of it are taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from steppe.figures import checks
+from steppe.figures.figure import Choices, Figure
+from steppe.figures.panels import bars, fit_to_values, legend
+from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark
+from steppe.figures.style import BLACK, PAGE, new_figure
+from steppe.tables import rows
+
+_FAMILY = ("gpm", "sgp", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm")
+_NAMES = {"acc": "ACC (%)", "bwt": "BWT (%)"}
+_MARKS = {"paper": ("D", "paper"), "released": ("o", "released code")}
+
+
+def measure_bars(axes: Any, runs: Sequence[Run], measure: str) -> None:
+    """Bars of ACC or BWT, and marks with whiskers for what the paper and its released code report."""
+    found = {row.method: row for row in rows([run.result for run in runs])}
+    samples = {
+        method: [run.result[measure] for run in own if run.result[measure] is not None]
+        for method, own in by_method(runs).items()
+    }
+    samples = {method: values for method, values in samples.items() if values}
+    bars(axes, samples, _NAMES[measure])
+    ends = []
+    for place, method in enumerate(samples):
+        row = found[method]
+        for offset, (source, (marker, name)) in zip((-0.14, 0.14), _MARKS.items(), strict=True):
+            figure = getattr(row, source).get(measure)
+            if figure is None:
+                continue
+            axes.errorbar(
+                place + offset,
+                figure.mean,
+                yerr=figure.std,
+                fmt=marker,
+                color=BLACK,
+                markerfacecolor="white",
+                markersize=3.5,
+                linewidth=0.7,
+                capsize=1.2,
+                label=name,
+            )
+            ends += [figure.mean - (figure.std or 0), figure.mean + (figure.std or 0)]
+        own = getattr(row, measure)
+        ends += [own.mean - (own.std or 0), own.mean + (own.std or 0)]
+    fit_to_values(axes, min(ends), max(ends))
+
+
+def _shown(runs: Sequence[Run], choices: Choices) -> list[Run]:
+    if choices.methods is not None:
+        return list(runs)
+    return [run for method in _FAMILY for run in runs if run.method == method]
+
+
+def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+    shown = _shown(runs, choices)
+    names = benchmarks(shown)
+    figure = new_figure(PAGE, 0.4 + 1.9 * len(names))
+    panels = figure.subplots(len(names), 2, squeeze=False)
+    for row, name in zip(panels, names, strict=True):
+        for axes, measure in zip(row, _NAMES, strict=True):
+            measure_bars(axes, of_benchmark(shown, name), measure)
+            axes.set_title(name)
+    if any(axes.get_legend_handles_labels()[1] for axes in panels.flat):
+        legend(figure, panels.flat)
+    return figure
+
+
+def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+    shown = _shown(runs, choices)
+    if len(methods(shown)) < 2:
+        return [f"runs of two or more of {', '.join(_FAMILY)} (others: --methods)"]
+    return (
+        checks.each_stream(shown)
+        or [
+            f"methods that learn tasks one by one ({run.method} does not: choose others by --methods)"
+            for run in shown
+            if run.result["bwt"] is None
+        ][:1]
+    )
+
+
+ABLATION = Figure(
+    "ablation",
+    "ACC and BWT of FS-DGPM's family, with what the paper and its released code report.",
+    f"runs of {', '.join(_FAMILY)}, or of --methods; of any number of benchmarks",
+    _draw,
+    _missing,
+)

@@ -1,0 +1,94 @@
+"""What figures need of runs, as checks that name what is missing; several of them can be asked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from steppe.figures.reading import Run, benchmarks, by_method, of_benchmark
+
+_SHOWN = 3  # of things of one kind that are missing, the first few are named
+
+
+def one_stream(runs: Sequence[Run]) -> list[str]:
+    """Runs on the same tasks, and the runs of a method alike."""
+    names = benchmarks(runs)
+    if len(names) > 1:
+        return [f"runs of one benchmark (these are of {', '.join(names)}: draw them apart)"]
+    lengths = sorted({run.tasks for run in runs})
+    if lengths == [0] or not lengths:
+        return ["a run with at least one task"]
+    if len(lengths) > 1:
+        return [f"runs of one length (these have {', '.join(map(str, lengths))} tasks: draw them apart)"]
+    return alike(runs)
+
+
+def each_stream(runs: Sequence[Run]) -> list[str]:
+    """The same, for each benchmark by itself."""
+    return [problem for name in benchmarks(runs) for problem in one_stream(of_benchmark(runs, name))]
+
+
+def alike(runs: Sequence[Run], but: str | None = None) -> list[str]:
+    """The runs of a method may differ in the seed, and in the setting `but`, alone: else they cannot be averaged."""
+    found = []
+    for method, own in by_method(runs).items():
+        for setting, values in _differing(own).items():
+            if setting != f"method.{but}":
+                given = ", ".join(map(str, values))
+                found.append(f"runs of {method} with the same {setting} (there are {given}: draw them apart)")
+        seen = [(run.setting(but) if but else None, run.result["seed"]) for run in own]
+        twice = sorted({seed for value, seed in seen if seen.count((value, seed)) > 1})
+        if twice and not found:
+            found.append(f"runs of {method} that differ (seed {twice[0]} is there twice: give one of them)")
+    return found
+
+
+def _differing(runs: Iterable[Run]) -> dict[str, list[object]]:
+    """Settings that are not the same in all runs; those that only some runs know of came with a later version."""
+    values: dict[str, list[object]] = {}
+    for run in runs:
+        for section in ("benchmark", "method", "training"):
+            for key, value in run.result["config"].get(section, {}).items():
+                known = values.setdefault(f"{section}.{key}", [])
+                if value not in known:
+                    known.append(value)
+    return {setting: known for setting, known in values.items() if len(known) > 1}
+
+
+def curves(runs: Sequence[Run]) -> list[str]:
+    """At least one run that learnt its tasks one after another."""
+    if any(run.one_by_one for run in runs):
+        return []
+    return ["a run that learnt its tasks one after another (there is no forgetting in learning them together)"]
+
+
+def landscapes(runs: Sequence[Run], pairs: Iterable[tuple[int, int]]) -> list[str]:
+    """For every method, at least one seed with these pairs (after, task) of its landscape."""
+    wanted = list(pairs)
+    for after, task in wanted:
+        if not 1 <= task <= after <= runs[0].tasks:
+            return [f"task {task} after task {after} (there are {runs[0].tasks} tasks, and a task is learnt first)"]
+    lacking = []
+    for own in by_method(runs).values():
+        if not any(all(run.pair(*pair) for pair in wanted) for run in own):
+            lacking.append(_to_measure(own, wanted))
+    if len(lacking) > _SHOWN:
+        return [*lacking[:_SHOWN], f"and the same of {len(lacking) - _SHOWN} more methods"]
+    if not lacking:
+        settings = {
+            (run.landscape.settings.points, run.landscape.settings.range) for run in runs if run.landscape is not None
+        }
+        if len(settings) > 1:
+            return ["landscapes measured at the same alphas (these are not: steppe landscape --points, --range)"]
+    return lacking
+
+
+def _to_measure(runs: Sequence[Run], pairs: Sequence[tuple[int, int]]) -> str:
+    """The command that adds what lacks, for the first of a method's runs."""
+    run = next((run for run in runs if run.landscape is not None), runs[0])
+    afters = ",".join(map(str, sorted({after for after, _ in pairs})))
+    tasks = ",".join(map(str, sorted({task for _, task in pairs})))
+    options = f" --after {afters} --task {tasks}"
+    if run.landscape is None:
+        return f"landscape.json in {run.path}: run steppe landscape {run.path}{options}"
+    named = ", ".join(f"task {task} after task {after}" for after, task in pairs if run.pair(after, task) is None)
+    return f"{named} in {run.path / 'landscape.json'}: run steppe landscape {run.path} --resume{options}"

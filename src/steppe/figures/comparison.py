@@ -1,0 +1,82 @@
+"""The paper's Figure 4: accuracy against tasks learnt, time per task, memory held."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from steppe.figures import checks
+from steppe.figures.figure import Choices, Figure
+from steppe.figures.panels import bars, legend, letter, mean_accuracy
+from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark
+from steppe.figures.style import BLACK, PAGE, label, look, new_figure
+
+_HATCHES = ("", "////", "....", "xxxx", "----")
+_MIB = 2**20
+
+
+def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+    names = benchmarks(runs)
+    first = of_benchmark(runs, names[0])
+    count = len(methods(runs))
+    figure = new_figure(PAGE, 1.5 + 0.1 * max(count, 8) + 0.13 * count * (len(names) - 1) * 0.5)
+    panels = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
+    mean_accuracy(panels[0], first)
+    seconds = {method: [run.seconds_per_task for run in own] for method, own in by_method(first).items()}
+    bars(panels[1], seconds, "seconds per task", lengthwise=True)
+    _memory(panels[2], runs, names)
+    letter(panels, [f"accuracy, {names[0]}", f"training time, {names[0]}", "memory held in the end"])
+    legend(figure, panels[:1], _hatched(names))
+    return figure
+
+
+def _memory(axes: Any, runs: Sequence[Run], names: Sequence[str]) -> None:
+    """Replay, bases and whatever else a method keeps between tasks; a bar for each benchmark."""
+    every = methods(runs)
+    height = 0.8 / len(names)
+    for number, name in enumerate(names):
+        own = by_method(of_benchmark(runs, name))
+        means = {
+            method: statistics.fmean(sum(run.result["bytes"].values()) / _MIB for run in own[method]) for method in own
+        }
+        axes.barh(
+            [every.index(method) + (number - (len(names) - 1) / 2) * height for method in means],
+            list(means.values()),
+            height=0.9 * height,
+            color=[look(method).colour for method in means],
+            edgecolor=BLACK,
+            alpha=0.75,
+            hatch=_HATCHES[number % len(_HATCHES)],
+            label=name,
+        )
+    axes.set_yticks(range(len(every)), [label(method) for method in every])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    axes.set_xlabel("MiB")
+
+
+def _hatched(names: Sequence[str]) -> dict[str, Any]:
+    """For the legend: which benchmark a bar is of, where there are several."""
+    from matplotlib.patches import Patch
+
+    if len(names) < 2:
+        return {}
+    return {
+        name: Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
+        for number, name in enumerate(names)
+    }
+
+
+def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+    return checks.each_stream(runs)
+
+
+COMPARISON = Figure(
+    "comparison",
+    "The paper's Figure 4: average accuracy against tasks learnt, time per task, memory.",
+    "runs of one benchmark; memory is shown of further ones too",
+    _draw,
+    _missing,
+)

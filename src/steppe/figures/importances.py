@@ -1,0 +1,102 @@
+"""What gradient memories hold: the importances λ of their directions, and how many directions there are."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from steppe.figures import checks
+from steppe.figures.figure import Choices, Figure
+from steppe.figures.panels import curve, legend, over_tasks
+from steppe.figures.reading import Run, by_method, methods
+from steppe.figures.style import PAGE, label, look, new_figure
+
+_NESTED = ((0, 10, 0.12), (1, 9, 0.16), (2, 8, 0.2), (3, 7, 0.24), (4, 6, 0.28))
+"""Pairs of deciles that bound a band, and how opaque it is."""
+
+
+def _with(runs: Sequence[Run], kind: str) -> list[Run]:
+    return [run for run in runs if any(record.get(kind) for record in run.records)]
+
+
+def _layers(runs: Sequence[Run], kind: str) -> list[str]:
+    return list(dict.fromkeys(layer for run in runs for record in run.records for layer in record.get(kind, {})))
+
+
+def _deciles(axes: Any, runs: Sequence[Run], layer: str) -> None:
+    """Bands between deciles of λ, each the mean over seeds, and the median as a line; λ is there from task 2 on."""
+    own = look(runs[0].method)
+    steps = [
+        place
+        for place in range(runs[0].tasks)
+        if all(layer in run.records[place].get("importances", {}) for run in runs)
+    ]
+    tables = [[run.records[place]["importances"][layer]["deciles"] for place in steps] for run in runs]
+    deciles = [
+        [statistics.fmean(table[row][rank] for table in tables) for row in range(len(steps))] for rank in range(11)
+    ]
+    learnt = [place + 1 for place in steps]
+    for low, high, opacity in _NESTED:
+        axes.fill_between(learnt, deciles[low], deciles[high], color=own.colour, alpha=opacity, linewidth=0)
+    axes.plot(learnt, deciles[5], color=own.colour, linestyle=own.line, label="_median")
+    over_tasks(axes, "")
+    axes.set_xlabel("")
+    axes.set_ylim(-0.03, 1.05)
+
+
+def _ranks(axes: Any, runs: Sequence[Run], layer: str) -> None:
+    size = 0
+    for method, own in by_method(_with(runs, "ranks")).items():
+        samples = [
+            [record["ranks"][layer]["rank"] for record in run.records if layer in record.get("ranks", {})]
+            for run in own
+        ]
+        if samples[0]:
+            curve(axes, range(1, len(samples[0]) + 1), samples, method, markersize=2.5)
+            size = max(size, *(record["ranks"][layer]["of"] for record in own[0].records))
+    axes.axhline(size, color="0.5", linewidth=0.6)
+    over_tasks(axes, "")
+    axes.set_ylim(0, 1.06 * size)
+
+
+def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+    soft = by_method(_with(runs, "importances"))
+    layers = _layers(runs, "ranks")
+    figure = new_figure(PAGE, 0.85 * len(soft) + 2.0)
+    panels = figure.subplots(
+        len(soft) + 1, len(layers), sharex=True, squeeze=False, height_ratios=[1.0] * len(soft) + [1.5]
+    )
+    for row, (method, own) in zip(panels, soft.items(), strict=False):
+        for axes, layer in zip(row, layers, strict=True):
+            _deciles(axes, own, layer)
+            axes.tick_params(labelleft=axes is row[0])
+        row[0].set_ylabel(f"λ, {label(method)}")
+    for axes, layer in zip(panels[0], layers, strict=True):
+        axes.set_title(layer.removesuffix(".weight"))
+    for axes, layer in zip(panels[-1], layers, strict=True):
+        _ranks(axes, runs, layer)
+    panels[-1][0].set_ylabel("rank of the basis")
+    legend(figure, panels[-1])
+    return figure
+
+
+def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+    if problems := checks.one_stream(runs):
+        return problems
+    if not _with(runs, "importances"):
+        return [
+            f"importances in the log.jsonl of a run ({', '.join(methods(runs))}: none there records λ; "
+            "fs-dgpm and its family do)"
+        ]
+    partial = [run for run in _with(runs, "ranks") if len(run.records) != run.tasks]
+    return [f"a record of each of its {run.tasks} tasks in {run.path / 'log.jsonl'}" for run in partial[:1]]
+
+
+IMPORTANCES = Figure(
+    "importances",
+    "Importances λ per layer as tasks are learnt (bands between deciles), and the ranks of the bases.",
+    "log.jsonl of methods with importances (fs-dgpm, fs-gpm, fs-sgpm, dgpm, la-dgpm); ranks of gpm, sgp too",
+    _draw,
+    _missing,
+)

@@ -1,0 +1,121 @@
+"""Pieces that figures are put together from: curves with bands, bars with marks, legends."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from steppe.figures.reading import Run, by_method
+from steppe.figures.style import BLACK, Look, label, look
+
+BAND = 0.18
+"""How opaque a band of one standard deviation is."""
+
+
+def mean_and_spread(samples: Sequence[Sequence[float]]) -> tuple[list[float], list[float] | None]:
+    """Mean and sample standard deviation at each place, over samples of equal length; one sample has no spread."""
+    mean = [statistics.fmean(values) for values in zip(*samples, strict=True)]
+    if len(samples) < 2:
+        return mean, None
+    return mean, [statistics.stdev(values) for values in zip(*samples, strict=True)]
+
+
+def curve(axes: Any, steps: Sequence[float], samples: Sequence[Sequence[float]], method: str, **options: Any) -> None:
+    """A method's mean as a line, with a band of one standard deviation."""
+    own: Look = look(method)
+    mean, spread = mean_and_spread(samples)
+    settings = {"marker": own.marker, "linestyle": own.line, "color": own.colour, "label": label(method), **options}
+    axes.plot(steps, mean, **settings)
+    if spread is not None:
+        low = [middle - width for middle, width in zip(mean, spread, strict=True)]
+        high = [middle + width for middle, width in zip(mean, spread, strict=True)]
+        axes.fill_between(steps, low, high, color=own.colour, alpha=BAND, linewidth=0)
+
+
+def accuracy_of_task(axes: Any, runs: Sequence[Run], task: int) -> None:
+    """A task's test accuracy as others follow, for the methods that learn them one by one."""
+    for method, own in by_method([run for run in runs if run.one_by_one]).items():
+        curve(axes, range(task, own[0].tasks + 1), [run.accuracy_of(task) for run in own], method)
+    over_tasks(axes, "test accuracy (%)")
+
+
+def mean_accuracy(axes: Any, runs: Sequence[Run]) -> None:
+    """The mean over all tasks so far; where tasks are learnt together, a level line at what came of it."""
+    for method, own in by_method(runs).items():
+        if all(run.one_by_one for run in own):
+            curve(axes, range(1, own[0].tasks + 1), [run.mean_accuracies() for run in own], method)
+        else:
+            level = [[run.result["acc"]] * 2 for run in own]
+            curve(axes, (1, own[0].tasks), level, method, marker="")
+    over_tasks(axes, "average accuracy (%)")
+
+
+def over_tasks(axes: Any, measure: str) -> None:
+    """Axes of something against the number of tasks learnt."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("tasks learnt")
+    axes.set_ylabel(measure)
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def bars(axes: Any, samples: dict[str, list[float]], measure: str, *, lengthwise: bool = False) -> None:
+    """A bar for each method: the mean over its values, with one standard deviation; it is named beside the axis."""
+    places = list(range(len(samples)))
+    means = [statistics.fmean(values) for values in samples.values()]
+    spreads = [statistics.stdev(values) if len(values) > 1 else math.nan for values in samples.values()]
+    settings = {
+        "color": [look(method).colour for method in samples],
+        "edgecolor": BLACK,
+        "alpha": 0.75,
+        "error_kw": {"linewidth": 0.8, "capsize": 1.8, "capthick": 0.8},
+    }
+    names = [label(method) for method in samples]
+    if lengthwise:
+        axes.barh(places, means, xerr=spreads, height=0.7, **settings)
+        axes.set_yticks(places, names)
+        axes.invert_yaxis()
+        axes.set_xlabel(measure)
+        axes.grid(axis="x")
+        axes.tick_params(axis="y", length=0)
+    else:
+        axes.bar(places, means, yerr=spreads, width=0.7, **settings)
+        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(names) > 3 else {}
+        axes.set_xticks(places, names, **slanted)
+        axes.set_ylabel(measure)
+        axes.grid(axis="y")
+        axes.tick_params(axis="x", length=0)
+
+
+def fit_to_values(axes: Any, low: float, high: float) -> None:
+    """Cut a bar chart's axis to where the values are, so that differences can be seen, and say so; 0 stays if it is
+    near.
+    """
+    margin = 0.12 * (high - low) or 1.0
+    bottom, top = low - margin, high + margin
+    if bottom > 0 and low < 0.5 * high:
+        bottom = 0.0
+    if top < 0 and abs(high) < 0.5 * abs(low):
+        top = 0.0
+    axes.set_ylim(bottom, top)
+    if bottom > 0 or top < 0:
+        axes.set_ylabel(f"{axes.get_ylabel()}, cut axis")
+
+
+def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None, *, columns: int = 6) -> None:
+    """One legend for all panels, below them, where it hides nothing; with more handles by their names."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, handle)
+    entries |= more or {}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(columns, len(entries)))
+
+
+def letter(panels: Sequence[Any], titles: Sequence[str]) -> None:
+    """Name panels (a), (b), ... with what each shows."""
+    for place, (axes, title) in enumerate(zip(panels, titles, strict=True)):
+        axes.set_title(f"({chr(ord('a') + place)}) {title}")

@@ -1,0 +1,113 @@
+"""What runs have left on disk, as figures use it: result.json, log.jsonl, landscape.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import RunError
+
+if TYPE_CHECKING:
+    from steppe.landscape.files import Landscape, Pair
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run; its log and its landscape are read when a figure asks for them."""
+
+    path: Path
+    result: dict[str, Any]
+
+    @property
+    def benchmark(self) -> str:
+        """On which tasks."""
+        return str(self.result["benchmark"])
+
+    @property
+    def method(self) -> str:
+        """By which method."""
+        return str(self.result["method"])
+
+    @property
+    def tasks(self) -> int:
+        """How many there were."""
+        return len(self.result["accuracy"])
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether every task was tested when it was learnt, so that there are curves to draw."""
+        return all(row[0] is not None for row in self.result["accuracy"])
+
+    @property
+    def seconds_per_task(self) -> float:
+        """Time of learning, without testing."""
+        seconds = self.result["seconds"]
+        return float(seconds["train"] + seconds["memory"]) / self.tasks
+
+    def accuracy_of(self, task: int) -> list[float]:
+        """Test accuracy on a task (from 1) after it and after every later one."""
+        return [float(row[task - 1]) for row in self.result["accuracy"][task - 1 :]]
+
+    def mean_accuracies(self) -> list[float]:
+        """After every task, the mean over all tasks so far."""
+        return [sum(row[: place + 1]) / (place + 1) for place, row in enumerate(self.result["accuracy"])]
+
+    def setting(self, name: str) -> Any:
+        """A setting of the method, None where it has none of this name."""
+        return self.result["config"]["method"].get(name)
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """What the log tells of the method at each task's end; nothing where there is no log."""
+        from steppe.runs import LOG
+
+        file = self.path / LOG
+        if not file.exists():
+            return []
+        try:
+            events = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            return [dict(event["method"]) for event in events if event["event"] == "TaskEnded"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{file} cannot be read as a log: {error}") from error
+
+    @cached_property
+    def landscape(self) -> Landscape | None:
+        """The loss around the weights, None where it has not been measured."""
+        from steppe.landscape.files import LANDSCAPE, read_landscape
+
+        file = self.path / LANDSCAPE
+        if not file.exists():
+            return None
+        found = read_landscape(file)
+        own = {key: self.result[key] for key in ("benchmark", "method", "seed")}
+        if any(found.run[key] != value for key, value in own.items()):
+            raise RunError(f"{file} is the landscape of another run: remove it and measure again.")
+        return found
+
+    def pair(self, after: int, task: int) -> Pair | None:
+        """A task's landscape after another task, None where it has not been measured."""
+        return None if self.landscape is None else self.landscape.pairs.get((after, task))
+
+
+def methods(runs: Iterable[Run]) -> list[str]:
+    """The methods, in the order in which they first appear."""
+    return list(dict.fromkeys(run.method for run in runs))
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each method, in the order in which the methods first appear."""
+    return {method: [run for run in runs if run.method == method] for method in methods(runs)}
+
+
+def benchmarks(runs: Iterable[Run]) -> list[str]:
+    """The benchmarks, in the order in which they first appear."""
+    return list(dict.fromkeys(run.benchmark for run in runs))
+
+
+def of_benchmark(runs: Iterable[Run], benchmark: str) -> list[Run]:
+    """The runs on one of them."""
+    return [run for run in runs if run.benchmark == benchmark]

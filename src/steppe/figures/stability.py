@@ -1,0 +1,79 @@
+"""The paper's Figure 1: is the first task kept, is the fifth learnt, how flat is the loss around each."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from steppe.figures import checks
+from steppe.figures.figure import Choices, Figure
+from steppe.figures.panels import accuracy_of_task, bars, fit_to_values, legend, letter
+from steppe.figures.profiles import along_direction, middle_task, profile
+from steppe.figures.reading import Run, by_method
+from steppe.figures.style import PAGE, new_figure
+
+
+def _pairs(runs: Sequence[Run], choices: Choices) -> list[tuple[int, int]]:
+    """Pairs (after, task): the first task after the later one and in the end, the later one as just learnt."""
+    later, last = choices.task(middle_task(runs[0].tasks)), choices.after(runs[0].tasks)
+    return [(later, 1), (last, 1), (later, later)]
+
+
+def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+    pairs = _pairs(runs, choices)
+    later, last = pairs[0][0], pairs[1][0]
+    figure = new_figure(PAGE, 3.9)
+    rows = figure.subplot_mosaic("aabbcc;.ddee.", gridspec_kw={"hspace": 0.06})
+    panels = [rows[name] for name in "abcde"]
+    accuracy_of_task(panels[0], runs, 1)
+    learnt = {
+        method: [run.accuracy_of(later)[0] for run in own] for method, own in by_method(_one_by_one(runs)).items()
+    }
+    bars(panels[3], learnt, "test accuracy (%)")
+    means = [statistics.fmean(values) for values in learnt.values()]
+    fit_to_values(panels[3], min(means) - _widest(learnt), max(means) + _widest(learnt))
+    for axes, pair in zip((panels[1], panels[2], panels[4]), pairs, strict=True):
+        profile(axes, runs, *pair)
+        along_direction(axes, measure=True)
+    panels[2].sharey(panels[1])
+    panels[1].autoscale()
+    panels[2].set_ylabel("")
+    letter(
+        panels,
+        [
+            "stability: accuracy of task 1",
+            f"task 1 after task {later}",
+            f"task 1 after task {last}",
+            f"sensitivity: task {later} as just learnt",
+            f"task {later} after task {later}",
+        ],
+    )
+    legend(figure, panels)
+    return figure
+
+
+def _widest(samples: dict[str, list[float]]) -> float:
+    return max((statistics.stdev(values) for values in samples.values() if len(values) > 1), default=0.0)
+
+
+def _one_by_one(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.one_by_one]
+
+
+def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+    if problems := checks.one_stream(runs) or checks.curves(runs):
+        return problems
+    together = [run.method for run in runs if not run.one_by_one]
+    if together:
+        return [f"methods that learn tasks one by one ({together[0]} does not: choose others by --methods)"]
+    return checks.landscapes(runs, _pairs(runs, choices))
+
+
+STABILITY = Figure(
+    "stability",
+    "The paper's Figure 1 (and, of the family, Figure 5): accuracy and landscape of the first task and of a later one.",
+    "landscape.json of every method; --task for the later task (default: 5), --after for the end",
+    _draw,
+    _missing,
+)

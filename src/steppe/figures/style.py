@@ -1,0 +1,142 @@
+"""How every figure looks: one set of matplotlib's settings, and one look for each method.
+
+Colours are Okabe and Ito's, which people see apart whatever their colour vision. No two methods share both marker and
+line, so that they can be told apart in grey as well. Sizes are those of a paper of two columns.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from steppe.errors import RunError
+
+COLUMN, PAGE = 3.4, 7.0
+"""Inches: the width of a column, and of a page's text."""
+
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
+    *("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"),
+)
+HEAT = "cividis"
+"""For values over a plane: rises evenly in lightness, and looks the same to all."""
+
+_SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
+    "mathtext.fontset": "dejavusans",
+    "font.size": 7.0,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.0,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "figure.titlesize": 8.0,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.4,
+    "grid.alpha": 0.35,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.0,
+    "patch.linewidth": 0.6,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # TrueType: text in a PDF can be searched and edited
+    "svg.fonttype": "path",  # an SVG does not carry its font: as outlines, letters stay in their places everywhere
+    "svg.hashsalt": "steppe",  # names within the file, else drawn at random
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a method looks like in every figure."""
+
+    colour: str
+    marker: str
+    line: str
+
+
+LOOKS = {
+    "fs-dgpm": Look(BLUE, "o", "-"),
+    "fs-sgpm": Look(GREEN, "D", "-"),
+    "fs-gpm": Look(SKY, "v", "--"),
+    "dgpm": Look(PURPLE, "^", "-."),
+    "la-dgpm": Look(ORANGE, "<", ":"),
+    "gpm": Look(GREEN, "s", "--"),
+    "sgp": Look(BLUE, "P", ":"),
+    "er": Look(VERMILLION, "s", "-"),
+    "fs-er": Look(SKY, "^", "-"),
+    "sam-er": Look(ORANGE, "X", "--"),
+    "der++": Look(BLACK, "P", "-."),
+    "la-maml": Look(PURPLE, "X", "-"),
+    "gem": Look(ORANGE, "v", "-"),
+    "a-gem": Look(ORANGE, ">", "-."),
+    "icarl": Look(BLUE, ">", "--"),
+    "ewc": Look(PURPLE, "D", ":"),
+    "finetune": Look(BLACK, "o", ":"),
+    "multitask": Look(BLACK, "*", "--"),
+    "oracle": Look(BLACK, "*", "-"),
+}
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # no yellow: a thin line of it is lost on white
+_FREE = [
+    pair
+    for pair in product("osD^v<>PX*", ("-", "--", "-.", ":"))
+    if pair not in {(look.marker, look.line) for look in LOOKS.values()}
+]
+_NAMES = {
+    "la-maml": "La-MAML",
+    "la-dgpm": "La-DGPM",
+    "icarl": "iCaRL",
+    "finetune": "Finetune",
+    "multitask": "Multitask",
+    "oracle": "Oracle",
+}
+
+
+def look(method: str) -> Look:
+    """A method's look; one of somebody's own gets it from its name, so that it too is the same everywhere."""
+    if method in LOOKS:
+        return LOOKS[method]
+    number = zlib.crc32(method.encode())
+    return Look(_COLOURS[number % len(_COLOURS)], *_FREE[number % len(_FREE)])
+
+
+def label(method: str) -> str:
+    """A method's name as the paper writes it; somebody's own as it is."""
+    return _NAMES.get(method, method.upper() if method in LOOKS else method)
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Drawing and saving in our style; matplotlib's own settings are as before afterwards."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise RunError("figures need matplotlib: pip install 'steppe[figures]'.") from error
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's own matplotlibrc must not change the bytes
+        settings: Any = matplotlib.rcParams
+        settings.update(_SETTINGS)
+        yield
+
+
+def new_figure(width: float, height: float, *, square: bool = False) -> Any:
+    """An empty figure of this size in inches, whose panels (square ones closer together) arrange themselves; no window
+    is opened for it.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="compressed" if square else "constrained")
+    FigureCanvasAgg(figure)
+    return figure
