@@ -54,8 +54,11 @@ def _bytes_table(study: Path) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _bench_table(rows: list[dict[str, object]]) -> str:
-    """Rows of plain values, numbers to three digits; what is nested stays in the file."""
+def _bench_table(found: list[dict[str, object]] | dict[str, dict[str, object]]) -> str:
+    """Rows of plain values, with their names if they have some, numbers to three digits; what is nested stays in the
+    file.
+    """
+    rows = found if isinstance(found, list) else [{"": name, **row} for name, row in found.items()]
     columns = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
     lines = [columns, ["---"] * len(columns), *([_short(row[column]) for column in columns] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
