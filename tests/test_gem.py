@@ -285,13 +285,13 @@ def test_projected_step_raises_no_past_loss() -> None:
         method.remember(drawn(problem, task, 4))
     network.open_head(None, 4)
     method.begin_task()
-    memories = [network.prepare(batch) for batch in method.rings.past()]
+    memories = [network.prepare(batch) for batch in method.memory.rings.past()]
     assert len(memories) == 2
     conflicts = 0
     for _ in range(20):
         batch = drawn(problem, 2, 5)
         g = network.gradient(batch)[1]
-        conflicts += int((method.past.gradients(0).products(g) < -0.05).any())
+        conflicts += int((method.memory.past.gradients(0).products(g) < -0.05).any())
         before = [float(network.loss(memory).detach()) for memory in memories]
         method.observe(batch)
         after = [float(network.loss(memory).detach()) for memory in memories]

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
-from steppe.methods.task_gradients import PastTasks
+from steppe.methods.task_memory import TaskMemory
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.rings import Rings, check_room, check_shares
+from steppe.rings import check_room, check_shares
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch, Direction, multiplied
 
@@ -58,24 +57,22 @@ class AGEM(MethodSettings):
 
 class _AGEM(Method):
     descent: Descent
-    kept = ("descent", "rings")
+    kept = ("descent", "memory")
 
     def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.rings = Rings(settings.memory, settings.tasks)
+        self.memory = TaskMemory(network, settings.memory, settings.tasks)
         self.descent = Descent(network, settings.lr, settings.momentum)
-        self.past = PastTasks(network, [])
         self._draws = streams.picker("replay draws")
 
     def begin_task(self) -> None:
-        self.rings.begin_task()
-        self.past = PastTasks(self.network, self.rings.past())
+        self.memory.begin_task()
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.gradient(self.network.prepare(batch))
         g = {name: multiplied(part) for name, part in clipped(gradient, self.settings.clip).items()}
-        if len(self.past):
+        if len(self.memory.past):
             g = without_conflict(g, self._reference())
         self.descent.step(g)
         return loss
@@ -83,29 +80,21 @@ class _AGEM(Method):
     def _reference(self) -> Direction:
         """g_ref at the present weights."""
         if self.settings.reference == "average":
-            share = torch.full((len(self.past),), 1 / len(self.past), dtype=self.network.dtype)
-            return self.past.gradients(self.settings.clip).combined(share.to(self.network.device))
-        batch = self.past.draw(self.settings.reference_samples, self._draws)
+            share = torch.full((len(self.memory.past),), 1 / len(self.memory.past), dtype=self.network.dtype)
+            return self.memory.past.gradients(self.settings.clip).combined(share.to(self.network.device))
+        batch = self.memory.past.draw(self.settings.reference_samples, self._draws)
         _, gradient = self.network.gradient(batch, statistics=False)
         return {name: multiplied(part) for name, part in clipped(gradient, self.settings.clip).items()}
 
     def remember(self, batch: Batch) -> None:
-        self.rings.write(batch)
+        self.memory.write(batch)
 
     def end_task(self) -> list[str]:
-        self.past = PastTasks(self.network, [])  # the prepared copy serves one task only
+        self.memory.end_task()
         return []
 
-    def state(self) -> State:
-        return {**super().state(), "together": bool(self.past.linear)}
-
-    def load_state(self, state: State) -> None:
-        together = state.pop("together")
-        super().load_state(state)
-        self.past = PastTasks(self.network, self.rings.past(), together=together)
-
     def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.rings.bytes_held(), "bases": 0}
+        return {"replay": self.memory.bytes_held(), "bases": 0}
 
 
 def without_conflict(g: Direction, reference: Direction) -> Direction:

@@ -18,14 +18,13 @@ from torch import Tensor
 from steppe.errors import DivergedError
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
-from steppe.methods.task_gradients import PastTasks
+from steppe.methods.task_memory import TaskMemory
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.rings import Rings, check_room, check_shares
+from steppe.rings import check_room, check_shares
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch, multiplied
 
@@ -58,24 +57,22 @@ class GEM(MethodSettings):
 
 class _GEM(Method):
     descent: Descent
-    kept = ("descent", "rings")
+    kept = ("descent", "memory")
 
     def __init__(self, settings: GEM, network: Network) -> None:
         self.settings, self.network = settings, network
-        self.rings = Rings(settings.memory, settings.tasks)
+        self.memory = TaskMemory(network, settings.memory, settings.tasks)
         self.descent = Descent(network, settings.lr, settings.momentum)
-        self.past = PastTasks(network, [])
 
     def begin_task(self) -> None:
-        self.rings.begin_task()
-        self.past = PastTasks(self.network, self.rings.past())
+        self.memory.begin_task()
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
-        loss, g = self.network.gradient(self.network.prepare(batch), factored=self.past.linear)
+        loss, g = self.network.gradient(self.network.prepare(batch), factored=self.memory.past.linear)
         g = clipped(g, self.settings.clip)
-        if len(self.past):
-            rows = self.past.gradients(self.settings.clip)  # A
+        if len(self.memory.past):
+            rows = self.memory.past.gradients(self.settings.clip)  # A
             products = rows.products(g)
             if bool((products < 0).any()):
                 v = dual_solution(rows.gram(), products, self.settings.strength)
@@ -85,22 +82,14 @@ class _GEM(Method):
         return loss
 
     def remember(self, batch: Batch) -> None:
-        self.rings.write(batch)
+        self.memory.write(batch)
 
     def end_task(self) -> list[str]:
-        self.past = PastTasks(self.network, [])  # the prepared copy serves one task only
+        self.memory.end_task()
         return []
 
-    def state(self) -> State:
-        return {**super().state(), "together": bool(self.past.linear)}
-
-    def load_state(self, state: State) -> None:
-        together = state.pop("together")
-        super().load_state(state)
-        self.past = PastTasks(self.network, self.rings.past(), together=together)
-
     def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.rings.bytes_held(), "bases": 0}
+        return {"replay": self.memory.bytes_held(), "bases": 0}
 
 
 def dual_solution(gram: Tensor, products: Tensor, strength: float) -> Tensor:
