@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pictures
 import pytest
 import torch
 from hypothesis import settings
@@ -21,3 +23,10 @@ settings.load_profile("steppe")
 def _seeded() -> None:
     """The global generator starts from the same place in every test, whatever ran before it."""
     torch.manual_seed(20)
+
+
+@pytest.fixture(scope="module")
+def pictures_known() -> Iterator[None]:
+    """The benchmark `pictures`, for the tests of one module."""
+    with pictures.registered():
+        yield

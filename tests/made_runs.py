@@ -52,9 +52,9 @@ def made_result(
         "seconds": {"train": 3.0 + seed, "evaluate": 100.0, "memory": 3.0},
         "bytes": {"replay": 2**20, "bases": 2**19},
         "full_length": True,
-        "command": "",
+        "command": "steppe run made",
         "versions": {},
-        "config": {"benchmark": {"tasks": tasks}, "method": settings, "training": {"epochs": 1}},
+        "config": {"run": {}, "benchmark": {"tasks": tasks}, "method": settings, "training": {"epochs": 1}},
     }
 
 

@@ -1,16 +1,18 @@
 """A benchmark small enough to be run hundreds of times, with everything that must survive a break: BatchNorm, dropout,
-augmentation, heads of their own, validation, cuts of the step size. It is also a plugin: `--plugin tests/pictures.py`.
+augmentation, heads of their own, validation, cuts of the step size. It is known as `pictures` where it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 import steppe
+from steppe.registry import BENCHMARKS
 from steppe.seeding import Streams
 
 
@@ -35,7 +37,6 @@ def mirrored(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x)
 
 
-@steppe.register_benchmark("pictures", "Random pictures of six by six, two classes to a task.")
 @dataclass(frozen=True)
 class Pictures(steppe.Benchmark):
     """Settings of the pictures."""
@@ -71,3 +72,18 @@ class Pictures(steppe.Benchmark):
     def network(self) -> nn.Module:
         """A new network."""
         return PictureNet(2 * self.tasks)
+
+
+def register() -> None:
+    """Make the benchmark known."""
+    steppe.register_benchmark("pictures", "Random pictures of six by six, two classes to a task.")(Pictures)
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """The benchmark is known inside."""
+    register()
+    try:
+        yield
+    finally:
+        del BENCHMARKS["pictures"]

@@ -101,7 +101,7 @@ def test_all_results_fit_on_one_page() -> None:
     text = page(collect([RESULTS]), "steppe report results")
     assert len(text.encode()) < 6_000_000
     titles = [section["title"] for section in data_of(text)]
-    assert {"pmnist", "cifar100-superclass", "cifar100-split", "tiny-imagenet"} == set(titles)
+    assert {"pmnist", "cifar100-superclass", "cifar100-split", "tiny-imagenet"} <= set(titles)
     names = [method["name"] for section in data_of(text) for method in section["methods"]]  # type: ignore[attr-defined]
     assert {"gem (lr=0.01)", "gem (lr=0.010000001)"} <= set(names)
 

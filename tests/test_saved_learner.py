@@ -20,6 +20,7 @@ from steppe.registry import METHODS
 from steppe.saving import read_state, write_state
 
 SEQUENTIAL = [name for name, entry in METHODS.items() if entry.settings.schedule == "sequential"]  # type: ignore[attr-defined]
+pytestmark = pytest.mark.usefixtures("pictures_known")
 BENCHMARK = Pictures(samples=16)
 HOW = {"epochs": 2, "batch_size": 8, "patience": 1}
 

@@ -257,7 +257,11 @@ def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
     [
         (steppe.EWC(), within("method", "penalty", centre={}), "not those of the weights"),
         (steppe.EWC(), within("method", "penalty", "importance", **{"0.bias": torch.zeros(1)}), "the weight's shape"),
-        (steppe.GEM(tasks=2), within("method", "memory", "rings", written=torch.ones(5).bool()), "not those of this memory"),
+        (
+            steppe.GEM(tasks=2),
+            within("method", "memory", "rings", written=torch.ones(5).bool()),
+            "not those of this memory",
+        ),
     ],
 )
 def test_what_a_method_keeps_must_fit(

@@ -40,7 +40,7 @@ from steppe.version import versions
 MORE = ("split-mnist", "rotated-mnist")
 SMALL.update(dict.fromkeys(MORE, ("benchmark.tasks=2", "benchmark.samples=60")))
 KILLED, FAILED = (-signal.SIGKILL, -signal.SIGXFSZ), 1
-PLUGIN = Path(pictures.__file__).resolve()
+PLUGIN = Path(pictures.__file__).resolve().with_name("pictures_plugin.py")
 
 
 def main() -> int:
@@ -64,6 +64,7 @@ def main() -> int:
 def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
     """Trial after trial until there were so many kills; what happened, counted."""
     torch.set_num_threads(1)
+    pictures.register()
     choice, count = random.Random(seed), Counter[str]()
     cases = [*CASES, *((name, method) for name in MORE for method in ("fs-dgpm", "gem", "la-maml", "oracle"))]
     seen: set[tuple[str, str]] = set()

@@ -1,0 +1,10 @@
+"""The pictures as a plugin: `--plugin tests/pictures_plugin.py`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pictures
+
+pictures.register()
