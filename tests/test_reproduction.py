@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def test_a_small_one_for_real(
     assert "memory-size is not drawn" in told.err  # one size alone is no study of sizes
     made = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {"pmnist/table.md", "pmnist/report.html", "pmnist/er/seed-0/landscape.json", "landscapes.pdf"} <= made
+    rows = json.loads((tmp_path / "out" / "flatness.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["method"] for row in rows} == {"er", "fs-er"}
+    assert rows[0]["acc"] >= rows[1]["acc"]
+    measured = json.loads((tmp_path / "out/pmnist/er/seed-0/landscape.json").read_text(encoding="utf-8"))["flatness"]
+    at_the_end = [measured["2"][task]["sharpness"]["mean"] for task in ("1", "2")]
+    (er,) = (row for row in rows if row["method"] == "er")
+    assert er["sharpness_at_the_end"] == pytest.approx(sum(at_the_end) / 2)
     results = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
     assert main(command) == 0
     assert {path: path.stat().st_mtime_ns for path in results} == results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from steppe.reproduction import Recipe
     from steppe.study import Job
 
+FLATNESS = "flatness.json"
 _EXAMPLES = """\
 examples:
   steppe reproduce --list                            what can be reproduced, and what it takes
@@ -56,7 +58,8 @@ def _reproduce(options: argparse.Namespace) -> int:
     recipe, out = RECIPES[options.name], options.out or Path("reproduction") / options.name
     code = _studies(options, recipe, out)
     if code == 0 and recipe.landscapes:
-        _landscapes(recipe, out)
+        samples = "" if options.samples is None else f" --samples {options.samples}"
+        _landscapes(recipe, out, f"steppe reproduce {options.name}{samples}")
     if code == 0:
         _figures(recipe, out)
     return code
@@ -105,19 +108,28 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     return code
 
 
-def _landscapes(recipe: Recipe, out: Path) -> None:
+def _landscapes(recipe: Recipe, out: Path, command: str) -> None:
     """Measure the landscapes that are missing: of the first seed of each method, every task after every task."""
     import torch
 
+    from steppe.commands.finished import finished_runs
     from steppe.commands.landscape import measure
+    from steppe.files import write_whole, writing
+    from steppe.landscape.comparison import compared
     from steppe.landscape.settings import LandscapeSettings
     from steppe.landscape.survey import Wanted
+    from steppe.version import versions
 
     torch.set_num_threads(1)
     for part in recipe.parts:
         for method in part.methods:
             run = out / part.name / method / "seed-0"
             measure(run, None, LandscapeSettings(), Wanted(), resume=True, command="steppe landscape RUN")
+    rows = compared(finished_runs([out]))
+    text = json.dumps({"command": command, "versions": versions(), "rows": rows}, indent=1) + "\n"
+    with writing(out / FLATNESS):
+        write_whole(out / FLATNESS, text.encode())
+    print(f"wrote {out / FLATNESS}: accuracy and flatness of each method")
 
 
 def _figures(recipe: Recipe, out: Path) -> None:
