@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steppe.config import RunConfig, command_line
+from steppe.errors import unknown
 from steppe.study import Job
 
 
@@ -45,6 +46,15 @@ class Recipe:
     seeds: int = 5
     figures: tuple[str, ...] = ()
     landscapes: bool = False
+
+    def only(self, methods: Sequence[str]) -> Recipe:
+        """The same for some of its methods."""
+        known = list(dict.fromkeys(method for part in self.parts for method in part.methods))
+        for method in methods:
+            if method not in known:
+                raise unknown("method of this reproduction", method, known)
+        parts = [replace(part, methods=tuple(m for m in part.methods if m in methods)) for part in self.parts]
+        return replace(self, parts=tuple(part for part in parts if part.methods))
 
 
 _FAMILY = ("fs-dgpm", "fs-gpm", "fs-sgpm", "dgpm", "la-dgpm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="which (see --list)")
     parser.add_argument("--list", action="store_true", help="what there is, and how much of it is done in --out")
+    parser.add_argument("--methods", metavar="M,M,…", help="only these of its methods")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1, instead of the recipe's own number")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
@@ -56,13 +58,20 @@ def _reproduce(options: argparse.Namespace) -> int:
     if options.name not in RECIPES:
         raise unknown("reproduction", options.name, RECIPES)
     recipe, out = RECIPES[options.name], options.out or Path("reproduction") / options.name
+    if options.methods is not None:
+        recipe = recipe.only(options.methods.split(","))
     code = _studies(options, recipe, out)
     if code == 0 and recipe.landscapes:
-        samples = "" if options.samples is None else f" --samples {options.samples}"
-        _landscapes(recipe, out, f"steppe reproduce {options.name}{samples}")
+        _landscapes(recipe, out, _command(options))
     if code == 0:
         _figures(recipe, out)
     return code
+
+
+def _command(options: argparse.Namespace) -> str:
+    given = {name: getattr(options, name) for name in ("methods", "seeds", "samples")}
+    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    return shlex.join(["steppe", "reproduce", options.name, *words])
 
 
 def _list(options: argparse.Namespace) -> int:
