@@ -136,7 +136,7 @@ def test_tasks_learnt_together_have_one_point(tmp_path: Path) -> None:
     method = section_series(only_section(tmp_path))["methods"][0]
     assert method["seen"]["mean"] == [None, None, 82.0]
     assert method["seconds"]["all"] == [2.0, 0.0, 0.0]
-    assert method["seconds"]["stages"] == [{"task": 2, "values": [6.0]}]
+    assert method["seconds"]["stages"] == [{"task": 2, "values": [6.0, 0.0, 0.0]}]
 
 
 def test_other_settings_are_another_method(tmp_path: Path) -> None:

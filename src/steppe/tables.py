@@ -34,6 +34,11 @@ def rows(results: Sequence[Result]) -> list[Row]:
     return [_row([result for result in results if result["method"] == method]) for method in methods]
 
 
+def comparable(result: Result) -> bool:
+    """Whether published figures may stand beside a result: its tasks, training and method are the paper's."""
+    return result["full_length"] and "--set method." not in result["command"]
+
+
 def _row(results: Sequence[Result]) -> Row:
     def over_seeds(value: Callable[[Result], float | None]) -> Figure | None:
         values = [found for result in results if (found := value(result)) is not None]
@@ -42,7 +47,7 @@ def _row(results: Sequence[Result]) -> Row:
         return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     first = results[0]
-    comparable = all(result["full_length"] for result in results)
+    beside = all(comparable(result) for result in results)
     return Row(
         method=first["method"],
         seeds=sorted(result["seed"] for result in results),
@@ -51,8 +56,8 @@ def _row(results: Sequence[Result]) -> Row:
         learning_acc=over_seeds(lambda result: result["learning_acc"]),
         forgetting=over_seeds(lambda result: result["forgetting"]),
         seconds=over_seeds(lambda result: sum(result["seconds"].values())),
-        paper=published(first["benchmark"], first["method"]) if comparable else {},
-        released=published(first["benchmark"], first["method"], "released") if comparable else {},
+        paper=published(first["benchmark"], first["method"]) if beside else {},
+        released=published(first["benchmark"], first["method"], "released") if beside else {},
     )
 
 
@@ -77,6 +82,8 @@ def markdown(results: Sequence[Result]) -> str:
     notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
     if not all(result["full_length"] for result in results):
         notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
+    elif not all(comparable(result) for result in results):
+        notes.append("Where a method's settings differ from its preset, published figures do not apply.")
     notes += _remarks(results)
     return "\n".join([*lines, *notes]) + "\n"
 
@@ -143,11 +150,13 @@ def summary(result: Result) -> str:
         "  " + "   ".join(f"{words} {result[key]:.2f}" for key, words in _MEASURES.items() if result[key] is not None),
     ]
     for source, words in (("paper", "paper (5 seeds)"), ("released", "its released code (5 seeds)")):
-        figures = published(result["benchmark"], result["method"], source) if result["full_length"] else {}
+        figures = published(result["benchmark"], result["method"], source) if comparable(result) else {}
         if figures:
             lines.append(f"  {words}: " + "   ".join(f"{name.upper()} {figure}" for name, figure in figures.items()))
     if not result["full_length"]:
         lines.append("  tasks or training differ from the benchmark's own: published figures do not apply")
+    elif not comparable(result):
+        lines.append("  the method's settings differ from its preset: published figures do not apply")
     lines += [f"  {remark}" for remark in result.get("remarks", [])]
     seconds = result["seconds"]
     lines.append(
