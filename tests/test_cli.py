@@ -143,6 +143,7 @@ def test_ctrl_c_stops_cleanly(capsys: pytest.CaptureFixture[str]) -> None:
         [sys.executable, "-m", "steppe", "run", "pmnist", "fs-dgpm", "--out", "stopped"],
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored
     )
     log = Path("stopped/log.jsonl")
     deadline = time.monotonic() + 60

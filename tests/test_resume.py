@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -175,14 +176,19 @@ def test_a_damaged_state_is_told_of_and_the_one_before_serves(tmp_path: Path) ->
     assert_same_run(tmp_path / "whole", tmp_path / "out")
 
 
-def test_a_study_goes_on_past_failures_and_resumes(tmp_path: Path) -> None:
-    fragile = str(Path(__file__).parents[1] / "bench" / "fragile.py")
+@pytest.fixture
+def fragile() -> Iterator[str]:
+    """A plugin whose method fails for some seeds; forgotten afterwards."""
+    yield str(Path(__file__).parents[1] / "bench" / "fragile.py")
+    METHODS.pop("fragile")
+
+
+def test_a_study_goes_on_past_failures_and_resumes(tmp_path: Path, fragile: str) -> None:
     changes = ["benchmark.tasks=1", "benchmark.samples=20", "benchmark.test_samples=20"]
     jobs = [
         Job(RunConfig.make("pmnist", "fragile", changes, seed=seed, plugins=[fragile]), tmp_path / str(seed))
         for seed in (0, 1, 10, 20)
     ]
-    METHODS.pop("fragile")
     for resume in (False, True):
         outcome = run_all(jobs, 2, lambda number, message: None, resume=resume)
         assert list(outcome.results) == [1]
