@@ -2,8 +2,8 @@
 
     python bench/studies.py
 
-Runs the command line itself, `steppe run pmnist fs-dgpm`, once for one seed and once for five, as many at a time as there are cores. Prints
-JSON.
+Runs the command line itself, `steppe run pmnist fs-dgpm`, once for one seed and once for five, as many at a time as
+there are cores. Prints JSON.
 """
 
 from __future__ import annotations
