@@ -15,6 +15,7 @@ from torch import Tensor
 
 from steppe import training
 from steppe.config import RunConfig
+from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, UsageError
 from steppe.events import Event
 from steppe.experiment import run
@@ -111,6 +112,27 @@ def test_broken_off_at_every_moment_there_is(tmp_path: Path) -> None:
         assert_same_run(tmp_path / "whole", tmp_path / f"broken {moment}")
         moment += 1
     assert moment > 9
+
+
+def erratic(curriculum: Curriculum, network: Network) -> float:
+    """A validation loss that depends on the weights alone and goes up as often as down."""
+    first = next(iter(network.parameters.values()))
+    return float(first.detach().double().abs().sum()) * 1e4 % 1.0
+
+
+@pytest.mark.parametrize("method", ["fs-dgpm", "fs-er", "la-maml"])
+def test_what_validation_decided_is_kept(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With step sizes cut and cuts under way wherever the run breaks off."""
+    monkeypatch.setattr(Curriculum, "validation_loss", erratic)
+    changes = ["benchmark.tasks=2", "training.epochs=8", "training.patience=2", "training.lr_min=0"]
+    config = RunConfig.make("pictures", method, changes)
+    events: list[Event] = []
+    run(config, tmp_path / "whole", events.append)
+    assert sum(getattr(event, "lr", None) is not None for event in events) > 2
+    for moment in range(13, len(events), 31):
+        broken_off(config, tmp_path / f"{moment}", moment)
+        run(config, tmp_path / f"{moment}", resume=True)
+        assert_same_run(tmp_path / "whole", tmp_path / f"{moment}")
 
 
 def test_what_is_finished_is_left_alone(tmp_path: Path) -> None:
