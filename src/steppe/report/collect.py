@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from steppe.errors import RunError
 from steppe.report.landscape_file import Landscape, read_landscape
 from steppe.runs import LOG, read_result, runs_within
 
@@ -63,9 +62,6 @@ def collect(directories: Sequence[Path]) -> Collected:
 def read_run(path: Path, name: str) -> Run:
     """One run's result, with what its log and its landscape add where they can be read."""
     result = read_result(path)
-    for key, fits in _SHAPES.items():
-        if not fits(result[key]):
-            raise RunError(f"{path}: {key!r} of its result is not what a run writes: remove the run, or do it again.")
     tasks, records = {}, {}
     remarks = [str(remark) for remark in result.get("remarks") or []]
     for event in _events(path / LOG):
@@ -110,47 +106,3 @@ def _name(directory: Path, path: Path) -> str:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether it is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_number_or_none(value: Any) -> bool:
-    return value is None or is_number(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_matrix(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(isinstance(row, list) and len(row) == len(value) for row in value)
-        and all(_is_number_or_none(entry) for row in value for entry in row)
-    )
-
-
-def _is_numbers_by_name(value: Any) -> bool:
-    return isinstance(value, dict) and all(is_number(entry) for entry in value.values())
-
-
-def _is_config(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(section), dict) for section in ("run", "benchmark", "method", "training")
-    )
-
-
-_SHAPES: dict[str, Callable[[Any], bool]] = {
-    "benchmark": _is_text,
-    "method": _is_text,
-    "seed": lambda value: isinstance(value, int),
-    "acc": is_number,
-    "bwt": _is_number_or_none,
-    "learning_acc": _is_number_or_none,
-    "forgetting": _is_number_or_none,
-    "accuracy": _is_matrix,
-    "seconds": _is_numbers_by_name,
-    "bytes": _is_numbers_by_name,
-    "command": _is_text,
-    "versions": lambda value: isinstance(value, dict),
-    "config": _is_config,
-}
