@@ -7,6 +7,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from steppe.landscape.bound import Noisy
+from steppe.landscape.files import Landscape, Pair
+from steppe.landscape.flatness import Estimate, Flatness
+from steppe.landscape.settings import LandscapeSettings
+
 HOSTILE = "<script>alert(1)</script>"
 QUOTES = "a\"b'c</script><img src=x onerror=alert(2)>&amp;"
 
@@ -77,33 +82,20 @@ def _told(place: int, seed: int) -> dict[str, Any]:
     }
 
 
-def write_landscape(path: Path, tasks: int = 3, sharpness: float = 1.0, **given: Any) -> dict[str, Any]:
-    """landscape.json in a run directory: parabolas that grow steeper with every task learnt."""
-    alphas = [place / 10 - 1 for place in range(21)]
-    moments = [(after, task) for after in range(1, tasks + 1) for task in range(1, after + 1)]
-    data = {
-        "format": 1,
-        "settings": {"alphas": alphas, "directions": 2, "samples": 10, "radius": 0.1},
-        "profiles": [
-            {
-                "after": after,
-                "task": task,
-                "losses": [[0.3 + steep * sharpness * after * alpha**2 for alpha in alphas] for steep in (0.5, 1.0)],
-            }
-            for after, task in moments
-        ],
-        "flatness": [
-            {
-                "after": after,
-                "task": task,
-                "sharpness": {"mean": sharpness * after, "std": 0.1},
-                "mean_rise": {"mean": 0.25, "std": 0.01},
-                "curvature": {"mean": 1.5, "std": 0.2},
-                "hessian": None if task > 1 else 12.5,
-            }
-            for after, task in moments
-        ],
-        **given,
-    }
-    (path / "landscape.json").write_text(json.dumps(data), encoding="utf-8")
-    return data
+def write_landscape(path: Path, tasks: int = 3, sharpness: float = 1.0, points: int = 21, **given: Any) -> None:
+    """landscape.json in a run directory: parabolas that grow steeper with every task learnt; `given` parts take the
+    place of its own.
+    """
+    settings = LandscapeSettings(points=points, directions=2, samples=10, radius=1.0)
+    run = {"benchmark": "pmnist", "method": "er", "seed": 0, "config": ""}
+    found = Landscape(run, settings, "steppe landscape RUN", {})
+    for after, task in [(column, row) for column in range(1, tasks + 1) for row in range(1, column + 1)]:
+        flat = Flatness(
+            0.3, Estimate(sharpness * after, 0.1, 0.07), Estimate(0.25, 0.01, 0.007), Estimate(1.5, 0.2, 0.14)
+        )
+        losses = [[0.3 + steep * sharpness * after * alpha**2 for alpha in settings.alphas] for steep in (0.5, 1.0)]
+        noisy = Noisy(0.0, 0.0, flat.sharpness, flat.sharpness)
+        found.pairs[after, task] = Pair(losses, flat, noisy, None if task > 1 else 12.5)
+    file = path / "landscape.json"
+    found.write(file)
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **given}), encoding="utf-8")

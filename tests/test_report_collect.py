@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 from report_runs import write_landscape, write_run
@@ -88,14 +87,15 @@ def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"format": 2}, {"profiles": []}, {"profiles": [{"after": 1, "task": 1, "losses": [[1.0]]}]}, {"settings": {}}],
+    [{"format": 2}, {"profiles": {}}, {"profiles": {"1": {"1": [[1.0]]}}}, {"settings": {}}],
 )
 def test_a_landscape_that_cannot_be_read_is_left_out_with_a_remark(tmp_path: Path, given: dict[str, object]) -> None:
     write_run(tmp_path / "er")
     write_landscape(tmp_path / "er", **given)
     run = collect([tmp_path]).runs[0]
     assert run.landscape is None
-    assert "landscape.json" in run.remarks[0]
+    assert "landscape" in run.remarks[0]
+    assert "left out" in run.remarks[0]
     assert section_series(only_section(tmp_path))["landscape"] is None
 
 
@@ -206,10 +206,7 @@ def test_landscapes_are_averaged_over_directions_and_seeds(tmp_path: Path) -> No
         write_run(tmp_path / f"seed-{seed}", seed=seed)
         write_landscape(tmp_path / f"seed-{seed}", sharpness=sharpness)
     write_run(tmp_path / "seed-2", seed=2)
-    write_landscape(
-        *(tmp_path / "seed-2",),
-        **{"settings": {"alphas": [0.0]}, "profiles": [{"after": 1, "task": 1, "losses": [[9.0]]}]},
-    )
+    write_landscape(tmp_path / "seed-2", points=3)
     found = section_series(only_section(tmp_path))["landscape"]
     assert found["left_out"] == [f"{tmp_path.name}/seed-2"]
     moment = found["methods"][0]["moments"][1]
@@ -219,22 +216,6 @@ def test_landscapes_are_averaged_over_directions_and_seeds(tmp_path: Path) -> No
     assert moment["std"][0] == pytest.approx(statistics.stdev(edges), rel=1e-4)
     assert moment["flatness"]["sharpness"] == {"mean": 4.0, "std": pytest.approx(2 * 2**0.5, rel=1e-4)}
     assert moment["flatness"]["hessian"] == {"mean": 12.5, "std": 0.0}
-
-
-def test_a_landscape_may_be_nested_by_moment(tmp_path: Path) -> None:
-    listed = write_run(tmp_path / "er") and write_landscape(tmp_path / "er")
-    as_listed = collect([tmp_path]).runs[0].landscape
-    nested: dict[str, Any] = {"alphas": listed["settings"].pop("alphas"), "profiles": {}, "flatness": {}, "hessian": {}}
-    for profile, entry in zip(listed["profiles"], listed["flatness"], strict=True):
-        after, task = str(profile["after"]), str(profile["task"])
-        nested["profiles"].setdefault(after, {})[task] = profile["losses"]
-        eigenvalue = entry.pop("hessian")
-        nested["flatness"].setdefault(after, {})[task] = {**entry, "loss": 0.3}
-        if eigenvalue is not None:
-            nested["hessian"].setdefault(after, {})[task] = eigenvalue
-    (tmp_path / "er" / "landscape.json").write_text(json.dumps({**listed, **nested}), encoding="utf-8")
-    assert as_listed is not None
-    assert collect([tmp_path]).runs[0].landscape == as_listed
 
 
 def test_nothing_collected_gives_no_section() -> None:

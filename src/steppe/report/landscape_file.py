@@ -1,19 +1,18 @@
-"""landscape.json of a run directory, read tolerantly: a report does without what it cannot read."""
+"""The landscape of a run as a report shows it; a report does without one that cannot be read."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-LANDSCAPE = "landscape.json"
-FORMAT = 1
+from steppe.errors import SteppeError
+from steppe.landscape import files
+from steppe.landscape.flatness import Estimate
+
 MEASURES = ("sharpness", "mean_rise", "curvature", "hessian")
 
 Moment = tuple[int, int]  # after how many tasks, on which task; both count from 1
+Measures = dict[str, tuple[float, float | None]]
 
 
 @dataclass(frozen=True)
@@ -26,60 +25,31 @@ class Landscape:
 
     alphas: tuple[float, ...]
     profiles: dict[Moment, list[list[float]]]
-    flatness: dict[Moment, dict[str, tuple[float, float | None]]]
+    flatness: dict[Moment, Measures]
 
 
 def read_landscape(path: Path) -> tuple[Landscape | None, list[str]]:
     """The landscape of a run directory, or None with a remark that says why; without the file there is no remark."""
-    file = path / LANDSCAPE
-    if not file.exists():
+    if not (path / files.LANDSCAPE).exists():
         return None, []
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            return None, [f"its {LANDSCAPE} has format {data['format']!r}, not {FORMAT}, and is left out."]
-        return _parsed(data), []
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return None, [f"its {LANDSCAPE} cannot be read and is left out ({type(error).__name__}: {error})."]
+        found = files.read_landscape(path)
+    except SteppeError as error:
+        return None, [f"its landscape is left out: {error}"]
+    if not found.pairs:
+        return None, [f"its {files.LANDSCAPE} holds no profile and is left out."]
+    return Landscape(
+        tuple(found.settings.alphas),
+        {moment: pair.losses for moment, pair in found.pairs.items()},
+        {moment: _measures(pair) for moment, pair in found.pairs.items()},
+    ), []
 
 
-def _parsed(data: dict[str, Any]) -> Landscape:
-    alphas = tuple(_finite(alpha) for alpha in data.get("alphas") or data["settings"]["alphas"])
-    profiles = {}
-    for moment, profile in _by_moment(data["profiles"]):
-        rows = profile["losses"] if isinstance(profile, dict) else profile
-        losses = [[_finite(loss) for loss in row] for row in rows]
-        if not losses or any(len(row) != len(alphas) for row in losses):
-            raise ValueError(f"a profile does not have {len(alphas)} losses for each direction")
-        profiles[moment] = losses
-    if not alphas or not profiles:
-        raise ValueError("it has no profile")
-    flatness: dict[Moment, dict[str, tuple[float, float | None]]] = {}
-    for moment, entry in _by_moment(data.get("flatness") or {}):
-        told = {measure: _measured(entry[measure]) for measure in MEASURES if entry.get(measure) is not None}
-        flatness.setdefault(moment, {}).update(told)
-    for moment, value in _by_moment(data.get("hessian") or {}):
-        flatness.setdefault(moment, {})["hessian"] = _measured(value)
-    return Landscape(alphas, profiles, flatness)
+def _measures(pair: files.Pair) -> Measures:
+    """Mean and standard deviation; the top eigenvalue is a number alone."""
+    told = {name: _spread(getattr(pair.flatness, name)) for name in MEASURES if name != "hessian"}
+    return told if pair.eigenvalue is None else {**told, "hessian": (pair.eigenvalue, None)}
 
 
-def _by_moment(part: Any) -> Iterator[tuple[Moment, Any]]:
-    """A part of the file by moment: entries that say theirs, or `{after: {task: entry}}`."""
-    if isinstance(part, list):
-        yield from (((int(entry["after"]), int(entry["task"])), entry) for entry in part)
-    else:
-        for after, column in part.items():
-            yield from (((int(after), int(task)), entry) for task, entry in column.items())
-
-
-def _measured(value: Any) -> tuple[float, float | None]:
-    """Mean and standard deviation; the curvature by the Hessian is a number alone."""
-    if isinstance(value, dict):
-        return _finite(value["mean"]), None if value.get("std") is None else _finite(value["std"])
-    return _finite(value), None
-
-
-def _finite(value: Any) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    return float(value)
+def _spread(estimate: Estimate) -> tuple[float, float | None]:
+    return estimate.mean, estimate.std
