@@ -17,6 +17,7 @@ from steppe import runs
 from steppe.config import RunConfig
 from steppe.errors import DivergedError, RunError, UsageError
 from steppe.experiment import run
+from steppe.tables import markdown, summary
 
 SHORT = ["tasks=3", "samples=60", "test_samples=200"]
 
@@ -161,3 +162,15 @@ def test_library_and_command_line_agree(finished: tuple[Path, dict[str, Any]]) -
         learner.learn(task, epochs=1, batch_size=10, glances=5)
         matrix.append(learner.evaluate(tasks[: place + 1]))
     assert matrix.square() == result["accuracy"]
+
+
+def test_published_figures_stand_beside_the_papers_own_settings_alone() -> None:
+    file = Path(__file__).parents[1] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
+    own = json.loads(file.read_text(encoding="utf-8"))
+    assert "paper (5 seeds): ACC 68.31" in summary(own)
+    assert "68.31" in markdown([own])
+    changed = {**own, "command": f"{own['command']} --set method.buffer=50"}
+    assert "the method's settings differ from its preset: published figures do not apply" in summary(changed)
+    assert "68.31" not in summary(changed) + markdown([changed])
+    shortened = {**own, "full_length": False}
+    assert "68.31" not in summary(shortened) + markdown([shortened])
