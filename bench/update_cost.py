@@ -25,7 +25,7 @@ from vision_transformer import VisionTransformer
 
 from steppe import Learner, Task
 from steppe.config import RunConfig
-from steppe.numerics import denormals_flushed
+from steppe.numerics import denormals_flushed, loaded_left_alone
 from steppe.projection.projector import SoftProjector
 from steppe.types import Batch
 
@@ -59,12 +59,13 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
     head = None if benchmark == "pmnist" else range(outputs)
     learner.learn(Task((x, y), head=head), batch_size=size)
     method: Any = learner.check(Task((x, y), head=head))
-    used = {}
+    used, projectors = {}, {}
     for name, projector in method.memory.projectors.items():
         width = projector.basis.shape[1]
         used[name] = min(ranks.get(name, width), width)
-        basis = torch.linalg.qr(torch.randn(width, used[name], generator=generator)).Q
-        method.memory.projectors[name] = SoftProjector(basis[None], torch.ones(1, used[name]))
+        basis = torch.linalg.qr(torch.randn(width, used[name], generator=generator)).Q.contiguous()  # as in a run
+        projectors[name] = SoftProjector(basis[None], torch.ones(1, used[name]))
+    method.memory.projectors = projectors
     batch = Batch(x[:size], y[:size], torch.zeros(size, dtype=torch.int64))
     network = learner.network
     union = network.prepare(batch.joined(batch))
@@ -77,7 +78,7 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
     def update() -> None:
         method.observe(batch)
 
-    with denormals_flushed(), network.mode(training=True):
+    with denormals_flushed(), loaded_left_alone(), network.mode(training=True):  # as while learning
         times = in_turn((update, passes), rounds)
     return {
         "net": net,

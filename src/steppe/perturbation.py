@@ -8,7 +8,7 @@ code's, cuts D into K chunks, takes one step on each, and averages the K losses 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,18 +16,19 @@ from torch import Tensor
 from steppe.chain_ascent import Found, MovedChain
 from steppe.linear_chain import WIDE, LinearChain
 from steppe.network import Network
-from steppe.projection.importance import Importances
 from steppe.projection.memory import GradientMemory
 from steppe.types import Batch, Direction, Gradient, Outer, aligned, multiplied
 
 
 @dataclass(frozen=True)
 class Perturbed:
-    """What step 2 and step 3 of the update need: L_{D∪N}(w + v), its gradient in w, and its gradient in λ."""
+    """What step 2 and step 3 of the update need: L_{D∪N}(w + v), its gradient in w, and its gradient in λ, all
+    weights' in a row, where λ moves.
+    """
 
     loss: Tensor
     gradient: Gradient
-    importance_gradient: Importances
+    importance_gradient: Tensor | None
     coordinates: Gradient | None = None
     """The gradient along the bases, G M, where it had to be computed anyway."""
 
@@ -41,6 +42,8 @@ class Ascent:
     clamp: float = 2.0
     chunked: bool = False
     second_order: bool = False
+    _chain: list[MovedChain] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What was made for the last chain perturbed: mostly it serves the next update as well."""
 
     def __call__(
         self, network: Network, memory: GradientMemory, current: Batch, union: Batch, *, statistics: bool = True
@@ -58,6 +61,12 @@ class Ascent:
     def slowed(self, divisor: float) -> Ascent:
         """The same with smaller steps."""
         return replace(self, lr=self.lr / divisor)
+
+    def prepared(self, links: LinearChain, network: Network, memory: GradientMemory, samples: int) -> MovedChain:
+        """The chain to be moved, for as many samples."""
+        if not (self._chain and self._chain[0].fits(links, memory.projectors, samples)):
+            self._chain[:] = [MovedChain(links, network, memory, samples, self.lr, self.clamp)]
+        return self._chain[0]
 
     def schedule(self, count: int) -> Iterator[tuple[slice, bool, bool]]:
         """The samples of each step, whether the loss on the union is taken after it, and whether it is the last."""
@@ -79,7 +88,7 @@ def _first_order(
     walked: list[Gradient] = []  # G_k M
     losses: list[Tensor] = []
     gradients: list[Gradient] = []
-    slopes: list[Importances] = []
+    slopes: list[Tensor] = []
     seen: Gradient | None = None
     for part, evaluated, last in ascent.schedule(len(current)):
         _, g = network.gradient(current[part], at=place, factored=memory.linear, statistics=False)
@@ -91,37 +100,39 @@ def _first_order(
             loss, gradient = network.gradient(union, at=place, factored=memory.linear, statistics=statistics and last)
             losses.append(loss)
             gradients.append(gradient)
-            if memory.rule.dynamic:
+            if memory and memory.rule.dynamic:
                 seen = memory.coordinates(gradient)
-                slopes.append({name: ascent.lr * aligned([w[name] for w in walked], c) for name, c in seen.items()})
+                parts = [aligned([w[name] for w in walked], c).reshape(-1) for name, c in seen.items()]
+                slopes.append(torch.cat(parts).mul_(ascent.lr))
     if len(gradients) == 1:
-        return Perturbed(losses[0], gradients[0], slopes[0] if slopes else {}, seen)
-    return Perturbed(torch.stack(losses).mean(), _mean(gradients), _mean(slopes) if slopes else {})
+        return Perturbed(losses[0], gradients[0], slopes[0] if slopes else None, seen)
+    return Perturbed(torch.stack(losses).mean(), _mean(gradients), torch.stack(slopes).mean(0) if slopes else None)
 
 
 def _on_chain(
     ascent: Ascent, links: LinearChain, network: Network, memory: GradientMemory, current: Batch, union: Batch
 ) -> Perturbed:
     """The same for a chain of linear layers, with what its passes share."""
-    flat = Batch(union.x.flatten(1), union.y, union.task)
-    whole = slice(0, len(union))
     found: list[Found] = []
     losses: list[Tensor] = []
     with torch.inference_mode():  # nothing of it is ever differentiated, and every call is a tenth cheaper
-        chain = MovedChain(links, network, memory.projectors, flat.x, ascent.lr)
-        taken, seen = slice(0, len(current)), Batch(current.x.flatten(1), current.y, current.task)
+        chain = ascent.prepared(links, network, memory, len(union))
+        flat, seen = union.flat(), current.flat()
+        chain.start(flat.x)
+        taken = slice(0, len(current))
         for part, evaluated, _ in ascent.schedule(len(current)):
             if part != taken:
                 taken, seen = part, flat[part]
             chain.passed(seen, part, evaluated=False)
-            chain.climb(part, ascent.clamp)
+            chain.climb(part)
             if evaluated:
-                losses.append(chain.passed(flat, whole))
-                found.append(chain.gradient(whole, aligned=memory.rule.dynamic and bool(memory)))
+                losses.append(chain.passed(flat, None))
+                found.append(chain.gradient(aligned=memory.rule.dynamic))
     if len(found) == 1:
         gradient, along, slopes = found[0]
         return Perturbed(losses[0], gradient, slopes, along or None)
-    slopes = _mean([part[2] for part in found])
+    moving = [part[2] for part in found if part[2] is not None]
+    slopes = torch.stack(moving).mean(0) if moving else None
     return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes)
 
 
@@ -153,7 +164,7 @@ def _second_order(
     return Perturbed(
         loss.detach(),
         network.completed(dict(zip(weights, found[: len(weights)], strict=True))),
-        dict(zip(leaves, found[len(weights) :], strict=True)),
+        torch.cat([slope.reshape(-1) for slope in found[len(weights) :]]) if leaves else None,
     )
 
 

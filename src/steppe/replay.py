@@ -63,8 +63,8 @@ class Reservoir:
 
     def _picked(self, count: int) -> Tensor:
         assert self._stored is not None
-        picked = self._draws.sample(range(len(self)), min(count, len(self)))
-        return torch.tensor(picked, device=self._stored.y.device)
+        held = min(self.age, self.capacity)
+        return torch.tensor(self._draws.sample(range(held), min(count, held)), device=self._stored.y.device)
 
     def state(self) -> State:
         """Age and content, without the room that is not filled yet."""
@@ -109,7 +109,7 @@ def _roomy(filled: Tensor, capacity: int) -> Tensor:
 
 def _taken(batch: Batch, places: Tensor) -> Batch:
     """Some samples; `index_select` has less to consider than general indexing."""
-    return Batch(*(part.index_select(0, places) for part in _parts(batch)))
+    return Batch(batch.x.index_select(0, places), batch.y.index_select(0, places), batch.task.index_select(0, places))
 
 
 def _parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

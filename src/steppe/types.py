@@ -23,7 +23,7 @@ def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
     return torch.mm(x, weight.t())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: every update makes many, and that trebles what making one costs
 class Outer:
     """A matrix G = δᵀX kept as its factors, δ (n, out) and X (n, in).
 
@@ -79,7 +79,7 @@ def _stacked(parts: Sequence[Outer]) -> Outer:
     return Outer(torch.cat([part.left for part in parts]), torch.cat([part.right for part in parts]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """Samples with their labels and, for each, the place of its task in the order of learning."""
 
@@ -103,6 +103,10 @@ class Batch:
             torch.cat([batch.y for batch in batches]),
             torch.cat([batch.task for batch in batches]),
         )
+
+    def flat(self) -> Batch:
+        """The same with each sample as a row of numbers."""
+        return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task)
 
     def joined(self, other: Batch | None) -> Batch:
         """The batch followed by the other's samples."""

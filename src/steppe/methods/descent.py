@@ -23,13 +23,18 @@ class Descent:
     def restart(self) -> None:
         """Forget the momentum, and begin with the first step size."""
         self.lr = self._first_lr
-        self._velocity: Direction = {}
+        self._stop()
 
     def slow_down(self, divisor: float) -> float:
         """Divide the step size until the next restart, and forget the momentum; returns the step size now."""
         self.lr /= divisor
-        self._velocity = {}
+        self._stop()
         return self.lr
+
+    def _stop(self) -> None:
+        self._velocity: Direction = {}
+        self._weights: list[Tensor] = []  # those that move, in the order of the velocities
+        self._velocities: list[Tensor] = []
 
     def state(self) -> State:
         """Step size and momentum."""
@@ -39,7 +44,8 @@ class Descent:
         """The same step size and momentum again, laid out in memory like the weights."""
         self.lr, weights = float(state["lr"]), self._network.parameters
         saved = self._network.like_weights(state["velocity"])
-        self._velocity = {name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()}
+        self._stop()
+        self._go({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 
     def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
         """V = momentum · V + scale · G;   W −= lr · V."""
@@ -50,10 +56,9 @@ class Descent:
             self._step(gradient, scale)
 
     def _step(self, gradient: Gradient, scale: float | Tensor) -> None:
-        weights = self._network.learnable
         if not self._velocity:
             with torch.inference_mode(False):
-                self._velocity = {name: torch.zeros_like(w, requires_grad=False) for name, w in weights.items()}
+                self._go({n: torch.zeros_like(w, requires_grad=False) for n, w in self._network.learnable.items()})
         if isinstance(scale, Tensor):  # on a device that nobody waits for
             gradient, scale = scaled(gradient, scale), 1.0
         moving, whole = [], []
@@ -67,7 +72,11 @@ class Descent:
         if whole:
             torch._foreach_mul_(moving, self._momentum)
             torch._foreach_add_(moving, whole, alpha=scale)
-        torch._foreach_add_(list(weights.values()), list(self._velocity.values()), alpha=-self.lr)
+        torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
+
+    def _go(self, velocity: Direction) -> None:
+        self._velocity, self._velocities = velocity, list(velocity.values())
+        self._weights = [self._network.parameters[name] for name in velocity]
 
 
 def clipped(gradient: Gradient, norm: float) -> Gradient:

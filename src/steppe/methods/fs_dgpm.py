@@ -22,7 +22,7 @@ from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clip_factor
 from steppe.network import Network
 from steppe.perturbation import Ascent, Perturbed
-from steppe.projection.importance import ImportanceRule, Importances, Ones, Sigmoid, Spectral
+from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
 from steppe.projection.layers import CoveredWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
@@ -125,7 +125,7 @@ class _FSDGPM(Method):
         if self.settings.perturbation != "importance-only":
             return self.ascent(self.network, self.memory, current, union)
         # DGPM: v serves Λ alone, and the step is taken with the gradient at w.
-        slopes: Importances = {}
+        slopes: Tensor | None = None
         if self.memory and self.memory.rule.dynamic:
             slopes = self.ascent(self.network, self.memory, current, union, statistics=False).importance_gradient
         loss, gradient = self.network.gradient(union, factored=self.memory.linear)

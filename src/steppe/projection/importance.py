@@ -14,8 +14,6 @@ from torch import Tensor
 
 from steppe.numerics import shortening, shortening_tensor
 
-Importances = dict[str, Tensor]
-
 
 class ImportanceRule(Protocol):
     """One way to weigh the basis directions."""
@@ -29,8 +27,8 @@ class ImportanceRule(Protocol):
         """λ at the start of a task, (groups, k), from the kept singular values."""
         ...
 
-    def moved(self, importance: Importances, gradient: Importances) -> Importances:
-        """λ after one update with gradient ∂L/∂λ, all layers together."""
+    def move(self, importance: Tensor, gradient: Tensor) -> None:
+        """Move λ, all layers' in a row, by one update with gradient ∂L/∂λ, in place; the gradient may be used up."""
         ...
 
     def slowed(self, divisor: float) -> ImportanceRule:
@@ -48,9 +46,8 @@ class Ones:
         """All ones."""
         return torch.ones_like(singular_values)
 
-    def moved(self, importance: Importances, gradient: Importances) -> Importances:
+    def move(self, importance: Tensor, gradient: Tensor) -> None:
         """Unmoved."""
-        return importance
 
     def slowed(self, divisor: float) -> Ones:
         """There are no steps."""
@@ -75,20 +72,12 @@ class Sigmoid:
         """All ones."""
         return torch.ones_like(singular_values)
 
-    def moved(self, importance: Importances, gradient: Importances) -> Importances:
+    def move(self, importance: Tensor, gradient: Tensor) -> None:
         """One step of gradient descent on λ, then the sigmoid."""
-        slopes = torch.cat([part.view(-1) for part in gradient.values()])
-        values = torch.cat([importance[name].view(-1) for name in gradient])
-        length = torch.linalg.vector_norm(slopes)
-        on_cpu = length.device.type == "cpu"
-        factor = shortening(float(length), self.clip) if on_cpu else shortening_tensor(length, self.clip)
-        values = values.sub_(slopes * (self.sign * self.lr * factor)).mul_(self.temperature).sigmoid_()
-        moved, start = {}, 0
-        for name, part in gradient.items():
-            size = part.numel()
-            moved[name] = values.as_strided(part.shape, part.stride(), start)
-            start += size
-        return moved
+        length = torch.linalg.vector_norm(gradient)
+        factor = shortening(float(length), self.clip) if length.is_cpu else shortening_tensor(length, self.clip)
+        step = gradient.mul_(self.sign * self.lr * factor)
+        importance.sub_(step).mul_(self.temperature).sigmoid_()
 
     def slowed(self, divisor: float) -> Sigmoid:
         """The same with a smaller step size."""
@@ -107,9 +96,8 @@ class Spectral:
         top = singular_values.amax(-1, keepdim=True).clamp(min=torch.finfo(singular_values.dtype).tiny)
         return (self.alpha + 1) * singular_values / (self.alpha * singular_values + top)
 
-    def moved(self, importance: Importances, gradient: Importances) -> Importances:
+    def move(self, importance: Tensor, gradient: Tensor) -> None:
         """Unmoved."""
-        return importance
 
     def slowed(self, divisor: float) -> Spectral:
         """There are no steps."""

@@ -12,11 +12,11 @@ from steppe.network import Network
 from steppe.projection.basis import Representation, directions, leading
 from steppe.projection.capture import captured_calls
 from steppe.projection.growth import grown
-from steppe.projection.importance import ImportanceRule, Importances
+from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
 from steppe.state import State
-from steppe.types import Gradient, Outer
+from steppe.types import Direction, Gradient, Outer
 
 
 class GradientMemory:
@@ -25,14 +25,32 @@ class GradientMemory:
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, CoveredWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, covered
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
-        self.projectors: dict[str, SoftProjector] = {}
+        self.projectors = {}
+
+    @property
+    def projectors(self) -> Mapping[str, SoftProjector]:
+        """The projector of each weight that has one; to be set as a whole."""
+        return self._projectors
+
+    @projectors.setter
+    def projectors(self, projectors: Mapping[str, SoftProjector]) -> None:
+        # The importances lie in one row of numbers, of which each projector sees its part: one call moves them all.
+        rows = [p.importance.reshape(-1) for p in projectors.values()]
+        self.importance = torch.cat(rows) if rows else torch.empty(0)
+        parts = torch.split(self.importance, [row.numel() for row in rows])
+        self._projectors = MappingProxyType(
+            {
+                name: p.with_importance(part.view_as(p.importance))
+                for (name, p), part in zip(projectors.items(), parts, strict=True)
+            }
+        )
 
     def __bool__(self) -> bool:
-        return bool(self.projectors)
+        return bool(self._projectors)
 
     def coordinates(self, gradient: Gradient) -> Gradient:
         """G M for every covered weight."""
-        return {name: p.coordinates(gradient[name]) for name, p in self.projectors.items()}
+        return {name: p.coordinates(gradient[name]) for name, p in self._projectors.items()}
 
     def within(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The part of a gradient within the memory, softly: G M diag(λ) Mᵀ; `known` may hold G M."""
@@ -49,30 +67,29 @@ class GradientMemory:
         part: Callable[[SoftProjector, Tensor | Outer, Tensor | Outer | None], Tensor | Outer],
     ) -> Gradient:
         parts = dict(gradient)
-        for name, projector in self.projectors.items():
+        for name, projector in self._projectors.items():
             parts[name] = part(projector, gradient[name], None if known is None else known[name])
         return parts
 
     @property
-    def importances(self) -> Importances:
+    def importances(self) -> Direction:
         """λ of every covered weight."""
         return {name: p.importance for name, p in self.projectors.items()}
 
     @importances.setter
-    def importances(self, values: Importances) -> None:
+    def importances(self, values: Direction) -> None:
         self.projectors = {name: p.with_importance(values[name]) for name, p in self.projectors.items()}
 
-    def move_importances(self, gradient: Importances) -> None:
-        """One update of λ by the rule."""
-        if gradient:
-            for name, importance in self.rule.moved(self.importances, gradient).items():
-                self.projectors[name] = self.projectors[name].with_importance(importance)
+    def move_importances(self, gradient: Tensor | None) -> None:
+        """One update of λ by the rule, given ∂L/∂λ of all weights in a row; none, where nothing is to move."""
+        if gradient is not None:
+            self.rule.move(self.importance, gradient)
 
     def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> None:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
         anew.
         """
-        self.projectors = {}
+        projectors = {}
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._represented(network, x, thresholds, chunk).items():
             spectrum = representation.spectrum()
@@ -80,7 +97,8 @@ class GradientMemory:
                 continue
             kept = leading(spectrum, threshold)
             if kept.values.shape[-1] > 0:  # a layer whose inputs were all zero needs no direction
-                self._hold(network, name, kept.vectors, self.rule.initial(kept.values))
+                projectors[name] = _held(network, name, kept.vectors, self.rule.initial(kept.values))
+        self.projectors = projectors
 
     def grow(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
@@ -88,15 +106,17 @@ class GradientMemory:
         """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
         of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1.
         """
+        projectors = dict(self.projectors)
         for name, representation in self._represented(network, x, thresholds, chunk).items():
-            old = self.projectors.get(name)
+            old = projectors.get(name)
             growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None or growth.basis.shape[-1] == 0:
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
                 importance[:, : old.basis.shape[-1]] += old.importance * directions(old.basis)
-            self._hold(network, name, growth.basis, importance.clamp(max=1))
+            projectors[name] = _held(network, name, growth.basis, importance.clamp(max=1))
+        self.projectors = projectors
 
     def _represented(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
@@ -113,11 +133,6 @@ class GradientMemory:
             for part in torch.split(x, chunk):
                 network.model(network.prepare_inputs(part))
         return representations
-
-    def _hold(self, network: Network, name: str, basis: Tensor, importance: Tensor) -> None:
-        """Make a basis the weight's own, in the weight's precision."""
-        dtype = network.parameters[name].dtype
-        self.projectors[name] = SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
     def state(self) -> State:
         """Bases and importances; the rule's step size is the business of whoever slows it down."""
@@ -137,3 +152,9 @@ class GradientMemory:
             "bases": sum(p.basis.nbytes for p in self.projectors.values()),
             "importances": sum(p.importance.nbytes for p in self.projectors.values()),
         }
+
+
+def _held(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
+    """A basis for a weight, in the weight's precision."""
+    dtype = network.parameters[name].dtype
+    return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))

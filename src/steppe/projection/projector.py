@@ -69,9 +69,12 @@ class SoftProjector:
     def outside(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
         """G − G M diag(λ) Mᵀ; factors stay factors."""
         if isinstance(gradient, Outer):
-            along = self.coordinates(gradient) if coordinates is None else coordinates
+            along = gradient @ self.columns if coordinates is None else coordinates
             assert isinstance(along, Outer)
             return Outer(gradient.left, torch.addmm(gradient.right, along.right * self.importance, self.rows, alpha=-1))
+        if coordinates is not None and gradient.ndim == 2 and not self._grouped:  # the same without a detour
+            assert isinstance(coordinates, Tensor)
+            return torch.addmm(gradient, coordinates * self.importance, self.rows, alpha=-1)
         weighed = self._weighed(gradient, coordinates)
         assert isinstance(weighed, Tensor)
         rows = self._rows(gradient)
