@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steppe.machine import described
 from steppe.published import Figure, published
 
 Result = dict[str, Any]
@@ -129,15 +130,17 @@ def as_json(results: Sequence[Result], command: str) -> str:
         for row in rows(results)
     ]
     versions = [dict(pairs) for pairs in dict.fromkeys(tuple(result["versions"].items()) for result in results)]
-    described = {
+    machines = [dict(pairs) for pairs in dict.fromkeys(tuple(result.get("machine", {}).items()) for result in results)]
+    identified = {
         "benchmark": results[0]["benchmark"],
         "command": command,
         "full_length": all(result["full_length"] for result in results),
         "remarks": _remarks(results),
         "versions": versions,
+        "machines": [machine for machine in machines if machine],
         "rows": table,
     }
-    return json.dumps(described, indent=1) + "\n"
+    return json.dumps(identified, indent=1) + "\n"
 
 
 _MEASURES = {"acc": "ACC", "bwt": "BWT", "learning_acc": "learning accuracy", "forgetting": "forgetting"}
@@ -185,10 +188,11 @@ def run_report(result: Result) -> str:
         for key, value in result["config"][section].items()
     ]
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    on = described(result.get("machine"))
     return "\n".join(
         [f"# {result['benchmark']}, {result['method']}, seed {result['seed']}", "", "```", summary(result), "```", ""]
         + ["## Test accuracy on each task (column) after each task (row), percent", "", *table, ""]
-        + ["## How to run it again", "", "```", result["command"], "```", "", versions, ""]
+        + ["## How to run it again", "", "```", result["command"], "```", "", versions, "", on, ""]
         + ["## Settings", "", *settings, ""]
     )
 
