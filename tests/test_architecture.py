@@ -25,7 +25,7 @@ LAYERS = [
     {"learner", "learner_checks"},
     {"saved_learner"},
     {"config", "catalogue"},
-    {"tables", "runs"},
+    {"tables", "runs", "logs", "details"},
     {"experiment", "landscape"},
     {"study", "figures", "report", "reproduction"},
     {"display"},

@@ -81,12 +81,19 @@ def markdown(results: Sequence[Result]) -> str:
     """The study's table in Markdown."""
     lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(row)) for row in rows(results))]
     notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
-    if not all(result["full_length"] for result in results):
-        notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
-    elif not all(comparable(result) for result in results):
-        notes.append("Where a method's settings differ from its preset, published figures do not apply.")
+    if note := note_on_comparison(results):
+        notes.append(note)
     notes += _remarks(results)
     return "\n".join([*lines, *notes]) + "\n"
+
+
+def note_on_comparison(results: Sequence[Result]) -> str:
+    """Why published figures are missing beside some results, where they are for a reason."""
+    if not all(result["full_length"] for result in results):
+        return "Tasks or training differ from the benchmark's own, so published figures do not apply."
+    if not all(comparable(result) for result in results):
+        return "Where a method's settings differ from its preset, published figures do not apply."
+    return ""
 
 
 def _remarks(results: Sequence[Result]) -> list[str]:
