@@ -23,11 +23,15 @@ _NOTE = (
 
 
 def details(runs: Mapping[Path, Result]) -> str:
-    """The table of all runs of one benchmark in Markdown; what a method does not have is left open."""
-    lines = [_HEADER, ["---"] * len(_HEADER)]
+    """The table of all runs of one benchmark in Markdown; what a method does not have is left open, what none has is
+    left out.
+    """
+    body = []
     for row in rows(list(runs.values())):
         own = {path: result for path, result in runs.items() if result["method"] == row.method}
-        lines.append(_cells(row, own))
+        body.append(_cells(row, own))
+    kept = [column for column in range(len(_HEADER)) if any(cells[column] for cells in body)]
+    lines = [[cells[column] for column in kept] for cells in (_HEADER, ["---"] * len(_HEADER), *body)]
     note = note_on_comparison(list(runs.values()))
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", _NOTE, *([note] if note else [])]) + "\n"
 
