@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from steppe.logs import told_at_the_end
 from steppe.published import Figure
-from steppe.tables import Result, Row, note_on_comparison, rows
+from steppe.tables import Result, Row, note_on_comparison, rows, seconds_per_task
 
 _HEADER = (
     *("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "learning accuracy", "forgetting"),
@@ -49,12 +49,6 @@ def _cells(row: Row, runs: Mapping[Path, Result]) -> Sequence[str]:
         _short(fmean(seconds_per_task(result) for result in runs.values())),
         f"{fmean(sum(result['bytes'].values()) for result in runs.values()) / 1000:.0f}",
     )
-
-
-def seconds_per_task(result: Result) -> float:
-    """Time of learning, without testing."""
-    seconds = result["seconds"]
-    return float(seconds["train"] + seconds["memory"]) / max(len(result["accuracy"]), 1)
 
 
 def _ranks(told: Sequence[Mapping[str, Any]]) -> str:

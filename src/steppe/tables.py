@@ -40,6 +40,12 @@ def comparable(result: Result) -> bool:
     return result["full_length"] and "--set method." not in result["command"]
 
 
+def seconds_per_task(result: Result) -> float:
+    """Time of learning, without testing."""
+    seconds = result["seconds"]
+    return float(seconds["train"] + seconds["memory"]) / max(len(result["accuracy"]), 1)
+
+
 def _row(results: Sequence[Result]) -> Row:
     def over_seeds(value: Callable[[Result], float | None]) -> Figure | None:
         values = [found for result in results if (found := value(result)) is not None]

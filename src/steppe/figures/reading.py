@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.details import seconds_per_task
 from steppe.errors import RunError
+from steppe.tables import seconds_per_task
 
 if TYPE_CHECKING:
     from steppe.landscape.files import Landscape, Pair
