@@ -1,4 +1,4 @@
-"""How every benchmark reports: JSON on standard output, with the command, the versions and the machine's own rate."""
+"""How every benchmark reports: JSON on standard output, with command, versions, machine and the machine's own rate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from steppe.machine import machine
 from steppe.version import versions
 
 
@@ -29,4 +30,4 @@ def report(**found: Any) -> None:
     """Print what was found."""
     command = " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     described = {"command": command, "threads": torch.get_num_threads(), "gemm_gflops": gemm_rate()}
-    print(json.dumps({**described, "versions": versions(), **found}, indent=1))
+    print(json.dumps({**described, "versions": versions(), "machine": machine(), **found}, indent=1))

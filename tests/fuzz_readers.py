@@ -36,6 +36,7 @@ import steppe
 from steppe import saving
 from steppe.data import cifar100, idx, restricted_pickle
 from steppe.errors import SteppeError
+from steppe.machine import machine
 from steppe.saving import parsed_state
 from steppe.state import packed, unpacked
 from steppe.version import versions
@@ -253,7 +254,9 @@ def main() -> int:
     found = fuzz(options.inputs, options.seed)
     command = " ".join(["python", "tests/fuzz_readers.py", *sys.argv[1:]])
     seconds = round(time.process_time() - started, 1)
-    text = json.dumps({"command": command, "versions": versions(), "cpu_seconds": seconds, **found}, indent=1)
+    text = json.dumps(
+        {"command": command, "versions": versions(), "machine": machine(), "cpu_seconds": seconds, **found}, indent=1
+    )
     print(text)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

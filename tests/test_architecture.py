@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # From the bottom up: a layer is a set of modules and packages, by their first name; to it everything below is open, and
 # within it imports may not go in a circle.
 LAYERS = [
-    {"errors", "version", "results"},
+    {"errors", "version", "machine", "results"},
     {"settings", "types", "files"},
     {"state"},
     {"saving"},
@@ -25,7 +25,7 @@ LAYERS = [
     {"learner", "learner_checks"},
     {"saved_learner"},
     {"config", "catalogue"},
-    {"tables", "runs"},
+    {"tables", "runs", "logs", "details"},
     {"experiment", "landscape"},
     {"study", "figures", "report", "reproduction"},
     {"display"},

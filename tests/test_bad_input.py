@@ -260,6 +260,8 @@ RESULTS = {
             ("config", {}),
             ("command", "\x1b[2J"),
             ("remarks", [5]),
+            ("machine", "fast"),
+            ("machine", {"processor": "\x1b[2J"}),
         ]
     },
     **{

@@ -100,7 +100,7 @@ def photographs(folder: Path) -> None:
             Image.new("RGB", (40, 36), shade).save(folder / name / f"{number}.png")
 
 
-DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*ROOT.glob("*.md"), ROOT / "results" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -118,6 +118,7 @@ def test_hostile_names_become_no_markup(tmp_path: Path) -> None:
             changes=f" --set 'method.x={HOSTILE}'",
             remarks=[QUOTES],
             versions={HOSTILE: QUOTES},
+            machine={"processor": HOSTILE, HOSTILE: QUOTES},
             command=HOSTILE,
         )
     write_run(harmless / "second", "second", benchmark="name", tasks=("name", "other"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steppe import training
+from steppe import experiment, training
 from steppe.config import RunConfig
 from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, UsageError
@@ -134,6 +134,16 @@ def test_what_validation_decided_is_kept(method: str, tmp_path: Path, monkeypatc
         broken_off(config, tmp_path / f"{moment}", moment)
         run(config, tmp_path / f"{moment}", resume=True)
         assert_same_run(tmp_path / "whole", tmp_path / f"{moment}")
+
+
+def test_a_run_that_moved_to_another_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small("pictures", "er")
+    with monkeypatch.context() as patched:
+        patched.setattr(experiment, "machine", lambda: {"processor": "an abacus", "cores": 1})
+        broken_off(config, tmp_path / "out", 9)
+    result = run(config, tmp_path / "out", resume=True)
+    assert [remark for remark in result["remarks"] if "an abacus, 1 core" in remark]
+    assert result["machine"] == experiment.machine()
 
 
 def test_what_is_finished_is_left_alone(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from steppe import runs
 from steppe.config import RunConfig
 from steppe.errors import DivergedError, RunError, UsageError
 from steppe.experiment import run
+from steppe.machine import machine
 from steppe.tables import markdown, summary
 
 SHORT = ["tasks=3", "samples=60", "test_samples=200"]
@@ -52,6 +53,7 @@ def test_result_holds_what_figures_need(finished: tuple[Path, dict[str, Any]]) -
     assert stored["per_task"][-1]["bytes"] == stored["bytes"]
     assert sum(task["seconds"]["train"] for task in stored["per_task"]) == pytest.approx(stored["seconds"]["train"])
     assert stored["versions"]["torch"] == torch.__version__
+    assert stored["machine"] == machine()
     assert not stored["full_length"]
 
 

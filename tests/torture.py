@@ -34,6 +34,7 @@ from steppe import training
 from steppe.config import RunConfig
 from steppe.errors import RunError
 from steppe.experiment import run
+from steppe.machine import machine
 from steppe.runs import CHECKPOINTS, RESULT
 from steppe.version import versions
 
@@ -53,7 +54,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.kills, options.seed, Path(directory))
     command = f"python tests/torture.py --kills {options.kills} --seed {options.seed}"
-    text = json.dumps({"command": command, "versions": versions(), "figures": [figures]}, indent=1) + "\n"
+    text = (
+        json.dumps({"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}, indent=1)
+        + "\n"
+    )
     print(text, end="")
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from steppe.curriculum import Curriculum
 from steppe.errors import RunError, UsageError, in_one_line, unknown
 from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
+from steppe.machine import described, machine
 from steppe.metrics import AccuracyMatrix
 from steppe.numerics import loaded_left_alone
 from steppe.runs import CHECKPOINTS, CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
@@ -157,6 +158,7 @@ class _Run:
         state = {
             "config": self._config.as_dict(),
             "versions": versions(),
+            "machine": machine(),
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
             "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
@@ -200,6 +202,9 @@ class _Run:
         if state["versions"] != versions():
             told = ", ".join(f"{name} {value}" for name, value in state["versions"].items())
             self._remarks = [*self._remarks, f"the first part of the run was done with other versions: {told}."]
+        before = state.get("machine", {})  # states of older versions have none
+        if any(before.get(name, machine().get(name)) != machine().get(name) for name in ("processor", "system")):
+            self._remarks = [*self._remarks, f"the first part of the run was done elsewhere: {described(before)}."]
 
     def _summed_up(self) -> dict[str, Any]:
         config, matrix, per_task = self._config, self._matrix, self._per_task
@@ -220,6 +225,7 @@ class _Run:
             "remarks": self._remarks,
             "command": config.command(),
             "versions": versions(),
+            "machine": machine(),
             "config": config.as_dict(),
         }
 

@@ -74,4 +74,7 @@ def checked_result(data: Any) -> dict[str, Any]:
     remarks = data.get("remarks", [])
     if not isinstance(remarks, list) or not all(map(_text, remarks)):
         raise ValueError("its field 'remarks' is not a list of texts")
+    machine = data.get("machine", {})  # not in results of older versions
+    if not _all(lambda value: _number(value) or _text(value))(machine):
+        raise ValueError("its field 'machine' is not what a result has there")
     return data

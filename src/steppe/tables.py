@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steppe.machine import described
 from steppe.published import Figure, published
 
 Result = dict[str, Any]
@@ -37,6 +38,12 @@ def rows(results: Sequence[Result]) -> list[Row]:
 def comparable(result: Result) -> bool:
     """Whether published figures may stand beside a result: its tasks, training and method are the paper's."""
     return result["full_length"] and "--set method." not in result["command"]
+
+
+def seconds_per_task(result: Result) -> float:
+    """Time of learning, without testing."""
+    seconds = result["seconds"]
+    return float(seconds["train"] + seconds["memory"]) / max(len(result["accuracy"]), 1)
 
 
 def _row(results: Sequence[Result]) -> Row:
@@ -80,12 +87,19 @@ def markdown(results: Sequence[Result]) -> str:
     """The study's table in Markdown."""
     lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(row)) for row in rows(results))]
     notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
-    if not all(result["full_length"] for result in results):
-        notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
-    elif not all(comparable(result) for result in results):
-        notes.append("Where a method's settings differ from its preset, published figures do not apply.")
+    if note := note_on_comparison(results):
+        notes.append(note)
     notes += _remarks(results)
     return "\n".join([*lines, *notes]) + "\n"
+
+
+def note_on_comparison(results: Sequence[Result]) -> str:
+    """Why published figures are missing beside some results, where they are for a reason."""
+    if not all(result["full_length"] for result in results):
+        return "Tasks or training differ from the benchmark's own, so published figures do not apply."
+    if not all(comparable(result) for result in results):
+        return "Where a method's settings differ from its preset, published figures do not apply."
+    return ""
 
 
 def _remarks(results: Sequence[Result]) -> list[str]:
@@ -129,15 +143,17 @@ def as_json(results: Sequence[Result], command: str) -> str:
         for row in rows(results)
     ]
     versions = [dict(pairs) for pairs in dict.fromkeys(tuple(result["versions"].items()) for result in results)]
-    described = {
+    machines = [dict(pairs) for pairs in dict.fromkeys(tuple(result.get("machine", {}).items()) for result in results)]
+    identified = {
         "benchmark": results[0]["benchmark"],
         "command": command,
         "full_length": all(result["full_length"] for result in results),
         "remarks": _remarks(results),
         "versions": versions,
+        "machines": [machine for machine in machines if machine],
         "rows": table,
     }
-    return json.dumps(described, indent=1) + "\n"
+    return json.dumps(identified, indent=1) + "\n"
 
 
 _MEASURES = {"acc": "ACC", "bwt": "BWT", "learning_acc": "learning accuracy", "forgetting": "forgetting"}
@@ -185,10 +201,11 @@ def run_report(result: Result) -> str:
         for key, value in result["config"][section].items()
     ]
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    on = described(result.get("machine"))
     return "\n".join(
         [f"# {result['benchmark']}, {result['method']}, seed {result['seed']}", "", "```", summary(result), "```", ""]
         + ["## Test accuracy on each task (column) after each task (row), percent", "", *table, ""]
-        + ["## How to run it again", "", "```", result["command"], "```", "", versions, ""]
+        + ["## How to run it again", "", "```", result["command"], "```", "", versions, "", on, ""]
         + ["## Settings", "", *settings, ""]
     )
 

@@ -1,4 +1,4 @@
-"""Finished runs and their results, wherever in the named directories they lie."""
+"""Finished runs, wherever in the named directories they lie."""
 
 from __future__ import annotations
 
@@ -20,8 +20,3 @@ def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
         for path in unfinished:
             print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
     return {path: read_result(path) for path in found.values()}
-
-
-def finished_results(directories: Sequence[Path]) -> list[dict[str, Any]]:
-    """The same, without saying where."""
-    return list(finished_runs(directories).values())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import RunError
+from steppe.tables import seconds_per_task
 
 if TYPE_CHECKING:
     from steppe.landscape.files import Landscape, Pair
@@ -45,8 +46,7 @@ class Run:
     @property
     def seconds_per_task(self) -> float:
         """Time of learning, without testing."""
-        seconds = self.result["seconds"]
-        return float(seconds["train"] + seconds["memory"]) / self.tasks
+        return seconds_per_task(self.result)
 
     def accuracy_of(self, task: int) -> list[float]:
         """Test accuracy on a task (from 1) after it and after every later one."""

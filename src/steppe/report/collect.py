@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from steppe.logs import events
 from steppe.report.landscape_file import Landscape, read_landscape
-from steppe.runs import LOG, read_result, runs_within
+from steppe.runs import read_result, runs_within
 
 TABLE = "table.json"
 
@@ -64,7 +65,7 @@ def read_run(path: Path, name: str) -> Run:
     result = read_result(path)
     tasks, records = {}, {}
     remarks = [str(remark) for remark in result.get("remarks") or []]
-    for event in _events(path / LOG):
+    for event in events(path):
         place, told = event.get("task"), event.get("method")
         if event.get("event") == "TaskEnded" and isinstance(place, int):
             tasks[place] = str(event.get("name", ""))
@@ -72,21 +73,6 @@ def read_run(path: Path, name: str) -> Run:
             remarks += [str(remark) for remark in event.get("remarks") or []]
     landscape, trouble = read_landscape(path)
     return Run(name, result, tasks, records, tuple(dict.fromkeys([*remarks, *trouble])), landscape)
-
-
-def _events(log: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log; what cannot be read is passed over, for the result stands without it."""
-    try:
-        lines = log.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
 
 
 def _studies(directory: Path) -> Iterator[Study]:

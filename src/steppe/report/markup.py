@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from steppe.machine import described
 from steppe.published import Figure
 from steppe.report.differences import reference, table_of_differences
 from steppe.report.sections import Section, Variant, flat, written
@@ -171,7 +172,7 @@ def left_out(names: Sequence[str]) -> str:
 
 
 def provenance(section: Section) -> str:
-    """Remarks, commands and versions."""
+    """Remarks, commands, versions and machines."""
     runs = [run for variant in section.variants for run in variant.runs]
     told = "".join(f"<li>{escape(remark[:1].upper() + remark[1:])}</li>" for remark in section.remarks)
     each = "\n".join(dict.fromkeys(run.result["command"] for run in runs))
@@ -180,22 +181,25 @@ def provenance(section: Section) -> str:
     folded = f"<pre>{escape(each)}</pre>"
     if studies or len(runs) > 5:
         folded = f"<details><summary>Each of the {_counted(len(runs), 'run')} by itself</summary>{folded}</details>"
+    versions = [_named(run.result["versions"]) for run in runs]
+    machines = [escape(described(run.result.get("machine"))) for run in runs]
     return (
         (f"<section class='part'><h3>Remarks</h3><ul>{told}</ul></section>" if told else "")
         + f"<section class='part'><h3>Run it again</h3>{shown}{folded}</section>"
-        + f"<section class='part'><h3>Versions</h3>{_versions([run.result['versions'] for run in runs])}</section>"
+        + f"<section class='part'><h3>Versions and machine</h3>{_each_once(versions)}{_each_once(machines)}</section>"
     )
 
 
-def _versions(found: Sequence[Mapping[str, Any]]) -> str:
-    """The versions behind the runs, each combination once."""
-    unique = {json.dumps(versions, sort_keys=True): versions for versions in found}
-    counts = [json.dumps(versions, sort_keys=True) for versions in found]
+def _named(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{escape(str(name))} <code>{escape(str(value))}</code>" for name, value in values.items())
+
+
+def _each_once(found: Sequence[str]) -> str:
+    """A line for each that differs, with the number of runs behind it where there are several."""
+    unique = dict.fromkeys(found)
     lines = [
-        f"<li>{', '.join(f'{escape(str(name))} <code>{escape(str(value))}</code>' for name, value in versions.items())}"
-        + (f" ({_counted(counts.count(key), 'run')})" if len(unique) > 1 else "")
-        + "</li>"
-        for key, versions in unique.items()
+        f"<li>{line}" + (f" ({_counted(found.count(line), 'run')})" if len(unique) > 1 else "") + "</li>"
+        for line in unique
     ]
     return f"<ul class='plain'>{''.join(lines)}</ul>"
 

@@ -1,0 +1,97 @@
+"""What stands at the marked places of a document: tables of studies, summaries of runs, single values."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from filling.studies import methods_in_order
+from steppe.details import details
+from steppe.runs import RESULT, read_result
+from steppe.tables import summary
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- result: ([^>]+?) -->)([^<]*)(<!-- end -->)")
+_DIFFERENCE = " - "
+
+
+def filled(text: str) -> str:
+    """The document with every marked place up to date."""
+    text = BLOCK.sub(lambda place: place[1] + _content(*place[2].partition("#")[::2]) + place[4], text)
+    return VALUE.sub(lambda place: place[1] + _value(place[2], place[3]) + place[4], text)
+
+
+def _content(file: str, chosen: str) -> str:
+    source = ROOT / file
+    if source.is_dir():
+        return {"bytes": _bytes_table, "details": _details}[chosen](source)
+    if source.suffix == ".md":
+        header, rule, *rows = [line for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        by_method = {row.split("|")[1].strip(): row for row in rows}
+        return "\n".join([header, rule, *([by_method[name] for name in chosen.split(",")] if chosen else rows), ""])
+    if chosen:
+        return _bench_table(json.loads(source.read_text(encoding="utf-8"))[chosen])
+    lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
+    return "\n".join(["```text", *(line for line in lines if " updates in " not in line), "```", ""])
+
+
+def _value(address: str, there: str) -> str:
+    """A value, or the difference of two, with as many decimals as the place has; `- #PATH` is in the same file."""
+    first, *others = address.split(_DIFFERENCE)
+    file = first.partition("#")[0]
+    value = looked_up(first) - sum(looked_up(other if other[0] != "#" else file + other) for other in others)
+    decimals = len(there.partition(".")[2])
+    return f"{value:.{decimals}f}"
+
+
+def looked_up(address: str) -> float:
+    """The number at FILE#PATH of a JSON or TOML file: names and places with dots between; in a list of rows, the row
+    that has the name in it.
+    """
+    file, _, path = address.partition("#")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    found: Any = tomllib.loads(text) if file.endswith(".toml") else json.loads(text)
+    for name in path.split("."):
+        if isinstance(found, list):
+            found = found[int(name)] if name.isdigit() else next(row for row in found if name in row.values())
+        else:
+            found = found[name]
+    return float(found)
+
+
+def _details(study: Path) -> str:
+    """The table that `steppe show --details` prints, methods in the order of the study's own."""
+    runs = [path.parent for name in methods_in_order(study) for path in sorted((study / name).glob(f"*/{RESULT}"))]
+    return details({run: read_result(run) for run in runs})
+
+
+def _bytes_table(study: Path) -> str:
+    """What the first seed of each method holds after its last task, by kind, in kilobytes."""
+    files = {method: study / method / "seed-0" / RESULT for method in methods_in_order(study)}
+    held = {method: json.loads(file.read_text(encoding="utf-8"))["bytes"] for method, file in files.items()}
+    kinds = list(dict.fromkeys(kind for part in held.values() for kind in part))
+    lines = [["method", *kinds, "sum"], ["---"] * (len(kinds) + 2)]
+    for method, part in held.items():
+        kilobytes = [f"{part[kind] / 1000:.0f}" if part.get(kind) else "" for kind in kinds]
+        lines.append([method, *kilobytes, f"{sum(part.values()) / 1000:.0f}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _bench_table(found: list[dict[str, object]] | dict[str, dict[str, object]]) -> str:
+    """Rows of plain values, with their names if they have some, numbers to three digits; what is nested stays in the
+    file.
+    """
+    rows = found if isinstance(found, list) else [{"": name, **row} for name, row in found.items()]
+    columns = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
+    lines = [columns, ["---"] * len(columns), *([_short(row[column]) for column in columns] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _short(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

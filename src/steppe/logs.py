@@ -1,0 +1,31 @@
+"""A run's log as it is read again: log.jsonl, a record a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from steppe.runs import LOG
+
+
+def events(run: Path) -> Iterator[dict[str, Any]]:
+    """The records of a run's log; what cannot be read is passed over, for the result stands without it."""
+    try:
+        lines = (run / LOG).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def told_at_the_end(run: Path) -> dict[str, Any]:
+    """What the method told of itself after the last task; nothing where the log does not say."""
+    told = [event.get("method") for event in events(run) if event.get("event") == "TaskEnded"]
+    return told[-1] if told and isinstance(told[-1], dict) else {}

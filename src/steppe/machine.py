@@ -1,0 +1,79 @@
+"""The machine that a result was had on: its processor, cores, memory and operating system. No names of hosts or users,
+no paths.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Machine = dict[str, str | int | float]
+
+NOT_RECORDED = "machine not recorded"
+_CPUINFO = Path("/proc/cpuinfo")
+_NAMES = ("model name", "cpu model", "cpu", "Hardware")  # of the processor in it, by architecture
+
+
+@functools.cache
+def machine() -> Machine:
+    """What times, and the last bits of numbers, may depend on; what the system does not tell is left out."""
+    found: Machine = {"processor": _printable(_processor()), "cores": _cores(), "system": _printable(_system())}
+    if memory := _memory():
+        found["memory_gib"] = round(memory / 2**30, 1)
+    return {name: value for name, value in found.items() if value}
+
+
+def described(found: Mapping[str, Any] | None) -> str:
+    """A machine in words; results of older versions have none."""
+    if not found:
+        return NOT_RECORDED
+    cores = found.get("cores")
+    memory = found.get("memory_gib")
+    parts = [
+        found.get("processor"),
+        cores and f"{cores} core{'' if cores == 1 else 's'}",
+        memory and f"{memory} GiB",
+        found.get("system"),
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _processor() -> str:
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    told = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
+    return next((told[name] for name in _NAMES if told.get(name)), "") or platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+
+
+def _memory() -> int:
+    """Bytes of it in the machine, 0 where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _system() -> str:
+    """The operating system with its version; of Linux the distribution."""
+    if platform.system() == "Darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return f"{platform.system()} {platform.release()}"
+
+
+def _printable(text: str) -> str:
+    return re.sub(r"\s+", " ", "".join(sign for sign in text if sign.isprintable())).strip()

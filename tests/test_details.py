@@ -1,0 +1,101 @@
+"""The table of details, against numbers taken from made-up runs by hand."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import write_run
+
+from steppe.cli import main
+from steppe.details import details
+
+
+def told(path: Path, method: Any) -> None:
+    """Replace what the log says at the last task's end."""
+    log = path / "log.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines()
+    lines[-1] = json.dumps({**json.loads(lines[-1]), "method": method})
+    log.write_text("\n".join(lines), encoding="utf-8")
+
+
+def recorded(rank: int, mean: float, first_decile: float) -> dict[str, Any]:
+    deciles = [0.0, first_decile, *[1.0] * 9]
+    return {
+        "ranks": {"first": {"rank": rank, "of": 30}, "second": {"rank": 2, "of": 8}},
+        "importances": {"first": {"mean": mean, "deciles": deciles}, "second": {"mean": 1.0, "deciles": [1.0] * 11}},
+    }
+
+
+def table(text: str) -> dict[str, dict[str, str]]:
+    head, _, *lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
+    ]
+    return {line[0]: dict(zip(head, line, strict=True)) for line in lines}
+
+
+def test_means_over_seeds_of_everything(tmp_path: Path) -> None:
+    runs = {tmp_path / f"{seed}": write_run(tmp_path / f"{seed}", "fs-sgpm", seed) for seed in range(2)}
+    told(tmp_path / "0", recorded(10, 0.5, 0.3))
+    told(tmp_path / "1", recorded(13, 0.7, 0.4))
+    row = table(details(runs))["fs-sgpm"]
+    values = [result["learning_acc"] for result in runs.values()]
+    assert row["learning accuracy"] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert row["ranks"] == "12/30, 2/8"
+    assert row["λ"] == "0.800"  # of 0.75 and 0.85
+    assert row["lowest λ"] == "0.350"
+    assert row["s / task"] == "2.75"  # 2 and 3 for training, 0.25 for the memory
+    assert row["kB"] == "1"
+    assert row["seeds"] == "2"
+
+
+def test_what_is_not_quite_one_is_not_shown_as_one(tmp_path: Path) -> None:
+    runs = {tmp_path / "run": write_run(tmp_path / "run", "fs-dgpm")}
+    for mean, shown in ((0.999954, "0.99995"), (1.0, "1.000"), (0.9994, "0.999")):
+        layers = {"only": {"mean": mean, "deciles": [mean] * 11}}
+        told(tmp_path / "run", {"importances": layers})
+        row = table(details(runs))["fs-dgpm"]
+        assert (row["λ"], row["lowest λ"]) == (shown, shown)
+        assert "ranks" not in row
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        None,
+        5,
+        {},
+        {"ranks": 3, "importances": [1]},
+        {"ranks": {"first": {"rank": "x"}, "b": 1}, "importances": {"first": {"mean": None, "deciles": [1]}}},
+    ],
+)
+def test_what_the_log_does_not_tell_is_left_open(method: Any, tmp_path: Path) -> None:
+    runs = {tmp_path / name: write_run(tmp_path / name, name) for name in ("er", "gpm")}
+    told(tmp_path / "er", method)
+    told(tmp_path / "gpm", recorded(10, 0.5, 0.3))
+    row = table(details(runs))["er"]
+    assert (row["ranks"], row["λ"], row["lowest λ"]) == ("", "", "")
+    (tmp_path / "er" / "log.jsonl").unlink()
+    assert table(details(runs))["er"] == row
+    (tmp_path / "gpm" / "log.jsonl").unlink()
+    assert not {"ranks", "λ", "lowest λ"} & table(details(runs))["er"].keys()  # nobody has any
+
+
+def test_published_figures_beside_full_length_alone(tmp_path: Path) -> None:
+    long = {tmp_path / "long": write_run(tmp_path / "long", "er", benchmark="pmnist")}
+    short = {tmp_path / "short": write_run(tmp_path / "short", "er", benchmark="pmnist", full_length=False)}
+    assert table(details(long))["er"]["paper ACC"] == "68.31 ± 0.56"
+    assert "paper ACC" not in table(details(short))["er"]
+    assert "published figures do not apply" in details(short)
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for method in ("er", "gpm"):
+        write_run(tmp_path / "study" / method, method)
+    assert main(["show", str(tmp_path / "study"), "--details"]) == 0
+    assert table(capsys.readouterr().out).keys() == {"er", "gpm"}
+    assert main(["show", str(tmp_path / "study" / "er"), "--details"]) == 0
+    assert table(capsys.readouterr().out).keys() == {"er"}
