@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 from steppe.errors import ModelError
 from steppe.models.alexnet import AlexNet
@@ -77,6 +78,41 @@ def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, lay
     x = torch.rand(4, *shape, dtype=torch.float64)
     torch.testing.assert_close(model(x), twin(x))
     torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), twin(x))
+
+
+class EarlyLeNet(LeNet):
+    """ReLU where the paper has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = max_pool2d(relu(self.norm1(self.conv1(x))), 3, stride=2, padding=1)
+        x = max_pool2d(relu(self.norm2(self.conv2(x))), 3, stride=2, padding=1)
+        output: Tensor = self.head(relu(self.hidden2(relu(self.hidden1(x.flatten(1))))))
+        return output
+
+
+class EarlyAlexNet(AlexNet):
+    """ReLU where the paper has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = max_pool2d(self._dropped(relu(self.conv1(x)), 0.2), 2)
+        x = max_pool2d(self._dropped(relu(self.norm2(self.conv2(x))), 0.2), 2)
+        x = max_pool2d(self._dropped(relu(self.conv3(x)), 0.5), 2)
+        x = self._dropped(relu(self.hidden1(x.flatten(1))), 0.5)
+        output: Tensor = self.head(self._dropped(relu(self.hidden2(x)), 0.5))
+        return output
+
+
+@pytest.mark.parametrize(("network", "early"), [(LeNet, EarlyLeNet), (AlexNet, EarlyAlexNet)], ids=["le", "alex"])
+def test_relu_after_pooling_is_the_same_bit_for_bit(network: type[nn.Module], early: type[nn.Module]) -> None:
+    model, twin = network(), early()
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(8, 3, 32, 32).to(memory_format=torch.channels_last)
+    found = []
+    for one in (model, twin):
+        torch.manual_seed(0)  # dropout
+        loss = cross_entropy(one(x), torch.arange(8))
+        found.append([loss, *torch.autograd.grad(loss, list(one.parameters()))])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_initialisation() -> None:

@@ -29,9 +29,10 @@ class AlexNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images, (n, 3, size, size)."""
-        x = max_pool2d(self._dropped(relu(self.conv1(x)), 0.2), 2)
-        x = max_pool2d(self._dropped(relu(self.norm2(self.conv2(x))), 0.2), 2)
-        x = max_pool2d(self._dropped(relu(self.conv3(x)), 0.5), 2)
+        # ReLU before dropout or after pooling gives the same, bit for bit; there it has a quarter of the numbers.
+        x = relu(max_pool2d(self._dropped(self.conv1(x), 0.2), 2))
+        x = relu(max_pool2d(self._dropped(self.norm2(self.conv2(x)), 0.2), 2))
+        x = relu(max_pool2d(self._dropped(self.conv3(x), 0.5), 2))
         x = self._dropped(relu(self.hidden1(x.flatten(1))), 0.5)
         x = self._dropped(relu(self.hidden2(x)), 0.5)
         output: Tensor = self.head(x)
