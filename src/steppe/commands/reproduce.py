@@ -124,7 +124,7 @@ def _landscapes(recipe: Recipe, out: Path, command: str) -> None:
     from steppe.commands.finished import finished_runs
     from steppe.commands.landscape import measure
     from steppe.files import write_whole, writing
-    from steppe.landscape.comparison import compared
+    from steppe.landscape.comparison import compared, rank_correlations
     from steppe.landscape.settings import LandscapeSettings
     from steppe.landscape.survey import Wanted
     from steppe.version import versions
@@ -135,7 +135,8 @@ def _landscapes(recipe: Recipe, out: Path, command: str) -> None:
             run = out / part.name / method / "seed-0"
             measure(run, None, LandscapeSettings(), Wanted(), resume=True, command="steppe landscape RUN")
     rows = compared(finished_runs([out]))
-    text = json.dumps({"command": command, "versions": versions(), "rows": rows}, indent=1) + "\n"
+    told = {"command": command, "versions": versions(), "rows": rows, "correlations": rank_correlations(rows)}
+    text = json.dumps(told, indent=1) + "\n"
     with writing(out / FLATNESS):
         write_whole(out / FLATNESS, text.encode())
     print(f"wrote {out / FLATNESS}: accuracy and flatness of each method")

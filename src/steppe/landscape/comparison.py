@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from steppe.landscape.files import LANDSCAPE, Landscape, read_landscape
+
+_WHEN = ("at_the_end", "when_learnt")
 
 
 def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -28,14 +30,27 @@ def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["acc"])
 
 
+def rank_correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How far the order of the runs by each measure is their order by ACC (Spearman): −1 if the flattest is always the
+    best. Of fewer than three runs, or where all are alike, there is nothing to say.
+    """
+    from scipy.stats import spearmanr  # here: it takes a second to load
+
+    measures = [name for name in (rows[0] if rows else ()) if name.endswith(_WHEN)]
+    found = []
+    for measure in measures:
+        values = [[row[name] for row in rows] for name in (measure, "acc")]
+        if len(rows) > 2 and all(len(set(column)) > 1 for column in values):
+            found.append({"measure": measure, "rank_correlation_with_acc": float(spearmanr(*values).statistic)})
+    return found
+
+
 def _means(landscape: Landscape) -> dict[str, float]:
     last = landscape.afters[-1]
-    when = {
-        "at_the_end": [landscape.pairs[last, task].flatness for task in landscape.tasks(last)],
-        "when_learnt": [landscape.pairs[task, task].flatness for task in landscape.afters],
-    }
+    at_the_end = [landscape.pairs[last, task].flatness for task in landscape.tasks(last)]
+    when_learnt = [landscape.pairs[task, task].flatness for task in landscape.afters]
     found = {}
-    for time, flat in when.items():
+    for time, flat in zip(_WHEN, (at_the_end, when_learnt), strict=True):
         found[f"sharpness_{time}"] = math.fsum(each.sharpness.mean for each in flat) / len(flat)
         found[f"curvature_{time}"] = math.fsum(each.curvature.mean for each in flat) / len(flat)
         found[f"loss_{time}"] = math.fsum(each.loss for each in flat) / len(flat)
