@@ -42,7 +42,7 @@ def test_a_small_one_for_real(
     )
     command = ["reproduce", "small", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
     assert main([*command, "--list"]) == 0
-    assert "2 runs, 0 of them done" in capsys.readouterr().out
+    assert "2 runs, 0 done" in capsys.readouterr().out
     assert main(command) == 0
     told = capsys.readouterr()
     assert "steppe study pmnist er fs-er --seeds 1" in told.out

@@ -94,6 +94,16 @@ RECIPES = {
         figures=("case-study",),
         landscapes=True,
     ),
+    "fs-er-ablation": Recipe(
+        "What FS-ER against ER depends on: early stopping, the size of the ascent, momentum.",
+        (
+            Part("no-early-stopping", "pmnist-60k", ("er", "fs-er"), ("training.patience=0",)),
+            Part("ascent-lr-0.1", "pmnist-60k", ("fs-er",), ("ascent_lr=0.1",)),
+            Part("ascent-lr-0.2", "pmnist-60k", ("fs-er",), ("ascent_lr=0.2",)),
+            Part("no-momentum", "pmnist-60k", ("er", "fs-er"), ("momentum=0",)),
+        ),
+        seeds=1,
+    ),
     "landscape-study": Recipe(
         "Is the flatter landscape the better learner? Seven methods, 10 tasks of 60,000 digits.",
         (Part("pmnist-60k", "pmnist-60k", _LANDSCAPE),),

@@ -85,7 +85,8 @@ def _list(options: argparse.Namespace) -> int:
         jobs = _jobs(options, recipe, out)
         done = sum((job.out / RESULT).exists() for job in jobs)
         print(f"{name}: {recipe.text}")
-        print(f"    {len(jobs)} runs, {done} of them done in {out}; figures: {', '.join(recipe.figures)}")
+        drawn = f"; figures: {', '.join(recipe.figures)}" if recipe.figures else ""
+        print(f"    {len(jobs)} run{'' if len(jobs) == 1 else 's'}, {done} done in {out}{drawn}")
     return 0
 
 
