@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from filling.studies import methods_in_order
+from filling.studies import by_number, methods_in_order
 from steppe.details import details
 from steppe.runs import RESULT, read_result
 from steppe.tables import summary
@@ -28,9 +28,9 @@ def filled(text: str) -> str:
 def _content(file: str, chosen: str) -> str:
     source = ROOT / file
     if source.is_dir():
-        return {"bytes": _bytes_table, "details": _details}[chosen](source)
+        return {"bytes": _bytes_table, "details": _details, "parts": _parts_table}[chosen](source)
     if source.suffix == ".md":
-        header, rule, *rows = [line for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        header, rule, *rows = _table_lines(source)
         by_method = {row.split("|")[1].strip(): row for row in rows}
         return "\n".join([header, rule, *([by_method[name] for name in chosen.split(",")] if chosen else rows), ""])
     if chosen:
@@ -67,6 +67,23 @@ def _details(study: Path) -> str:
     """The table that `steppe show --details` prints, methods in the order of the study's own."""
     runs = [path.parent for name in methods_in_order(study) for path in sorted((study / name).glob(f"*/{RESULT}"))]
     return details({run: read_result(run) for run in runs})
+
+
+def _table_lines(file: Path) -> list[str]:
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+
+
+def _parts_table(recipe: Path) -> str:
+    """ACC and BWT of all methods in all studies of a recipe, one line each."""
+    lines = []
+    for part in sorted((file.parent for file in recipe.glob("*/table.md")), key=by_number):
+        header, _, *rows = [
+            [cell.strip() for cell in line.strip("|").split("|")] for line in _table_lines(part / "table.md")
+        ]
+        shown = [header.index(name) for name in ("method", "seeds", "ACC", "BWT")]
+        lines += [[part.name, *(row[column] for column in shown)] for row in rows]
+    head = ["study", "method", "seeds", "ACC", "BWT"]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *lines])
 
 
 def _bytes_table(study: Path) -> str:

@@ -50,7 +50,7 @@ class Studies:
     def read(cls, path: Path) -> Studies:
         """All runs in a directory, method by method in the order of the tables."""
         groups = []
-        for study in sorted({run.parent.parent for run in runs_within(path)[0]}, key=_by_number):
+        for study in sorted({run.parent.parent for run in runs_within(path)[0]}, key=by_number):
             for method in methods_in_order(study):
                 runs = sorted(file.parent for file in (study / method).glob(f"seed-*/{RESULT}"))
                 groups.append(Group(str(study.relative_to(path)), method, [read_result(run) for run in runs]))
@@ -205,7 +205,7 @@ def _told(study: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
-def _by_number(path: Path) -> tuple[str, int]:
+def by_number(path: Path) -> tuple[str, int]:
     """`buffer-50` before `buffer-100`."""
     stem, _, number = path.name.rpartition("-")
     return (stem, int(number)) if number.isdigit() else (path.name, 0)
