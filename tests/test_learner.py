@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Callable
@@ -142,6 +143,22 @@ def test_the_seed_alone_decides(own: str, method: str) -> None:
     assert same(state(first.model), state(again.model))
     other, _ = learnt(OWN[own], METHODS[method](), seed=1)
     assert not same(state(first.model), state(other.model))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("own", ["mlp", "convolutional"])
+def test_a_copy_learns_on_by_itself(own: str, method: str) -> None:
+    """The same as the original would, and without touching it."""
+    learner, _ = learnt(OWN[own], METHODS[method]())
+    copied, before = copy.deepcopy(learner), state(learner.network.model)
+    task = Task(OWN[own].source(40, 2), name="task 2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        copied.learn(task)
+        assert same(before, state(learner.network.model))
+        learner.learn(task)
+    assert same(state(copied.network.model), state(learner.network.model))
+    assert not same(before, state(learner.network.model))
 
 
 @pytest.mark.parametrize("method", METHODS)

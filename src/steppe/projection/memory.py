@@ -23,7 +23,7 @@ class GradientMemory:
     """Empty until the first `rebuild` or `grow`; a parameter without a projector passes through unchanged."""
 
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, CoveredWeight] = MappingProxyType({})) -> None:
-        self.rule, self.covered = rule, covered
+        self.rule, self.covered = rule, dict(covered)  # a learner may be copied, a proxy may not
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         self.projectors = {}
 
@@ -38,12 +38,10 @@ class GradientMemory:
         rows = [p.importance.reshape(-1) for p in projectors.values()]
         self.importance = torch.cat(rows) if rows else torch.empty(0)
         parts = torch.split(self.importance, [row.numel() for row in rows])
-        self._projectors = MappingProxyType(
-            {
-                name: p.with_importance(part.view_as(p.importance))
-                for (name, p), part in zip(projectors.items(), parts, strict=True)
-            }
-        )
+        self._projectors = {
+            name: p.with_importance(part.view_as(p.importance))
+            for (name, p), part in zip(projectors.items(), parts, strict=True)
+        }
 
     def __bool__(self) -> bool:
         return bool(self._projectors)
