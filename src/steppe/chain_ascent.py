@@ -41,7 +41,8 @@ class MovedChain:
         steps = dict(zip(memory.projectors, torch.split(self._steps, sizes), strict=True))
         self.layers: list[_Layer] = []
         for link, weight in zip(chain.links, chain.weights, strict=True):
-            small = weight.numel() <= WIDE or samples >= weight.shape[0]
+            # Elsewhere than on a CPU it costs less to move a weight than to wait for what says whether to clamp.
+            small = weight.numel() <= WIDE or samples >= weight.shape[0] or not weight.is_cpu
             kind = _Small if small else _Wide if self.layers else _First
             known = memory.projectors.get(link.weight)
             room = network.room(link.weight)
