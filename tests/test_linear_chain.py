@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional
 
 from steppe import Learner, Task
 from steppe.chain_ascent import MovedChain
-from steppe.linear_chain import find_chain, weight_gradient
+from steppe.linear_chain import weight_gradient
 from steppe.methods.base import MethodSettings
 from steppe.models.mlp import MLP
 from steppe.network import Network
@@ -23,7 +22,6 @@ from steppe.perturbation import Ascent, Perturbed
 from steppe.projection.importance import Sigmoid
 from steppe.projection.layers import covered_weights
 from steppe.projection.memory import GradientMemory
-from steppe.projection.projector import SoftProjector
 from steppe.registry import METHODS
 from steppe.types import Batch, multiplied, times_transposed
 
@@ -202,39 +200,6 @@ def test_the_quick_ascent_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         parameter.requires_grad_(False)
     Ascent(0.3)(Network(quick.model), GradientMemory(Sigmoid(0.01)), batch[:5], batch)
     assert len(made) == 1
-
-
-@pytest.mark.parametrize("name", ["fs-dgpm", "fs-sgpm", "la-dgpm", "dgpm", "fs-er", "er", "gpm"])
-def test_an_update_waits_for_no_device(name: str) -> None:
-    """On torch's meta device there are no numbers: whoever asks for one fails, as a GPU's owner would wait."""
-    entry = METHODS[name]
-    settings = entry.settings.from_mapping({**entry.values("pmnist"), **entry.variant})
-    assert isinstance(settings, MethodSettings)
-    learner = Learner(MLP(), settings)
-    learner.learn(Task((torch.rand(30, 784), torch.arange(30) % 10)), batch_size=10)
-    method: Any = learner.check(Task((torch.rand(4, 784), torch.arange(4))))
-    network = learner.network
-    network.open_head(None, 10)
-    network.model.to("meta")
-    network.parameters, network.device = dict(network.model.named_parameters()), torch.device("meta")
-    network._room, network._numbers, network._shares = {}, {}, {}
-    network._chain = find_chain(network.model)
-    assert network.chain is not None
-    method.begin_task()
-    replay = getattr(method, "replay", None)
-    if replay is not None:
-        replay._stored = Batch(*(part.to("meta") for part in (replay._stored.x, replay._stored.y, replay._stored.task)))
-    memory = getattr(method, "memory", None)
-    if memory is not None:
-        memory.projectors = {
-            key: SoftProjector(p.basis.to("meta"), p.importance.to("meta")) for key, p in memory.projectors.items()
-        }
-        assert memory
-    batch = Batch(*(part.to("meta") for part in (torch.rand(10, 784), torch.arange(10), torch.ones(10).long())))
-    for _ in range(2):
-        loss = method.observe(batch)
-    with pytest.raises(RuntimeError, match="meta"):
-        float(loss)
 
 
 def test_a_frozen_weight_stays_out() -> None:
