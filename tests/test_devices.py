@@ -23,7 +23,7 @@ from steppe.registry import METHODS
 from steppe.replay import Reservoir
 from steppe.types import Batch
 
-NETS = {"mlp": (lambda: MLP(), (784,)), "lenet": (lambda: LeNet(10), (3, 32, 32))}
+NETS = {"mlp": (lambda: MLP(), (784,)), "lenet": (lambda: LeNet(10, 12), (3, 12, 12))}
 NAMES = [
     *("fs-dgpm", "fs-gpm", "fs-sgpm", "la-dgpm", "dgpm"),
     *("er", "fs-er", "gpm", "sgp", "la-maml", "der++", "sam-er", "finetune"),
