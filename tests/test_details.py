@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,27 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert table(capsys.readouterr().out).keys() == {"er", "gpm"}
     assert main(["show", str(tmp_path / "study" / "er"), "--details"]) == 0
     assert table(capsys.readouterr().out).keys() == {"er"}
+
+
+def test_several_studies_have_a_table_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What differs in more than the seed is not averaged; nor does a run hide those that lie within it."""
+    top = tmp_path / "top"
+    write_run(top, "gpm")
+    for study in ("small", "large"):
+        for seed in (0, 1):
+            write_run(top / study / "er" / f"seed-{seed}", "er")
+    assert main(["show", str(top)]) == 0
+    assert "gpm" in capsys.readouterr().out.splitlines()[0]
+    (top / "result.json").unlink()
+    for options in ([], ["--details"]):
+        assert main(["show", str(top), *options]) == 0
+        told = capsys.readouterr().out
+        assert told.count("| er | 2 |") == 2
+        assert f"{top / 'small'}: " in told
+
+
+def test_a_log_without_end_is_not_read(tmp_path: Path) -> None:
+    runs = {tmp_path / "er": write_run(tmp_path / "er", "er")}
+    (tmp_path / "er" / "log.jsonl").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "er" / "log.jsonl")
+    assert "er" in table(details(runs))

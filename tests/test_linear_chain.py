@@ -27,11 +27,11 @@ from steppe.types import Batch, multiplied, times_transposed
 
 
 class Tower(nn.Module):
-    """Biases, three kinds of activations, one after the last layer too."""
+    """Biases, three kinds of activations, one after the last layer too; layers declared in another order than used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Linear(9, 12), nn.Linear(12, 7, bias=False), nn.Linear(7, 5)
+        self.c, self.b, self.a = nn.Linear(7, 5), nn.Linear(12, 7, bias=False), nn.Linear(9, 12)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""

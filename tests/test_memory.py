@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from reference import leading_directions, no_hooks, widest_angle, windows
 from torch import Tensor, nn
 
+from steppe.errors import ModelError
 from steppe.network import Network
 from steppe.projection.capture import captured_inputs, output_weight
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
@@ -142,3 +145,24 @@ def test_the_head_is_found_by_a_forward(kind: type[Net], head: str | None) -> No
     model = kind().eval()
     assert output_weight(model, covered_weights(model), pictures(2)) == head
     assert no_hooks(model)
+
+
+class TwoTypes(nn.Module):
+    """A layer in float32, another in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.second(self.first(x).double())
+        return output
+
+
+def test_weights_of_several_types_have_importances_of_their_own() -> None:
+    network = Network(TwoTypes())
+    for rule in (Ones(), Sigmoid(0.01)):
+        memory = GradientMemory(rule, covered_weights(network.model))
+        with nullcontext() if rule.dynamic is False else pytest.raises(ModelError, match="several types"):
+            memory.rebuild(network, torch.randn(8, 6), 0.9)
+            assert {p.importance.dtype for p in memory.projectors.values()} == {torch.float32, torch.float64}

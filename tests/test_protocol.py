@@ -24,6 +24,7 @@ from steppe.methods.base import MethodSettings
 from steppe.network import Network
 from steppe.registry import METHODS
 from steppe.training import Validation
+from steppe.types import Batch
 
 BENCHMARKS = ("cifar100-split", "cifar100-superclass", "tiny-imagenet", "pmnist", "pmnist-60k")
 
@@ -186,7 +187,11 @@ def test_a_cut_clears_the_momentum_and_halves_every_step_size() -> None:
     learner = Learner(Small(), FSDGPM(lr=0.02, ascent_lr=0.05, importance_lr=0.04, buffer=10))
     learner.learn(task(0), batch_size=6)
     method: Any = learner.check(task(1))
+    learner.network.open_head(range(2, 4), 4)
     method.begin_task()
+    x, y = images(6, range(2, 4), 1)
+    method.observe(Batch(x, y, torch.ones_like(y)))
+    assert method.descent._velocity
     assert method.slow_down(2.0) == pytest.approx(0.01)
     assert method.ascent.lr == pytest.approx(0.025)
     assert method.memory.rule.lr == pytest.approx(0.02)

@@ -22,7 +22,7 @@ from steppe.experiment import run
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import METHODS
-from steppe.runs import CHECKPOINTS, LOG, RESULT, locked, task_weights
+from steppe.runs import CHECKPOINTS, LOG, RESULT, locked, read_result, task_weights
 from steppe.seeding import Streams
 from steppe.study import Job, run_all
 from steppe.types import Batch
@@ -136,13 +136,17 @@ def test_what_validation_decided_is_kept(method: str, tmp_path: Path, monkeypatc
         assert_same_run(tmp_path / "whole", tmp_path / f"{moment}")
 
 
-def test_a_run_that_moved_to_another_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", [{"processor": "an abacus\n\x1b[2J"}, {"system": "an abacus[2J"}])
+def test_a_run_that_moved_to_another_machine_says_so(
+    other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small("pictures", "er")
     with monkeypatch.context() as patched:
-        patched.setattr(experiment, "machine", lambda: {"processor": "an abacus", "cores": 1})
+        patched.setattr(experiment, "machine", lambda: other)
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
-    assert [remark for remark in result["remarks"] if "an abacus, 1 core" in remark]
+    assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus[2J.")]
+    assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
     assert result["machine"] == experiment.machine()
 
 

@@ -35,8 +35,7 @@ class MovedChain:
         self._network, self._lr = network, network.number(lr)
         self._made_for = chain, memory.projectors, samples
         self._importance = memory.importance
-        with torch.inference_mode(False):  # else nothing outside that mode might touch it later
-            self._steps = torch.empty_like(memory.importance)  # η1 λ, all layers'
+        self._steps = torch.empty_like(memory.importance)  # η1 λ, all layers'
         sizes = [p.importance.numel() for p in memory.projectors.values()]
         steps = dict(zip(memory.projectors, torch.split(self._steps, sizes), strict=True))
         self.layers: list[_Layer] = []
@@ -95,7 +94,9 @@ class MovedChain:
                 layer.bias = layer.bias + layer.slope.sum(0).mul_(self._lr).clamp_(-layer.bound, layer.bound)
 
     def gradient(self, *, aligned: bool) -> Found:
-        """What the last pass gives; the gradient along the bases and that in λ only if `aligned`."""
+        """What the last pass gives, which must have seen all the data; the gradient along the bases and that in λ only
+        if `aligned`.
+        """
         gradient: dict[str, Tensor | Outer] = {}
         along: dict[str, Tensor | Outer] = {}
         alignment: dict[str, Tensor] = {}

@@ -80,7 +80,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and abs(value) < 1e300
+    return type(value) in (int, float) and abs(value) < 1e15
 
 
 def _share(values: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from steppe.curriculum import Curriculum
 from steppe.errors import RunError, UsageError, in_one_line, unknown
 from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
-from steppe.machine import described, machine
+from steppe.machine import described, machine, printable
 from steppe.metrics import AccuracyMatrix
 from steppe.numerics import loaded_left_alone
 from steppe.runs import CHECKPOINTS, CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
@@ -187,7 +187,11 @@ class _Run:
 
     def _load_state(self, state: State) -> None:
         stages = _stages(self._config.method_settings.schedule, len(self._tasks))
-        self._stage, self._per_task, self._remarks = state["stage"], state["per_task"], list(state["remarks"])
+        self._stage, self._per_task, self._remarks = (
+            state["stage"],
+            state["per_task"],
+            [printable(remark) for remark in state["remarks"]],
+        )
         learnt = stages[self._stage - 1].stop if self._stage > 0 else 0
         if not 0 <= self._stage == len(self._per_task) <= len(stages) or len(state["rows"]) != learnt:
             raise ValueError(f"{self._stage} stages with {len(state['rows'])} rows of accuracies cannot be")
@@ -200,11 +204,12 @@ class _Run:
         within = "" if fitting is None else f", in epoch {self._epochs_before + 1} of {fitting['task']!r}"
         self._told.append(f"resumed after {self._stage} of {len(self._tasks)} tasks{within}.")
         if state["versions"] != versions():
-            told = ", ".join(f"{name} {value}" for name, value in state["versions"].items())
+            told = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
             self._remarks = [*self._remarks, f"the first part of the run was done with other versions: {told}."]
         before = state.get("machine", {})  # states of older versions have none
         if any(before.get(name, machine().get(name)) != machine().get(name) for name in ("processor", "system")):
-            self._remarks = [*self._remarks, f"the first part of the run was done elsewhere: {described(before)}."]
+            told = printable(described(before))
+            self._remarks = [*self._remarks, f"the first part of the run was done elsewhere: {told}."]
 
     def _summed_up(self) -> dict[str, Any]:
         config, matrix, per_task = self._config, self._matrix, self._per_task

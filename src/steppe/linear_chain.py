@@ -70,7 +70,6 @@ class LinearChain:
         self._hooks = [hooks for module in modules for hooks in _hooks(module)]
         self._weights = [p for link in links for p in link.layer.parameters()]
         self.weights = [link.layer.weight for link in links]
-        self.biases: list[Tensor | None] = [link.layer.bias for link in links]
 
     @property
     def intact(self) -> bool:

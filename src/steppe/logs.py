@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from steppe.files import read_bounded
 from steppe.runs import LOG
 
 
 def events(run: Path) -> Iterator[dict[str, Any]]:
     """The records of a run's log; what cannot be read is passed over, for the result stands without it."""
     try:
-        lines = (run / LOG).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        if not (run / LOG).is_file():  # one that has no end would never be read
+            return
+        lines = read_bounded(run / LOG).decode().splitlines()
+    except (OSError, ValueError):
         return
     for line in lines:
         try:

@@ -22,7 +22,7 @@ _NAMES = ("model name", "cpu model", "cpu", "Hardware")  # of the processor in i
 @functools.cache
 def machine() -> Machine:
     """What times, and the last bits of numbers, may depend on; what the system does not tell is left out."""
-    found: Machine = {"processor": _printable(_processor()), "cores": _cores(), "system": _printable(_system())}
+    found: Machine = {"processor": printable(_processor()), "cores": _cores(), "system": printable(_system())}
     if memory := _memory():
         found["memory_gib"] = round(memory / 2**30, 1)
     return {name: value for name, value in found.items() if value}
@@ -40,7 +40,7 @@ def described(found: Mapping[str, Any] | None) -> str:
         memory and f"{memory} GiB",
         found.get("system"),
     ]
-    return ", ".join(str(part) for part in parts if part)
+    return ", ".join(str(part) for part in parts if part) or NOT_RECORDED
 
 
 def _processor() -> str:
@@ -75,5 +75,6 @@ def _system() -> str:
         return f"{platform.system()} {platform.release()}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text that somebody else wrote, on one line and without what a terminal would take for commands."""
     return re.sub(r"\s+", " ", "".join(sign for sign in text if sign.isprintable())).strip()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from steppe.commands.finished import finished_runs
 from steppe.commands.parsing import Commands
@@ -19,7 +21,9 @@ examples:
 def add(commands: Commands) -> None:
     """Make the command known."""
     parser = commands.add("show", "Show a finished run or study.", _show, _EXAMPLES)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a run's or a study's directory")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="the directory of a run, a study, or several studies"
+    )
     parser.add_argument(
         "--details",
         action="store_true",
@@ -36,8 +40,16 @@ def _show(options: argparse.Namespace) -> int:
     if (options.directory / RESULT).exists() and not options.details:
         print(run_report(runs[options.directory]), end="")
         return 0
-    for benchmark in dict.fromkeys(result["benchmark"] for result in runs.values()):
-        own = {path: result for path, result in runs.items() if result["benchmark"] == benchmark}
-        print(f"{benchmark}\n")
+    studies: dict[tuple[Path, str], dict[Path, Any]] = {}
+    for path, result in runs.items():
+        studies.setdefault((_study(path, result), result["benchmark"]), {})[path] = result
+    several = len({study for study, _ in studies}) > 1
+    for (study, benchmark), own in studies.items():
+        print(f"{study}: {benchmark}\n" if several else f"{benchmark}\n")
         print(details(own) if options.details else markdown(list(own.values())))
     return 0
+
+
+def _study(run: Path, result: Mapping[str, Any]) -> Path:
+    """The directory of the study that a run belongs to, or in which it lies beside others."""
+    return run.parents[1] if run.parent.name == result["method"] else run.parent

@@ -44,6 +44,8 @@ class Descent:
         """The same step size and momentum again, laid out in memory like the weights."""
         self.lr, weights = float(state["lr"]), self._network.parameters
         saved = self._network.like_weights(state["velocity"])
+        if saved and saved.keys() != self._network.learnable.keys():
+            raise ValueError("the momentum is not that of the weights that move")
         self._stop()
         self._go({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 

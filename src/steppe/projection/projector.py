@@ -1,4 +1,4 @@
-"""The soft projector P = M diag(λ) Mᵀ of one layer, as a value."""
+"""The soft projector P = M diag(λ) Mᵀ of one layer. Its λ may be part of a row that a gradient memory moves."""
 
 from __future__ import annotations
 
