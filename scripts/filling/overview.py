@@ -105,11 +105,11 @@ def _settings(studies: Studies) -> str:
 
 def _seeds(studies: Studies) -> str:
     """Of all methods alike, or method by method."""
-    by_method = {group.method: counted_seeds(group.seeds) for group in studies.groups}
-    alike = set(by_method.values())
+    by_group = {group.name: counted_seeds(group.seeds) for group in studies.groups}
+    alike = set(by_group.values())
     if len(alike) == 1:
         return alike.pop()
-    return ", ".join(f"{seeds} of `{method}`" for method, seeds in by_method.items())
+    return ", ".join(f"{seeds} of `{name}`" for name, seeds in by_group.items())
 
 
 def _remarks(studies: Studies) -> list[str]:

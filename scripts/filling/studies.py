@@ -29,6 +29,11 @@ class Group:
     results: list[dict[str, Any]]
 
     @property
+    def name(self) -> str:
+        """The method, with the study where there are several."""
+        return self.method if self.part == "." else f"{self.part}/{self.method}"
+
+    @property
     def seeds(self) -> list[int]:
         """The seeds, in order."""
         return sorted(result["seed"] for result in self.results)
@@ -90,8 +95,8 @@ class Studies:
             groups = list(members)
             common = frozenset.intersection(*(group.changes for group in groups)) - self.shared
             found |= {part: common} if common else {}
-            own = {group.method: group.changes - common - self.shared for group in groups}
-            found |= {method: changes for method, changes in own.items() if changes}
+            own = {group.name: group.changes - common - self.shared for group in groups}
+            found |= {name: changes for name, changes in own.items() if changes}
         return found
 
     @cached_property
