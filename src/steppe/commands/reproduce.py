@@ -126,14 +126,18 @@ def _landscapes(recipe: Recipe, out: Path, command: str) -> None:
     from steppe.commands.landscape import measure
     from steppe.files import write_whole, writing
     from steppe.landscape.comparison import compared, rank_correlations
+    from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.settings import LandscapeSettings
     from steppe.landscape.survey import Wanted
+    from steppe.runs import kept_weights
     from steppe.version import versions
 
     torch.set_num_threads(1)
     for part in recipe.parts:
         for method in part.methods:
             run = out / part.name / method / "seed-0"
+            if (run / LANDSCAPE).exists() and not kept_weights(run):
+                continue  # measured where the weights were; they are often thrown away afterwards
             measure(run, None, LandscapeSettings(), Wanted(), resume=True, command="steppe landscape RUN")
     rows = compared(finished_runs([out]))
     told = {"command": command, "versions": versions(), "rows": rows, "correlations": rank_correlations(rows)}
