@@ -187,11 +187,8 @@ class _Run:
 
     def _load_state(self, state: State) -> None:
         stages = _stages(self._config.method_settings.schedule, len(self._tasks))
-        self._stage, self._per_task, self._remarks = (
-            state["stage"],
-            state["per_task"],
-            [printable(remark) for remark in state["remarks"]],
-        )
+        self._stage, self._per_task = state["stage"], state["per_task"]
+        self._remarks = [printable(remark) for remark in state["remarks"]]
         learnt = stages[self._stage - 1].stop if self._stage > 0 else 0
         if not 0 <= self._stage == len(self._per_task) <= len(stages) or len(state["rows"]) != learnt:
             raise ValueError(f"{self._stage} stages with {len(state['rows'])} rows of accuracies cannot be")

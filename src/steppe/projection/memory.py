@@ -37,12 +37,12 @@ class GradientMemory:
     def projectors(self, projectors: Mapping[str, SoftProjector]) -> None:
         # The importances lie in one row of numbers, of which each projector sees its part: one call moves them all.
         if len({(p.importance.dtype, p.importance.device) for p in projectors.values()}) > 1:
-            self._projectors, self.importance = dict(projectors), torch.empty(0)
             if self.rule.dynamic:
                 raise ModelError(
                     "the covered weights are of several types, or on several devices, and their importances move "
                     "together: make the weights alike (model.float()), or set importance to ones or spectral."
                 )
+            self._projectors, self.importance = dict(projectors), torch.empty(0)
             return
         rows = [p.importance.reshape(-1) for p in projectors.values()]
         self.importance = torch.cat(rows) if rows else torch.empty(0)
