@@ -119,6 +119,16 @@ def test_several_studies_have_a_table_each(tmp_path: Path, capsys: pytest.Captur
         assert f"{top / 'small'}: " in told
 
 
+def test_runs_beside_each_other_have_one_table_and_others_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("mine/one", "mine/two", "yours/one"):
+        write_run(tmp_path / place, "er")
+    assert main(["show", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert (told.count("| er | 2 |"), told.count("| er | 1 |")) == (1, 1)
+
+
 def test_a_log_without_end_is_not_read(tmp_path: Path) -> None:
     runs = {tmp_path / "er": write_run(tmp_path / "er", "er")}
     (tmp_path / "er" / "log.jsonl").unlink(missing_ok=True)
