@@ -129,6 +129,7 @@ NUMBERS = {
     "a million seeds": Row("study pmnist er --seeds 1000000000", "at most 10,000"),
     "no threads": Row("run pmnist er --threads 0", "at least 1"),
     "a million threads": Row("run pmnist er --threads 1000000", "at most 1024"),
+    "no threads to resume with": Row("resume stopped --threads 0", "at least 1"),
     "no jobs": Row("study pmnist er --jobs 0", "at least 1"),
     "no epochs": Row("run pmnist er --epochs 0", "epochs = 0"),
     "too many tasks": Row("run pmnist er --tasks 1000000000", "at most 1000"),

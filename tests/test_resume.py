@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from steppe import experiment, training
+from steppe.cli import main
 from steppe.config import RunConfig
 from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, UsageError
@@ -22,9 +23,9 @@ from steppe.experiment import run
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import METHODS
-from steppe.runs import CHECKPOINTS, LOG, RESULT, locked, read_result, task_weights
+from steppe.runs import CHECKPOINTS, CONFIG, LOG, RESULT, locked, read_result, task_weights
 from steppe.seeding import Streams
-from steppe.study import Job, run_all
+from steppe.study import Job, read_plan, run_all, write_plan
 from steppe.types import Batch
 
 SMALL = {
@@ -211,6 +212,53 @@ def test_a_damaged_state_is_told_of_and_the_one_before_serves(tmp_path: Path) ->
     run(config, tmp_path / "out", lambda event: told.extend(getattr(event, "remarks", [])), resume=True)
     assert any(last.name in remark and "serves instead" in remark for remark in told)
     assert_same_run(tmp_path / "whole", tmp_path / "out")
+
+
+@pytest.fixture
+def _one_thread_again() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+def remarks_on_threads(out: Path) -> list[str]:
+    return [remark for remark in read_result(out)["remarks"] if "threads" in remark]
+
+
+@pytest.mark.usefixtures("_one_thread_again")
+def test_gone_on_with_by_more_threads(tmp_path: Path) -> None:
+    """Bits may differ then, so the result says it; but for rounding the same comes of it."""
+    config = small("pmnist", "fs-dgpm")
+    whole = run(config, tmp_path / "whole")
+    broken_off(config, tmp_path / "out", 8)
+    assert main(["resume", str(tmp_path / "out"), "--threads", "2"]) == 0
+    result = read_result(tmp_path / "out")
+    assert torch.get_num_threads() == 2
+    assert RunConfig.load(tmp_path / "out" / CONFIG).threads == result["config"]["run"]["threads"] == 2
+    assert remarks_on_threads(tmp_path / "out") == ["the first part of the run was done with --threads 1."]
+    assert result["acc"] == pytest.approx(whole["acc"], abs=5)
+    assert not remarks_on_threads(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("_one_thread_again")
+def test_the_rest_of_a_study_by_more_threads(tmp_path: Path) -> None:
+    """What is finished stays as it is, and the plan knows how each run was done."""
+    jobs = [Job(small("pmnist", method), tmp_path / method) for method in ("er", "finetune", "gpm")]
+    run(jobs[0].config, jobs[0].out)
+    broken_off(jobs[1].config, jobs[1].out, 8)
+    write_plan(tmp_path, jobs, "steppe study")
+    kept = (jobs[0].out / RESULT).read_bytes()
+    assert main(["resume", str(tmp_path), "--jobs", "1", "--threads", "2"]) == 0
+    assert (jobs[0].out / RESULT).read_bytes() == kept
+    assert [len(remarks_on_threads(job.out)) for job in jobs] == [0, 1, 0]
+    assert [job.config.threads for job in read_plan(tmp_path)[0]] == [1, 2, 2]
+    assert main(["resume", str(tmp_path)]) == 0
+
+
+def test_other_settings_are_refused_whatever_the_threads(tmp_path: Path) -> None:
+    broken_off(small("pmnist", "er"), tmp_path, 8)
+    other = RunConfig.make("pmnist", "er", [*SMALL["pmnist"], "buffer=7"], threads=2)
+    with pytest.raises(UsageError, match="other settings"):
+        run(other, tmp_path, resume=True)
 
 
 @pytest.fixture

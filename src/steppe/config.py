@@ -178,6 +178,17 @@ class RunConfig:
         return command_line("run", self, [self.method, "--seed", str(self.seed)], sets)
 
 
+def same_work(one: Any, other: Any) -> bool:
+    """Whether two configurations, as plain values, are one experiment; the number of threads may differ."""
+    return bool(_without_threads(one) == _without_threads(other))
+
+
+def _without_threads(described: Any) -> Any:
+    if not isinstance(described, dict) or not isinstance(described.get("run"), dict):
+        return described
+    return {**described, "run": {key: value for key, value in described["run"].items() if key != "threads"}}
+
+
 def named_benchmark(name: str) -> tuple[str, dict[str, Any]]:
     """A benchmark's name and what was given behind a colon, as in `folder:PATH`."""
     first, colon, argument = name.partition(":")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from steppe.config import DEVICES, RunConfig
+from steppe.config import DEVICES, RunConfig, same_work
 from steppe.curriculum import Curriculum
 from steppe.errors import RunError, UsageError, in_one_line, unknown
 from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
@@ -43,7 +43,8 @@ def run(
     """Do the run and give its result; with `out`, leave a run directory there.
 
     With `resume` a run that is there already is gone on with, from the last state it kept, to the result it would have
-    had; one that is finished is left as it is. Everything that can be refused is refused before anything is written.
+    had, or with another number of threads, which the result then says; one that is finished is left as it is.
+    Everything that can be refused is refused before anything is written.
     """
     config = dataclasses.replace(config, device=resolved_device(config.device))
     if out is None:
@@ -72,7 +73,7 @@ def _left_as_it_is(out: Path) -> dict[str, Any]:
 def refuse_other(out: Path, config: RunConfig) -> None:
     """Refuse to go on with a run that has other settings."""
     there = RunConfig.load(out / CONFIG)
-    if there.as_dict() != config.as_dict():
+    if not same_work(there.as_dict(), config.as_dict()):
         raise UsageError(f"{out} holds a run with other settings: choose another --out.")
 
 
@@ -207,6 +208,9 @@ class _Run:
         if any(before.get(name, machine().get(name)) != machine().get(name) for name in ("processor", "system")):
             told = printable(described(before))
             self._remarks = [*self._remarks, f"the first part of the run was done elsewhere: {told}."]
+        threads = int(state["config"]["run"]["threads"])
+        if threads != self._config.threads:
+            self._remarks = [*self._remarks, f"the first part of the run was done with --threads {threads}."]
 
     def _summed_up(self) -> dict[str, Any]:
         config, matrix, per_task = self._config, self._matrix, self._per_task

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from steppe.config import RunConfig
+from steppe.config import RunConfig, same_work
 from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
 from steppe.events import Event
 from steppe.experiment import CHECKPOINT_EVERY, refuse_other, run
@@ -129,7 +129,7 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
             found[number] = read_result(job.out)
             described = found[number]["config"]
             same_code = described["run"].get("plugins", []) == list(job.config.plugins)  # or none is run
-            if not same_code or RunConfig.from_mapping(described).as_dict() != job.config.as_dict():
+            if not same_code or not same_work(RunConfig.from_mapping(described).as_dict(), job.config.as_dict()):
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
         elif (job.out / CONFIG).exists():
             refuse_other(job.out, job.config)

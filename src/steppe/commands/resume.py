@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steppe.commands.parsing import Commands, add_checkpoint_option, add_data_option
 from steppe.commands.run import do_run
@@ -11,10 +13,14 @@ from steppe.commands.study import do_study
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 
+if TYPE_CHECKING:
+    from steppe.config import RunConfig
+
 _EXAMPLES = """\
 examples:
   steppe resume runs/pmnist-fs-dgpm-seed0     a run that was killed, to the same numbers as if it had not been
   steppe resume study --jobs 2                all runs of a study that are missing, half-done or failed
+  steppe resume study --jobs 1 --threads 2    the last run of a study, on both cores
 """
 
 
@@ -23,23 +29,41 @@ def add(commands: Commands) -> None:
     parser = commands.add("resume", "Go on with a run or a study that was stopped.", _resume, _EXAMPLES)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run's or the study's directory")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="go on with so many threads in each run; recorded (default: as before)"
+    )
     add_checkpoint_option(parser)
     add_data_option(parser)
 
 
 def _resume(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
-    from steppe.runs import CONFIG, locked
-    from steppe.study import PLAN, read_plan
+    from steppe.runs import CONFIG, RESULT, locked
+    from steppe.study import PLAN, read_plan, write_plan
 
     use_directory(options.data)
     out = options.directory
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     if (out / CONFIG).exists():
-        return do_run(options, RunConfig.load(out / CONFIG), out, resume=True)
+        return do_run(options, _with_threads(RunConfig.load(out / CONFIG), options.threads), out, resume=True)
     if (out / PLAN).exists():
-        jobs, command = read_plan(out)
+        planned, command = read_plan(out)
         with locked(out):
+            jobs = [
+                job if (job.out / RESULT).exists() else replace(job, config=_with_threads(job.config, options.threads))
+                for job in planned
+            ]
+            if options.threads is not None:
+                write_plan(out, jobs, command)
             return do_study(options, out, jobs, command, resume=True)
     raise UsageError(f"{out} holds no run and no study ({CONFIG} or {PLAN}): there is nothing to go on with.")
+
+
+def _with_threads(config: RunConfig, threads: int | None) -> RunConfig:
+    """The same run with another number of threads, if one is given."""
+    if threads is None:
+        return config
+    described = config.as_dict()
+    described["run"]["threads"] = threads
+    return config.from_mapping(described)
