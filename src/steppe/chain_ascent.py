@@ -94,8 +94,8 @@ class MovedChain:
                 layer.bias = layer.bias + layer.slope.sum(0).mul_(self._lr).clamp_(-layer.bound, layer.bound)
 
     def gradient(self, *, aligned: bool) -> Found:
-        """What the last pass gives, which must have seen all the data; the gradient along the bases and that in λ only
-        if `aligned`.
+        """What the last pass gives, which must have seen all the data; the gradient in λ only if `aligned`, and that
+        along the bases then too, or where it costs nothing.
         """
         gradient: dict[str, Tensor | Outer] = {}
         along: dict[str, Tensor | Outer] = {}
@@ -105,9 +105,10 @@ class MovedChain:
             gradient[name] = g = layer.gradient()
             if layer.bias is not None:
                 gradient[layer.link.bias] = layer.slope.sum(0)
-            if aligned and layer.projector is not None:
+            if layer.projector is not None and (aligned or layer.knows_coordinates):
                 along[name] = c = layer.coordinates(g)
-                alignment[name] = layer.alignment(c)
+                if aligned:
+                    alignment[name] = layer.alignment(c)
         if not alignment:
             return gradient, along, None
         slopes = torch.cat([alignment[name] for name in self._made_for[1]], 1)
@@ -119,6 +120,8 @@ class _Layer(ABC):
     what X Wᵀ gave.
     """
 
+    knows_coordinates = False
+    """Whether the gradient along the bases is had for nothing."""
     inputs: Tensor
     outputs: Tensor
     slope: Tensor
@@ -274,6 +277,8 @@ class _Wide(_Layer):
 
 class _First(_Wide):
     """The same where the inputs are the data: products with all of it are formed once for an update."""
+
+    knows_coordinates = True
 
     def start(self, data: Tensor) -> None:
         super().start(data)

@@ -17,7 +17,7 @@ from steppe.chain_ascent import Found, MovedChain
 from steppe.linear_chain import WIDE, LinearChain
 from steppe.network import Network
 from steppe.projection.memory import GradientMemory
-from steppe.types import Batch, Direction, Gradient, Outer, aligned, multiplied
+from steppe.types import Batch, Direction, Gradient, Outer, aligned, averaged, multiplied, of_same_inputs
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Perturbed:
     gradient: Gradient
     importance_gradient: Tensor | None
     coordinates: Gradient | None = None
-    """The gradient along the bases, G M, where it had to be computed anyway."""
+    """The gradient along the bases, G M, of the weights for which it had to be computed anyway."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,14 @@ def _on_chain(
             if evaluated:
                 losses.append(chain.passed(flat, None))
                 found.append(chain.gradient(aligned=memory.rule.dynamic))
-    if len(found) == 1:
-        gradient, along, slopes = found[0]
-        return Perturbed(losses[0], gradient, slopes, along or None)
-    moving = [part[2] for part in found if part[2] is not None]
-    slopes = torch.stack(moving).mean(0) if moving else None
-    return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes)
+        if len(found) == 1:
+            gradient, along, slopes = found[0]
+            return Perturbed(losses[0], gradient, slopes, along)
+        moving = [part[2] for part in found if part[2] is not None]
+        slopes = torch.stack(moving).mean(0) if moving else None
+        known = {name: [part[1][name] for part in found] for name in found[0][1]}
+        along = {name: averaged(parts) for name, parts in known.items() if of_same_inputs(parts)}
+        return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes, along)
 
 
 def _second_order(
@@ -181,5 +183,5 @@ def _clamped(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
     return d.clamp_(-bound, bound) if new else d.clamp(-bound, bound)
 
 
-def _mean(parts: Sequence[Gradient]) -> Direction:
-    return {name: torch.stack([multiplied(part[name]) for part in parts]).mean(0) for name in parts[0]}
+def _mean(parts: Sequence[Gradient]) -> Gradient:
+    return {name: averaged([part[name] for part in parts]) for name in parts[0]}

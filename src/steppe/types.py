@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -72,6 +73,23 @@ def aligned(some: Sequence[Tensor | Outer], other: Tensor | Outer) -> Tensor:
     for one in some[1:]:
         total = total + multiplied(one)
     return (total * multiplied(other)).sum(-2).reshape(-1, total.shape[-1])
+
+
+def averaged(parts: Sequence[Tensor | Outer]) -> Tensor | Outer:
+    """The mean of matrices of one shape; of factors it stays factors while these are the smaller form."""
+    if of_same_inputs(parts):
+        return Outer(torch.stack([part.left for part in parts]).mean(0), parts[0].right)
+    factored = [part for part in parts if isinstance(part, Outer)]
+    if len(factored) == len(parts) and sum(part.left.shape[0] for part in factored) < factored[0].left.shape[1]:
+        whole = _stacked(factored)
+        return Outer(whole.left.div_(len(parts)), whole.right)
+    return torch.stack([multiplied(part) for part in parts]).mean(0)
+
+
+def of_same_inputs(parts: Sequence[Tensor | Outer]) -> TypeGuard[Sequence[Outer]]:
+    """Whether all are factors, and share the right one."""
+    first = parts[0]
+    return isinstance(first, Outer) and all(isinstance(part, Outer) and part.right is first.right for part in parts)
 
 
 def _stacked(parts: Sequence[Outer]) -> Outer:

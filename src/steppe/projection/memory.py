@@ -60,7 +60,7 @@ class GradientMemory:
         return {name: p.coordinates(gradient[name]) for name, p in self._projectors.items()}
 
     def within(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
-        """The part of a gradient within the memory, softly: G M diag(λ) Mᵀ; `known` may hold G M."""
+        """The part of a gradient within the memory, softly: G M diag(λ) Mᵀ; `known` may hold G M of some weights."""
         return self._parts(gradient, known, SoftProjector.within)
 
     def outside(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
@@ -75,7 +75,7 @@ class GradientMemory:
     ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
-            parts[name] = part(projector, gradient[name], None if known is None else known[name])
+            parts[name] = part(projector, gradient[name], None if known is None else known.get(name))
         return parts
 
     @property
