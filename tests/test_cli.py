@@ -186,3 +186,39 @@ def test_a_reader_that_goes_away_is_no_crash() -> None:
     command = f"{sys.executable} -m steppe list fs-dgpm | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, check=False)
     assert "Traceback" not in done.stderr
+
+
+STOPPED = {
+    "reproduce --list": ("reproduce._list", "the same command goes on with it"),
+    "landscape .": ("landscape._runs", "the same command with --resume goes on with it"),
+    "run pmnist er": ("run.use_directory", "steppe resume DIR goes on with it"),
+    "figures --list": ("figures._described", "the same command does it anew"),
+}
+
+
+@pytest.mark.parametrize("words", STOPPED)
+def test_ctrl_c_says_how_to_go_on(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, told = STOPPED[words]
+
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"steppe.commands.{place}", interrupt)
+    assert main(words.split()) == 130
+    assert f"stopped by Ctrl-C; {told}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "told", ["CUDA out of memory. Tried to allocate 9 GiB", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_memory_that_torch_cannot_get_is_told_as_such(
+    told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError(told)
+
+    monkeypatch.setattr("steppe.commands.run.use_directory", fail)
+    assert main(["run", "pmnist", "er"]) == 1
+    assert "there is not enough memory: give smaller tasks, batches or buffers." in capsys.readouterr().err

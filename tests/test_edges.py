@@ -233,3 +233,120 @@ def test_a_batch_too_small_for_batchnorm_says_what_to_do() -> None:
 def test_words_as_data_are_refused() -> None:
     with pytest.raises(DataError, match="words: the training data cannot be made tensors"):
         steppe.Task((["a", "b"], [0, 1]), name="words")
+
+
+def test_a_loader_of_whole_batches_serves() -> None:
+    """A Dataset that gives batches itself, as `batch_size=None` is for."""
+    parts = [(X[start : start + 10], Y[start : start + 10]) for start in (0, 10, 20, 30)]
+    loader = DataLoader(parts, batch_size=None)  # type: ignore[arg-type]
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), seed=0)
+    assert learner.learn(steppe.Task(loader, loader)).updates == 4
+    assert 0 <= learner.evaluate(steppe.Task(loader, loader))[0] <= 100
+
+
+def test_a_validation_loader_without_a_batch_is_named() -> None:
+    empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=4, drop_last=True)
+    with pytest.raises(DataError, match="the validation data gave no batch"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y), valid=empty), patience=1)
+
+
+def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
+    """Features computed by a network of the user's own: what replay keeps must not hold on to where they came from."""
+    features = (X * nn.Parameter(torch.ones(6))).relu()
+    for source in ((features, Y), DataLoader(TensorDataset(features, Y), batch_size=10)):
+        learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
+        learner.learn(steppe.Task(source))
+        method = learner.check(steppe.Task(source))
+        drawn = method.replay.draw(5)  # type: ignore[attr-defined]
+        assert not drawn.x.requires_grad
+
+
+def test_a_frozen_part_in_eval_mode_stays_in_it() -> None:
+    backbone = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).requires_grad_(False).eval()
+    model = nn.Sequential(backbone, nn.BatchNorm1d(5), nn.Linear(5, 4))
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    steppe.Learner(model, steppe.ER()).learn(steppe.Task((X, Y)))
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+    assert not torch.equal(model[1].running_mean, torch.zeros(5))  # type: ignore[arg-type]
+    assert not backbone.training
+    assert model[1].training
+
+
+def test_a_frozen_part_in_train_mode_is_trained_through() -> None:
+    frozen = nn.BatchNorm1d(6).requires_grad_(False)
+    steppe.Learner(nn.Sequential(frozen, nn.Linear(6, 4)), steppe.ER()).learn(steppe.Task((X, Y)))
+    assert not torch.equal(frozen.running_mean, torch.zeros(6))  # type: ignore[arg-type]
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Flatten(), nn.Linear(16, 4))
+    with pytest.raises(steppe.ModelError, match=r"layer '0' has sparse gradients.*sparse=False"):
+        steppe.Learner(model, steppe.ER())
+
+
+class Halved(nn.Module):
+    """Mixed precision in its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.inner(x).float()
+
+
+@pytest.mark.parametrize(
+    "method", [steppe.FSDGPM(), steppe.GPM(), steppe.ER()], ids=lambda method: type(method).__name__
+)
+def test_mixed_precision(method: steppe.MethodSettings) -> None:
+    learner = steppe.Learner(Halved(), method)
+    for _ in range(2):
+        learner.learn(steppe.Task((X, Y), (X, Y)), epochs=8)
+    assert learner.evaluate(steppe.Task((X, Y), (X, Y)))[0] > 30
+
+
+class Heads(nn.Module):
+    """A layer for each task, whose outputs are put side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.first, self.second = nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return torch.cat((self.first(h), self.second(h)), 1)
+
+
+def test_heads_that_were_not_excluded_are_named() -> None:
+    task = steppe.Task((X, Y % 2), head=range(2))
+    for exclude in ((), ("body.0",), ("first",)):
+        with pytest.raises(steppe.ModelError, match=r"runs has the weight 'second\.weight'"):
+            steppe.Learner(Heads(), steppe.GPM(), exclude=exclude).learn(task)
+    learner = steppe.Learner(Heads(), steppe.GPM(), exclude=("first", "second"))
+    learner.learn(task)
+    assert set(learner.check(task).memory.projectors) == {"body.0.weight"}  # type: ignore[attr-defined]
+
+
+DEFAULTS = {
+    "ER": steppe.ER(),
+    "FSDGPM": steppe.FSDGPM(),
+    "GPM": steppe.GPM(),
+    "GEM": steppe.GEM(tasks=2),
+    "EWC": steppe.EWC(),
+    "LaMAML": steppe.LaMAML(),
+    "ICaRL": steppe.ICaRL(exemplars=8),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_users_default_device_decides_nothing(name: str) -> None:
+    """The model and its data are on the CPU, whatever tensors are made elsewhere."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    tasks = [steppe.Task((X, Y % 2 + 2 * n), (X, Y % 2 + 2 * n), head=range(2 * n, 2 * n + 2)) for n in range(2)]
+    with torch.device("meta"):
+        learner = steppe.Learner(model, DEFAULTS[name], seed=0)
+        for task in tasks:
+            learner.learn(task)
+        assert all(0 <= accuracy <= 100 for accuracy in learner.evaluate(tasks))

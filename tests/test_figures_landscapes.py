@@ -157,6 +157,14 @@ def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) ->
     assert shares.get_title() == "first"
 
 
+def test_a_layer_without_a_basis_at_first_has_rank_0_there(tmp_path: Path) -> None:
+    late = record(3, 0.1)
+    del late[0]["ranks"]["first.weight"]
+    runs = [write_run(tmp_path / f"seed-{seed}", made_result("fs-sgpm", seed), late) for seed in (0, 1)]
+    _, ranks = FIGURES["importances"].drawn(runs).axes
+    assert ranks.lines[0].get_ydata() == pytest.approx([0, 20, 30])
+
+
 def test_what_is_missing_of_importances_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"importances in the log\.jsonl of a run \(er: none"):
         FIGURES["importances"].drawn([write_run(tmp_path / "er", made_result("er"), [{}, {}, {}])])
@@ -165,5 +173,5 @@ def test_what_is_missing_of_importances_is_named(tmp_path: Path) -> None:
         FIGURES["importances"].drawn([short])
     bad = write_run(tmp_path / "bad", made_result("fs-dgpm"), [])
     (bad.path / "log.jsonl").write_text("no log\n", encoding="utf-8")
-    with pytest.raises(RunError, match="cannot be read as a log"):
+    with pytest.raises(UsageError, match=r"importances in the log\.jsonl of a run"):
         FIGURES["importances"].drawn([bad])

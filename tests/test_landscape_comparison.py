@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import made_result, write_landscape, write_run
 
-from steppe.landscape.comparison import rank_correlations
+from steppe.errors import RunError
+from steppe.landscape.comparison import compared, rank_correlations
+from steppe.landscape.files import read_landscape
 
 
 def rows_of(values: list[tuple[float, float]]) -> list[dict[str, object]]:
@@ -34,3 +39,18 @@ def test_there_must_be_something_to_correlate() -> None:
     assert rank_correlations([]) == []
     assert rank_correlations(rows_of([(1, 2), (2, 1)])) == []
     assert rank_correlations(rows_of([(1, 2), (2, 2), (3, 2)])) == []
+
+
+def test_only_landscapes_of_every_task_are_compared(tmp_path: Path) -> None:
+    whole = write_landscape(write_run(tmp_path / "whole", made_result("er")))
+    part = write_landscape(write_run(tmp_path / "part", made_result("gpm")), pairs=[(2, 1), (3, 3)])
+    none = write_run(tmp_path / "none", made_result("ewc"))
+    rows = compared({run.path: run.result for run in (whole, part, none)})
+    assert [row["method"] for row in rows] == ["er"]
+
+
+def test_a_landscape_of_lists_without_end_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", made_result("er"))
+    (run.path / "landscape.json").write_text("[" * 100_000 + "]" * 100_000, encoding="utf-8")
+    with pytest.raises(RunError, match="cannot be read as a landscape"):
+        read_landscape(run.path)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from steppe.errors import ModelError
 from steppe.network import Network
-from steppe.projection.capture import captured_inputs, output_weight
+from steppe.projection.capture import captured_calls, output_weight
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
 from steppe.projection.layers import covered_weights
 from steppe.projection.memory import GradientMemory
@@ -121,7 +121,7 @@ def test_weights_without_a_projector_pass_through_both_parts_unchanged() -> None
 
 def test_capture_removes_its_hooks_after_an_error() -> None:
     model = Net()
-    with pytest.raises(RuntimeError), captured_inputs(covered_weights(model), lambda name, columns: None):
+    with pytest.raises(RuntimeError), captured_calls(covered_weights(model), lambda weight, layer, x: None):
         model(torch.zeros(1, 5, 5, 5, dtype=torch.float64))
     assert no_hooks(model)
 

@@ -1,4 +1,4 @@
-"""ACC, BWT, forgetting and learning accuracy against sums written term by term."""
+"""ACC, BWT, forgetting, learning accuracy and forward transfer against sums written term by term."""
 
 from __future__ import annotations
 
@@ -50,3 +50,19 @@ def test_tasks_learnt_together_leave_what_was_not_measured_open() -> None:
 def test_rows_of_the_wrong_length_are_refused(row: list[float]) -> None:
     with pytest.raises(DataError, match=f"row 2 .*{len(row)} entries"):
         AccuracyMatrix([[1.0], row])
+
+
+def test_forward_transfer_by_hand() -> None:
+    """Task 2 before it was learnt against task 2 untrained, and task 3 likewise; the first task has no before."""
+    matrix = AccuracyMatrix([[80], [90, 70], [60, 76, 50]])
+    assert matrix.forward_transfer is None
+    matrix.untrained, matrix.ahead = [99, 10, 12], [25, 11]
+    assert matrix.forward_transfer == pytest.approx(((25 - 10) + (11 - 12)) / 2)
+    matrix.ahead = [25]
+    assert matrix.forward_transfer is None
+
+
+def test_one_task_has_nothing_to_transfer() -> None:
+    matrix = AccuracyMatrix([[42.0]])
+    matrix.untrained = [10.0]
+    assert matrix.forward_transfer == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from own_models import bright, mlp
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from steppe import ER, FSDGPM, DataError, DivergedError, Finetune, Learner, ModelError, SteppeError, Task, UsageError
 from steppe.data import idx
@@ -27,6 +27,34 @@ def spoilt(value: float) -> Tensor:
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(())
+
+
+class Ragged(Dataset[Any]):
+    """Sequences of different lengths."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        return X[place, : 8 if place == 0 else 7], 0
+
+
+class Pictures(Dataset[Any]):
+    """Images that no transform has made tensors of."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int) -> tuple[object, int]:
+        return object(), 0
+
+
+class Stream(IterableDataset[Any]):
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return iter([(X[0], 0)] * 5)
 
 
 class Unlabelled(Dataset[Any]):
@@ -101,6 +129,33 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
     "head beyond the outputs": (mlp, lambda: Task((X, Y), head=range(0, 9)), DataError, "beyond the model's 4 outputs"),
     "NaN in a dataset": (mlp, lambda: Task(TensorDataset(spoilt(torch.nan), Y)), DataError, "NaN or infinity"),
     "no pairs": (mlp, lambda: Task(Unlabelled()), DataError, "pairs"),
+    "labels in columns": (
+        mlp,
+        lambda: Task(TensorDataset(X, Y[:, None])),
+        DataError,
+        r"shape \(1, 1\).*one class number",
+    ),
+    "labels in columns of a loader": (
+        mlp,
+        lambda: Task(DataLoader(TensorDataset(X, Y[:, None]))),
+        DataError,
+        r"shape \(1, 1\).*one class number",
+    ),
+    "several lengths": (mlp, lambda: Task(Ragged()), DataError, "put together into a batch.*pad them"),
+    "pictures": (mlp, lambda: Task(Pictures()), DataError, "put together into a batch.*ToTensor"),
+    "a loader of pictures": (
+        mlp,
+        lambda: Task(DataLoader(Pictures())),
+        DataError,
+        "put together into a batch.*ToTensor",
+    ),
+    "a loader of a stream": (mlp, lambda: Task(DataLoader(Stream())), DataError, "IterableDataset"),
+    "validation shape": (
+        mlp,
+        lambda: Task((X, Y), valid=(X[:, :5], Y)),
+        DataError,
+        r"validation inputs have shape \(5,\)",
+    ),
     "shape": (mlp, lambda: Task((X[:, :5], Y), name="digits"), DataError, r"digits: inputs of shape \(5,\)"),
     "image shape": (
         lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 4)),

@@ -68,6 +68,7 @@ def test_a_small_one_for_real(
     [
         ("reproduce", "name what to reproduce"),
         ("reproduce pmnist-tabel", "Did you mean 'pmnist-table'"),
+        ("reproduce --list pmnist-tabel", "Did you mean 'pmnist-table'"),
         ("reproduce k-study --seeds 0", "--seeds 0"),
         ("reproduce k-study --methods er", "unknown method of this reproduction 'er'"),
         ("reproduce superclass-table --samples 10", "unknown setting of the benchmark 'samples'"),

@@ -18,7 +18,7 @@ from steppe.config import RunConfig
 from steppe.errors import DivergedError, RunError, UsageError
 from steppe.experiment import run
 from steppe.machine import machine
-from steppe.tables import markdown, summary
+from steppe.tables import as_json, latex, markdown, summary
 
 SHORT = ["tasks=3", "samples=60", "test_samples=200"]
 
@@ -166,6 +166,31 @@ def test_library_and_command_line_agree(finished: tuple[Path, dict[str, Any]]) -
     assert matrix.square() == result["accuracy"]
 
 
+def test_forward_transfer_is_measured_before_each_task() -> None:
+    changes = ["benchmark.tasks=3", "benchmark.samples=60", "benchmark.test_samples=80"]
+    result = run(RunConfig.make("pmnist", "er", changes, seed=1))
+    benchmark = steppe.PMNIST(tasks=3, samples=60, test_samples=80)
+    tasks, settings = benchmark.stream(1), RunConfig.make("pmnist", "er").method_settings
+    learner = steppe.Learner(benchmark.model(1), settings, seed=1)
+    assert result["untrained"] == learner.evaluate(tasks)
+    ahead = []
+    for place, task in enumerate(tasks):
+        ahead += learner.evaluate(task) if place else []
+        learner.learn(task, epochs=1, batch_size=10, glances=5)
+    assert result["ahead"] == ahead
+    expected = sum(found - chance for found, chance in zip(ahead, result["untrained"][1:], strict=True)) / 2
+    assert result["forward_transfer"] == pytest.approx(expected)
+    assert f"forward transfer {expected:.2f}" in summary(result)
+
+
+@pytest.mark.parametrize("method", ["multitask", "oracle"])
+def test_what_is_not_learnt_in_order_has_no_forward_transfer(method: str) -> None:
+    changes = ["benchmark.tasks=2", "benchmark.samples=20", "benchmark.test_samples=20"]
+    result = run(RunConfig.make("pmnist", method, changes))
+    assert result["forward_transfer"] is None
+    assert "forward transfer" not in summary(result)
+
+
 def test_published_figures_stand_beside_the_papers_own_settings_alone() -> None:
     file = Path(__file__).parents[1] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
     own = json.loads(file.read_text(encoding="utf-8"))
@@ -174,5 +199,26 @@ def test_published_figures_stand_beside_the_papers_own_settings_alone() -> None:
     changed = {**own, "command": f"{own['command']} --set method.buffer=50"}
     assert "the method's settings differ from its preset: published figures do not apply" in summary(changed)
     assert "68.31" not in summary(changed) + markdown([changed])
+    quoted = {**own, "command": f"{own['command']} --set 'method.thresholds=0.5, 0.6'"}
+    assert "68.31" not in summary(quoted) + markdown([quoted])
     shortened = {**own, "full_length": False}
     assert "68.31" not in summary(shortened) + markdown([shortened])
+
+
+def test_figures_that_are_not_the_papers_own_are_marked() -> None:
+    file = Path(__file__).parents[1] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
+    own = json.loads(file.read_text(encoding="utf-8"))
+    assert "†" not in summary(own) + markdown([own])
+    copied = {**own, "benchmark": "tiny-imagenet"}
+    assert "48.32 ± 1.51†" in summary(copied)
+    assert "48.32 ± 1.51†" in markdown([copied])
+    assert "† The paper took this figure from another" in summary(copied)
+    assert "† The paper took this figure from another" in markdown([copied])
+    assert r"$48.32 \pm 1.51^\dagger$" in latex([copied])
+    assert r"\footnotesize \dag{} The paper took" in latex([copied])
+    assert json.loads(as_json([copied], "x"))["rows"][0]["paper"]["acc"]["note"] == [
+        "† The paper took this figure from another, whose network or training differs."
+    ]
+    unprinted = {**own, "benchmark": "cifar100-split", "method": "a-gem"}
+    assert "65.90 ± 0.71‡" in markdown([unprinted])
+    assert "‡ In the source of the paper, but not in print." in markdown([unprinted])

@@ -9,7 +9,7 @@ import steppe.benchmarks
 import steppe.methods  # noqa: F401 - both announce themselves
 from steppe.errors import unknown
 from steppe.protocol import Training
-from steppe.published import published
+from steppe.published import notes_on_marks, published
 from steppe.registry import BENCHMARKS, METHODS, BenchmarkEntry, MethodEntry
 from steppe.settings import Settings
 
@@ -56,7 +56,7 @@ def _method(entry: MethodEntry) -> str:
         if (found := published(benchmark, entry.name))
     ]
     if figures:
-        lines += ["", "The paper's figures", *figures]
+        lines += ["", "The paper's figures", *figures, *(f"  {note}" for note in notes_on_marks("".join(figures)))]
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.action(options)
     except KeyboardInterrupt:
-        print("steppe: stopped by Ctrl-C; steppe resume DIR goes on with it.", file=sys.stderr)
+        print(f"steppe: stopped by Ctrl-C; {options.goes_on}.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,7 +40,7 @@ def _told(error: Exception) -> str:
         return in_one_line(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {disk_refusal(error)}."
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
         return "there is not enough memory: give smaller tasks, batches or buffers."
     return f"internal error: {type(error).__name__}: {in_one_line(error)}: run again with --debug."
 

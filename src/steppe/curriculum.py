@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from steppe.data.samples import Pair
+from steppe.data.samples import Pair, TensorSamples
 from steppe.errors import DataError
 from steppe.network import Network
 from steppe.seeding import Streams
@@ -42,7 +42,7 @@ class Curriculum:
         order = streams.generator("order")
         if len(self.tasks) > 1:
             count = sum(len(task.train) for task in self.tasks)
-            picks = torch.split(torch.randperm(count, generator=order), size)[skip:]
+            picks = torch.split(torch.randperm(count, generator=order, device="cpu"), size)[skip:]
             return self._mixed(picks, streams, outputs, device)
         with self.tasks[0].blamed("training"):
             pairs = self.tasks[0].train.batches(size, order, skip)
@@ -57,8 +57,8 @@ class Curriculum:
             yield self._part(0, pair, streams, outputs, device)
 
     def _mixed(self, picks: Sequence[Tensor], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
-        lengths = torch.tensor([len(task.train) for task in self.tasks])
-        owner = torch.repeat_interleave(torch.arange(len(self.tasks)), lengths)
+        lengths = torch.tensor([len(task.train) for task in self.tasks], device="cpu")
+        owner = torch.repeat_interleave(torch.arange(len(self.tasks), device="cpu"), lengths)
         start = lengths.cumsum(0) - lengths
         for pick in picks:
             owners = owner[pick]
@@ -73,7 +73,8 @@ class Curriculum:
         """Samples of one task as a batch."""
         task = self.tasks[number]
         x, y = pair
-        task.check_labels(y, outputs)
+        if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
+            task.check_labels(y, outputs)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         if task.augment is not None:
             x = task.augment(x, streams.generator("augmentation"))
@@ -95,9 +96,12 @@ class Curriculum:
         with network.mode(training=False):
             for number, task in enumerate(self.tasks):
                 assert task.valid is not None
+                before = count
                 with task.blamed("validation"):
                     for x, y in task.valid.batches(size, None):
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)
                         count += len(y)
+                    if count == before:
+                        raise DataError("gave no batch (a DataLoader that drops its last?).")
         return float(total) / count

@@ -8,11 +8,12 @@ from statistics import fmean
 from typing import Any, TypeGuard
 
 from steppe.logs import told_at_the_end
-from steppe.published import Figure
+from steppe.published import Figure, notes_on_marks
 from steppe.tables import Result, Row, note_on_comparison, rows, seconds_per_task
 
 _HEADER = (
     *("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "learning accuracy", "forgetting"),
+    "forward transfer",
     *("ranks", "λ", "lowest λ", "s / task", "kB"),
 )
 _NOTE = (
@@ -32,8 +33,9 @@ def details(runs: Mapping[Path, Result]) -> str:
         body.append(_cells(row, own))
     kept = [column for column in range(len(_HEADER)) if any(cells[column] for cells in body)]
     lines = [[cells[column] for column in kept] for cells in (_HEADER, ["---"] * len(_HEADER), *body)]
+    table = [f"| {' | '.join(line)} |" for line in lines]
     note = note_on_comparison(list(runs.values()))
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", _NOTE, *([note] if note else [])]) + "\n"
+    return "\n".join([*table, "", _NOTE, *([note] if note else []), *notes_on_marks("".join(table))]) + "\n"
 
 
 def _cells(row: Row, runs: Mapping[Path, Result]) -> Sequence[str]:
@@ -43,6 +45,7 @@ def _cells(row: Row, runs: Mapping[Path, Result]) -> Sequence[str]:
         row.method,
         str(len(row.seeds)),
         *map(_text, (row.acc, row.bwt, row.paper.get("acc"), row.paper.get("bwt"), row.learning_acc, row.forgetting)),
+        _text(row.forward_transfer),
         _ranks(told),
         _share(means),
         _share(lowest),

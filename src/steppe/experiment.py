@@ -131,11 +131,12 @@ class _Run:
             stage = stages[number]
             if stage.start == 0 and number > 0 and not self._learner.interrupted:  # everything so far from the start
                 self._learner = _learner(config)
+            tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else 0.0
             learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), watch=self._tell)  # type: ignore[arg-type]
             started = time.perf_counter()
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
-            spent = {**learnt.seconds, "evaluate": time.perf_counter() - started}
+            spent = {**learnt.seconds, "evaluate": tested + time.perf_counter() - started}
             self._per_task.append({"seconds": spent, "bytes": learnt.bytes, "updates": learnt.updates})
             self._stage = number + 1
             place = stage.stop - 1
@@ -143,6 +144,18 @@ class _Run:
                 self._directory.save_weights(self._learner.model, place)
             name = tasks[place].name
             self._tell(TaskEnded(place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.record))
+
+    def _test_ahead(self, place: int) -> float:
+        """Test the task at this place before it is learnt, and before the first one all of them, for forward transfer;
+        returns the seconds it took. In the middle of a task it was done before.
+        """
+        started = time.perf_counter()
+        if not self._learner.interrupted:
+            if place == 0:
+                self._matrix.untrained = self._learner.evaluate(self._tasks)
+            elif self._matrix.untrained and len(self._matrix.ahead) < place:
+                self._matrix.ahead += self._learner.evaluate(self._tasks[place])
+        return time.perf_counter() - started
 
     def _tell(self, event: Event) -> None:
         """Log and show what happened; keep a state after every task and, within one, every so often."""
@@ -163,6 +176,8 @@ class _Run:
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
             "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
+            "untrained": self._matrix.untrained,
+            "ahead": self._matrix.ahead,
             "per_task": self._per_task,
             "remarks": self._remarks,
             "learner": self._learner.state(),
@@ -196,6 +211,8 @@ class _Run:
         for task in self._per_task:
             float(task["updates"]), [float(task["seconds"][kind]) for kind in _KINDS], dict(task["bytes"])
         self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
+        for name in ("untrained", "ahead"):  # states of older versions have none
+            setattr(self._matrix, name, [float(value) for value in state.get(name, [])])
         self._learner.load_state(state["learner"])
         fitting = state["learner"]["fitting"]
         self._epochs_before = 0 if fitting is None else int(fitting["epoch"])
@@ -222,7 +239,10 @@ class _Run:
             "bwt": matrix.bwt,
             "learning_acc": matrix.learning_acc,
             "forgetting": matrix.forgetting,
+            "forward_transfer": matrix.forward_transfer,
             "accuracy": matrix.square(),
+            "untrained": matrix.untrained,
+            "ahead": matrix.ahead,
             "updates": sum(task["updates"] for task in per_task),
             "seconds": {kind: sum(task["seconds"][kind] for task in per_task) for kind in _KINDS},
             "bytes": per_task[-1]["bytes"],
@@ -237,7 +257,8 @@ class _Run:
 
 
 def _in_a_row(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:
-    return torch.tensor([value for row in rows if row is not None for value in row], dtype=torch.float64)
+    values = [value for row in rows if row is not None for value in row]
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def _in_rows(lengths: Sequence[int | None], values: torch.Tensor) -> list[list[float] | None]:

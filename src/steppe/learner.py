@@ -322,12 +322,15 @@ class Learner:
             labels = getattr(part, "y", None)
             if labels is not None:
                 task.check_labels(labels, self._outputs)
-        if task.test is not None:
-            with task.blamed("test"):
-                shape = tuple(task.test.first()[0].shape[1:])
+        for words, part in (("test", task.test), ("validation", task.valid)):
+            if part is None:
+                continue
+            with task.blamed(words):
+                shape = tuple(part.first()[0].shape[1:])
             if shape != kind[0]:
                 raise DataError(
-                    f"{task.name}: test inputs have shape {shape}, training inputs {kind[0]}: give both the same shape."
+                    f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: "
+                    "give both the same shape."
                 )
 
     def _check_weights(self, name: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from steppe.curriculum import Curriculum
-from steppe.errors import DataError, UsageError, shown
+from steppe.errors import DataError, ModelError, UsageError, shown
 from steppe.methods.base import MethodSettings
 from steppe.protocol import Training
 from steppe.state import State
@@ -21,6 +21,11 @@ def check_given(
     """Refuse arguments of another kind than a learner is made of."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module.")
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise ModelError(
+                f"the layer {name!r} has sparse gradients, which methods cannot use: give it sparse=False."
+            )
     if not isinstance(method, MethodSettings):
         raise UsageError(f"method is {shown(method)}: give a method's settings, such as steppe.FSDGPM().")
     if type(seed) is not int:

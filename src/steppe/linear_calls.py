@@ -58,8 +58,8 @@ def recorded_calls(linear: Mapping[str, Sequence[nn.Module]]) -> Iterator[dict[s
 def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: Tensor) -> list[str]:
     """The weights whose gradient really is the sum of their layers' outer products.
 
-    Not so where a layer computes something else with its weight, or the model uses the weight elsewhere too; seen by
-    comparison with autograd on a few prepared inputs.
+    Not so where a layer computes something else with its weight, or in another precision, or the model uses the weight
+    elsewhere too; seen by comparison with autograd on a few prepared inputs.
     """
     weights = dict(model.named_parameters())
     with torch.enable_grad(), recorded_calls(linear) as calls:
@@ -74,7 +74,10 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
     truths, slopes = found[: len(seen)], iter(found[len(seen) :])
     true = []
     for (name, made), truth in zip(seen.items(), truths, strict=True):
-        product = outer_product(made, [next(slopes) for _ in made], len(weights[name])).dense()
+        own = [next(slopes) for _ in made]
+        if {part.dtype for part in (*own, *(call.input for call in made)) if part is not None} != {weights[name].dtype}:
+            continue  # mixed precision
+        product = outer_product(made, own, len(weights[name])).dense()
         expected = torch.zeros_like(product) if truth is None else truth
         if torch.allclose(product, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max() + 1)):
             true.append(name)

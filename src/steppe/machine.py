@@ -22,7 +22,7 @@ _NAMES = ("model name", "cpu model", "cpu", "Hardware")  # of the processor in i
 @functools.cache
 def machine() -> Machine:
     """What times, and the last bits of numbers, may depend on; what the system does not tell is left out."""
-    found: Machine = {"processor": printable(_processor()), "cores": _cores(), "system": printable(_system())}
+    found: Machine = {"processor": printable(_processor()), "cores": usable_cores(), "system": printable(_system())}
     if memory := _memory():
         found["memory_gib"] = round(memory / 2**30, 1)
     return {name: value for name, value in found.items() if value}
@@ -52,8 +52,8 @@ def _processor() -> str:
     return next((told[name] for name in _NAMES if told.get(name)), "") or platform.processor() or platform.machine()
 
 
-def _cores() -> int:
-    """How many this process may use."""
+def usable_cores() -> int:
+    """How many cores this process may use; 0 where the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 

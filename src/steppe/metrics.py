@@ -12,10 +12,15 @@ class AccuracyMatrix:
 
     Tasks learnt together leave rows out: `append(row, learnt=3)` tells that three tasks came at once, so only the row
     after the last of them exists, and measures that need the others are None.
+
+    For forward transfer two more are filled in: `untrained`, the untrained network's accuracy on every task, and
+    `ahead`, that on each task but the first just before it is learnt.
     """
 
     def __init__(self, rows: Sequence[Sequence[float]] = ()) -> None:
         self.rows: list[list[float] | None] = []
+        self.untrained: list[float] = []
+        self.ahead: list[float] = []
         for row in rows:
             self.append(row)
 
@@ -61,6 +66,15 @@ class AccuracyMatrix:
             return None
         best = [max(row[j] for row in rows[j:-1]) for j in range(len(rows) - 1)]
         return _mean([top - now for top, now in zip(best, self.last[:-1], strict=True)])
+
+    @property
+    def forward_transfer(self) -> float | None:
+        """Mean of `R[j−1][j]`, less the untrained network's accuracy on task j, over the T − 1 later tasks; 0 for one
+        task, None where it was not measured.
+        """
+        if len(self.untrained) != len(self.rows) or len(self.ahead) != len(self.rows) - 1:
+            return None
+        return _mean([before - chance for before, chance in zip(self.ahead, self.untrained[1:], strict=True)])
 
     def square(self) -> list[list[float | None]]:
         """R as a square with None above the diagonal and in rows left out."""

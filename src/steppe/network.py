@@ -149,8 +149,8 @@ class Network:
         """Let each task's loss see the rows of its head alone, where there are heads."""
         if any(head is not None for head in self._heads):
             rows = [range(outputs) if head is None else head for head in self._heads]
-            ends = torch.tensor([(head.start, head.stop) for head in rows])
-            columns = torch.arange(outputs)
+            ends = torch.tensor([(head.start, head.stop) for head in rows], device="cpu")
+            columns = torch.arange(outputs, device="cpu")
             self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self.device)
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
@@ -368,10 +368,13 @@ class Network:
 
     @contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:
-        """Train or eval mode inside; afterwards every module is in the mode it was found in."""
+        """Train or eval mode inside; afterwards every module is in the mode it was found in. Parts that their owner put
+        in eval mode and has frozen stay in it.
+        """
         found = [(module, module.training) for module in self.model.modules()]
+        frozen = [module for module, was in found if not was and _is_frozen(module)]
         self.model.train(training)
-        for module in self._resting:
+        for module in [*self._resting, *frozen]:
             module.eval()
         try:
             yield
@@ -380,9 +383,15 @@ class Network:
                 module.training = was
 
 
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a part has weights, and none of them is to be learnt."""
+    weights = list(module.parameters())
+    return bool(weights) and not any(weight.requires_grad for weight in weights)
+
+
 def unit_range(x: Tensor) -> Tensor:
     """The default preparation: bytes become numbers from 0 to 1; everything else stays as it is."""
     return x.float().div_(_LEVELS) if x.dtype == torch.uint8 else x
 
 
-_LEVELS = torch.tensor(255.0)  # a tensor, for the reason given at `number`
+_LEVELS = torch.tensor(255.0, device="cpu")  # a tensor, for the reason given at `number`

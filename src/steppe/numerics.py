@@ -39,7 +39,7 @@ def loaded_left_alone() -> Iterator[None]:
 
 def _flushing() -> bool:
     """Whether denormals are flushed now; torch can set it but not tell it."""
-    smallest = torch.full((1,), torch.finfo(torch.float64).tiny, dtype=torch.float64)
+    smallest = torch.full((1,), torch.finfo(torch.float64).tiny, dtype=torch.float64, device="cpu")
     return not bool(smallest / 2)
 
 

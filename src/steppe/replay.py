@@ -9,7 +9,7 @@ from torch import Tensor
 
 from steppe.errors import UsageError
 from steppe.state import State
-from steppe.types import Batch
+from steppe.types import Batch, index_of
 
 
 class Reservoir:
@@ -42,7 +42,7 @@ class Reservoir:
             if slot < self.capacity:
                 slots[slot] = sample
         if slots:
-            where, which = torch.tensor(list(slots)), torch.tensor(list(slots.values()))
+            where, which = (index_of(places, batch.y.device) for places in (slots, slots.values()))
             for kept, new in zip(_parts(self._stored), _parts(batch), strict=True):
                 kept[where] = new[which]
             if self._notes is not None and notes is not None:
@@ -64,7 +64,7 @@ class Reservoir:
     def _picked(self, count: int) -> Tensor:
         assert self._stored is not None
         held = min(self.age, self.capacity)
-        return torch.tensor(self._draws.sample(range(held), min(count, held)), device=self._stored.y.device)
+        return index_of(self._draws.sample(range(held), min(count, held)), self._stored.y.device)
 
     def state(self) -> State:
         """Age and content, without the room that is not filled yet."""

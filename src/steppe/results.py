@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
 from typing import Any
 
 _SECTIONS = ("run", "benchmark", "training", "method")
@@ -62,6 +64,11 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     "versions": _all(_text),
     "config": _all(_all(lambda value: isinstance(value, list) or _setting(value)), *_SECTIONS),
 }
+_NEWER: dict[str, Callable[[object], bool]] = {  # not in results of older versions
+    "forward_transfer": _number_or_none,
+    "untrained": lambda value: isinstance(value, list) and all(map(_number, value)),
+    "ahead": lambda value: isinstance(value, list) and all(map(_number, value)),
+}
 
 
 def checked_result(data: Any) -> dict[str, Any]:
@@ -74,7 +81,22 @@ def checked_result(data: Any) -> dict[str, Any]:
     remarks = data.get("remarks", [])
     if not isinstance(remarks, list) or not all(map(_text, remarks)):
         raise ValueError("its field 'remarks' is not a list of texts")
+    for name, right in _NEWER.items():
+        if name in data and not right(data[name]):
+            raise ValueError(f"its field {name!r} is not what a result has there")
     machine = data.get("machine", {})  # not in results of older versions
     if not _all(lambda value: _number(value) or _text(value))(machine):
         raise ValueError("its field 'machine' is not what a result has there")
     return data
+
+
+def settings_given(result: Mapping[str, Any], sections: Collection[str]) -> dict[str, str]:
+    """What a result's command sets beyond its preset, in these sections, by dotted key; its preset may have changed
+    since.
+    """
+    try:
+        words = shlex.split(result["command"])
+    except ValueError:
+        return {}
+    pairs = [given.partition("=") for option, given in pairwise(words) if option == "--set"]
+    return {key: value for key, _, value in pairs if key.split(".", 1)[0] in sections and "." in key}

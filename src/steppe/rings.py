@@ -24,7 +24,7 @@ class Rings:
         self._current = -1
         self._position = 0
         self._stored: Batch | None = None  # preallocated at the first write; rings follow each other
-        self._written = torch.zeros(tasks * self.slots, dtype=torch.bool)
+        self._written = torch.zeros(tasks * self.slots, dtype=torch.bool, device="cpu")
 
     def begin_task(self) -> None:
         """Open the next task's ring."""
@@ -48,7 +48,7 @@ class Rings:
         if self._stored is None:
             return []
         rings = (range(task * self.slots, (task + 1) * self.slots) for task in range(self._current))
-        held = (self._stored[torch.tensor(ring)[self._written[ring.start : ring.stop]]] for ring in rings)
+        held = (self._stored[torch.tensor(ring, device="cpu")[self._written[ring.start : ring.stop]]] for ring in rings)
         return [batch for batch in held if len(batch)]
 
     def state(self) -> State:

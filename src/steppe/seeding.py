@@ -96,7 +96,7 @@ def _words(picker: random.Random) -> torch.Tensor:
     here draws them.
     """
     version, inner, _ = picker.getstate()
-    return torch.tensor([version, *inner])
+    return torch.tensor([version, *inner], device="cpu")
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.machine import described
-from steppe.published import Figure, published
+from steppe.published import Figure, notes_on_marks, published
+from steppe.results import settings_given
 
 Result = dict[str, Any]
 
@@ -24,6 +25,7 @@ class Row:
     bwt: Figure | None
     learning_acc: Figure | None
     forgetting: Figure | None
+    forward_transfer: Figure | None
     seconds: Figure | None
     paper: dict[str, Figure]
     released: dict[str, Figure]
@@ -37,7 +39,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 def comparable(result: Result) -> bool:
     """Whether published figures may stand beside a result: its tasks, training and method are the paper's."""
-    return result["full_length"] and "--set method." not in result["command"]
+    return result["full_length"] and not settings_given(result, ("method",))
 
 
 def seconds_per_task(result: Result) -> float:
@@ -62,6 +64,7 @@ def _row(results: Sequence[Result]) -> Row:
         bwt=over_seeds(lambda result: result["bwt"]),
         learning_acc=over_seeds(lambda result: result["learning_acc"]),
         forgetting=over_seeds(lambda result: result["forgetting"]),
+        forward_transfer=over_seeds(lambda result: result.get("forward_transfer")),
         seconds=over_seeds(lambda result: sum(result["seconds"].values())),
         paper=published(first["benchmark"], first["method"]) if beside else {},
         released=published(first["benchmark"], first["method"], "released") if beside else {},
@@ -89,7 +92,7 @@ def markdown(results: Sequence[Result]) -> str:
     notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
     if note := note_on_comparison(results):
         notes.append(note)
-    notes += _remarks(results)
+    notes += [*notes_on_marks("".join(lines)), *_remarks(results)]
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -116,12 +119,10 @@ def latex(results: Sequence[Result]) -> str:
 
     body = [line([_latex_text(cells(row)[0]), *map(_latex_number, cells(row)[1:])]) for row in rows(results)]
     columns = "l" + "r" * (len(_HEADER) - 1)
+    notes = [*notes_on_marks("".join(text for row in rows(results) for text in cells(row))), *_remarks(results)]
     return "\n".join(
         [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_HEADER), r"\midrule", *body, r"\bottomrule"]
-        + [
-            rf"\multicolumn{{{len(_HEADER)}}}{{l}}{{\footnotesize {_latex_text(remark)}}} \\"
-            for remark in _remarks(results)
-        ]
+        + [rf"\multicolumn{{{len(_HEADER)}}}{{l}}{{\footnotesize {_latex_text(note)}}} \\" for note in notes]
         + [r"\end{tabular}", ""]
     )
 
@@ -129,14 +130,21 @@ def latex(results: Sequence[Result]) -> str:
 def as_json(results: Sequence[Result], command: str) -> str:
     """The study's table with everything that identifies it."""
 
-    def plain(figure: Figure | None) -> dict[str, float | None] | None:
-        return None if figure is None else {"mean": figure.mean, "std": figure.std}
+    def plain(figure: Figure | None) -> dict[str, Any] | None:
+        if figure is None:
+            return None
+        return {
+            "mean": figure.mean,
+            "std": figure.std,
+            **({"note": notes_on_marks(figure.mark)} if figure.mark else {}),
+        }
 
     table = [
         {
             "method": row.method,
             "seeds": row.seeds,
             **{name: plain(getattr(row, name)) for name in ("acc", "bwt", "learning_acc", "forgetting", "seconds")},
+            **({} if row.forward_transfer is None else {"forward_transfer": plain(row.forward_transfer)}),
             "paper": {measure: plain(figure) for measure, figure in row.paper.items()},
             "released": {measure: plain(figure) for measure, figure in row.released.items()},
         }
@@ -156,19 +164,27 @@ def as_json(results: Sequence[Result], command: str) -> str:
     return json.dumps(identified, indent=1) + "\n"
 
 
-_MEASURES = {"acc": "ACC", "bwt": "BWT", "learning_acc": "learning accuracy", "forgetting": "forgetting"}
+_MEASURES = {
+    "acc": "ACC",
+    "bwt": "BWT",
+    "learning_acc": "learning accuracy",
+    "forgetting": "forgetting",
+    "forward_transfer": "forward transfer",
+}
 
 
 def summary(result: Result) -> str:
     """One run in a few lines, the published figures beside it."""
+    measured = {words: result[key] for key, words in _MEASURES.items() if result.get(key) is not None}
     lines = [
         f"{result['benchmark']} · {result['method']} · seed {result['seed']}",
-        "  " + "   ".join(f"{words} {result[key]:.2f}" for key, words in _MEASURES.items() if result[key] is not None),
+        "  " + "   ".join(f"{words} {value:.2f}" for words, value in measured.items()),
     ]
     for source, words in (("paper", "paper (5 seeds)"), ("released", "its released code (5 seeds)")):
         figures = published(result["benchmark"], result["method"], source) if comparable(result) else {}
         if figures:
             lines.append(f"  {words}: " + "   ".join(f"{name.upper()} {figure}" for name, figure in figures.items()))
+            lines += [f"  {note}" for note in notes_on_marks(lines[-1])]
     if not result["full_length"]:
         lines.append("  tasks or training differ from the benchmark's own: published figures do not apply")
     elif not comparable(result):
@@ -221,10 +237,10 @@ def _line(values: Sequence[str]) -> str:
 def _latex_text(cell: str) -> str:
     for special in "_&%#":
         cell = cell.replace(special, "\\" + special)
-    return cell
+    return cell.replace("†", r"\dag{}").replace("‡", r"\ddag{}")
 
 
 def _latex_number(cell: str) -> str:
     """A number with its deviation in maths mode, so that the minus and the ± are set right."""
-    maths = cell.replace(" ± ", r" \pm ")
+    maths = cell.replace(" ± ", r" \pm ").replace("†", r"^\dagger").replace("‡", r"^\ddagger")
     return f"${maths}$" if cell else "--"

@@ -12,7 +12,8 @@ from steppe.data.samples import Samples, as_samples
 from steppe.errors import DataError
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
-"""Makes new variants of a batch of stored inputs, on their device, drawing from the generator alone."""
+"""Makes new variants of a batch of stored inputs, on their device, drawing from the generator alone, which is one of
+the CPU wherever the inputs are."""
 
 
 class Task:

@@ -254,7 +254,7 @@ class _Losses:
         return math.fsum(self._seen) / max(len(self._seen), 1)
 
     def state(self) -> State:
-        return torch.tensor(self._seen, dtype=torch.float64)
+        return torch.tensor(self._seen, dtype=torch.float64, device="cpu")
 
     def load_state(self, state: State) -> None:
         self._seen = state.tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -95,6 +95,11 @@ def of_same_inputs(parts: Sequence[Tensor | Outer]) -> TypeGuard[Sequence[Outer]
 def _stacked(parts: Sequence[Outer]) -> Outer:
     """The sum of matrices kept as factors."""
     return Outer(torch.cat([part.left for part in parts]), torch.cat([part.right for part in parts]))
+
+
+def index_of(places: Iterable[int], device: torch.device) -> Tensor:
+    """Places to index tensors on the device by, brought there without waiting for it."""
+    return torch.tensor(list(places), dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
 @dataclass(slots=True, eq=False)

@@ -86,8 +86,8 @@ def _labelled(pair: tuple[Tensor, Tensor], plan: Plan) -> tuple[Tensor, Tensor]:
     x, y = pair
     if plan.head is None or plan.classes is None:
         return x, y
-    rows = torch.zeros(max(plan.classes) + 1, dtype=torch.int64)
-    rows[list(plan.classes)] = torch.tensor(plan.head)
+    rows = torch.zeros(max(plan.classes) + 1, dtype=torch.int64, device="cpu")
+    rows[list(plan.classes)] = torch.tensor(plan.head, device="cpu")
     return x, rows[y]
 
 
@@ -97,7 +97,7 @@ Split = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def everything(y: Tensor) -> tuple[Tensor, Tensor]:
     """Train on all, validate on none."""
-    return torch.arange(len(y)), torch.arange(0)
+    return torch.arange(len(y), device="cpu"), torch.arange(0, device="cpu")
 
 
 def chosen(count: int, seed: int, *, held_out: float = 0.0) -> Split:
@@ -105,7 +105,7 @@ def chosen(count: int, seed: int, *, held_out: float = 0.0) -> Split:
     choices = torch.Generator().manual_seed(seed)
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
-        picked = torch.randperm(len(y), generator=choices)[:count]
+        picked = torch.randperm(len(y), generator=choices, device="cpu")[:count]
         valid = round(held_out * len(picked))
         return picked[valid:], picked[:valid]
 

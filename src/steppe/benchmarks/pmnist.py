@@ -43,7 +43,7 @@ class PMNIST(ImageBenchmark):
         """One permutation after another, the same for every seed."""
         shuffles = torch.Generator().manual_seed(_PERMUTATION_SEED)
         return [
-            Plan(f"permutation {number + 1}", view=_reorder(torch.randperm(784, generator=shuffles)))
+            Plan(f"permutation {number + 1}", view=_reorder(torch.randperm(784, generator=shuffles, device="cpu")))
             for number in range(self.tasks)
         ]
 

@@ -53,7 +53,8 @@ class RotatedMNIST(ImageBenchmark):
 def turned(degrees: float) -> Callable[[Tensor], Tensor]:
     """Turns flat digits, (n, 784), counter-clockwise about their middle, bilinearly; what comes in is black."""
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    back = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]])  # from a place in the result to one in the image
+    # From a place in the result to one in the image.
+    back = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]], device="cpu")
 
     def view(images: Tensor) -> Tensor:
         pixels = images.reshape(-1, 1, 28, 28).float()

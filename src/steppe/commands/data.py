@@ -26,7 +26,13 @@ examples:
 
 def add(commands: Commands) -> None:
     """Make the command known; without a command of its own it lists."""
-    parser = commands.add("data", "List, fetch, verify and locate the data sets.", _list, _EXAMPLES)
+    parser = commands.add(
+        "data",
+        "List, fetch, verify and locate the data sets.",
+        _list,
+        _EXAMPLES,
+        goes_on="the same command goes on with it",
+    )
     add_data_option(parser)
     inner = parser.add_subparsers(metavar="COMMAND")
 

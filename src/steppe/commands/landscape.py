@@ -37,7 +37,11 @@ _SETTINGS = ("samples", "directions", "points", "range", "radius", "sigma", "del
 def add(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add(
-        "landscape", "Measure the loss around a run's weights: profiles, flatness, bound.", _landscape, _EXAMPLES
+        "landscape",
+        "Measure the loss around a run's weights: profiles, flatness, bound.",
+        _landscape,
+        _EXAMPLES,
+        goes_on="the same command with --resume goes on with it",
     )
     parser.add_argument("directories", nargs="+", type=Path, metavar="RUN", help="runs or studies, finished or not")
     parser.add_argument("--samples", metavar="N", help="training samples of each task (default: 1000)")

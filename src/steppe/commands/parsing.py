@@ -21,12 +21,22 @@ class Commands:
     def __init__(self, parsers: _Parsers) -> None:
         self._parsers = parsers
 
-    def add(self, name: str, text: str, action: Action, examples: str = "") -> argparse.ArgumentParser:
-        """A command's parser, whose arguments its file fills in; `action` gets them and gives the exit code."""
+    def add(
+        self,
+        name: str,
+        text: str,
+        action: Action,
+        examples: str = "",
+        *,
+        goes_on: str = "the same command does it anew",
+    ) -> argparse.ArgumentParser:
+        """A command's parser, whose arguments its file fills in; `action` gets them and gives the exit code, `goes_on`
+        says how to go on when it was stopped.
+        """
         parser: argparse.ArgumentParser = self._parsers.add_parser(
             name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        parser.set_defaults(action=action)
+        parser.set_defaults(action=action, goes_on=goes_on)
         return parser
 
 

@@ -15,7 +15,6 @@ from steppe.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from steppe.reproduction import Recipe
-    from steppe.study import Job
 
 FLATNESS = "flatness.json"
 _EXAMPLES = """\
@@ -30,7 +29,11 @@ examples:
 def add(commands: Commands) -> None:
     """Make the command known."""
     parser = commands.add(
-        "reproduce", "Do what a table or figure of the paper takes, and make it.", _reproduce, _EXAMPLES
+        "reproduce",
+        "Do what a table or figure of the paper takes, and make it.",
+        _reproduce,
+        _EXAMPLES,
+        goes_on="the same command goes on with it",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="which (see --list)")
     parser.add_argument("--list", action="store_true", help="what there is, and how much of it is done in --out")
@@ -78,11 +81,13 @@ def _list(options: argparse.Namespace) -> int:
     from steppe.reproduction import RECIPES
     from steppe.runs import RESULT
 
+    if options.name is not None and options.name not in RECIPES:
+        raise unknown("reproduction", options.name, RECIPES)
     for name, recipe in RECIPES.items():
         if options.name not in (None, name):
             continue
         out = options.out or Path("reproduction") / name
-        jobs = _jobs(options, recipe, out)
+        jobs = [job for part in recipe.parts for job in part.jobs(out, options.seeds or recipe.seeds, [])]
         done = sum((job.out / RESULT).exists() for job in jobs)
         print(f"{name}: {recipe.text}")
         drawn = f"; figures: {', '.join(recipe.figures)}" if recipe.figures else ""
@@ -92,11 +97,6 @@ def _list(options: argparse.Namespace) -> int:
 
 def _changes(options: argparse.Namespace) -> list[str]:
     return [] if options.samples is None else [f"benchmark.samples={options.samples}"]
-
-
-def _jobs(options: argparse.Namespace, recipe: Recipe, out: Path) -> list[Job]:
-    seeds = options.seeds or recipe.seeds
-    return [job for part in recipe.parts for job in part.jobs(out, seeds, _changes(options))]
 
 
 def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:

@@ -26,7 +26,13 @@ examples:
 
 def add(commands: Commands) -> None:
     """Make the command known."""
-    parser = commands.add("resume", "Go on with a run or a study that was stopped.", _resume, _EXAMPLES)
+    parser = commands.add(
+        "resume",
+        "Go on with a run or a study that was stopped.",
+        _resume,
+        _EXAMPLES,
+        goes_on="the same command goes on with it",
+    )
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run's or the study's directory")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core)")
     parser.add_argument(

@@ -29,7 +29,9 @@ examples:
 
 def add(commands: Commands) -> None:
     """Make the command known."""
-    parser = commands.add("run", "Train one method on one benchmark.", _run, _EXAMPLES)
+    parser = commands.add(
+        "run", "Train one method on one benchmark.", _run, _EXAMPLES, goes_on="steppe resume DIR goes on with it"
+    )
     parser.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="which tasks (see steppe list)")
     parser.add_argument("method", nargs="?", metavar="METHOD", help="how to learn them (see steppe list)")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")

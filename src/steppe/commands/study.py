@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,13 @@ examples:
 
 def add(commands: Commands) -> None:
     """Make the command known."""
-    parser = commands.add("study", "Train several methods with several seeds, and compare.", _study, _EXAMPLES)
+    parser = commands.add(
+        "study",
+        "Train several methods with several seeds, and compare.",
+        _study,
+        _EXAMPLES,
+        goes_on="steppe resume DIR goes on with it",
+    )
     parser.add_argument("benchmark", metavar="BENCHMARK", help="which tasks (see steppe list)")
     parser.add_argument("names", nargs="*", metavar="METHOD", help="the methods to compare")
     parser.add_argument(
@@ -98,12 +103,13 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
 def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], command: str, *, resume: bool) -> int:
     """Do the runs, show how they go, write and print the table, name those that failed."""
     from steppe.display import make_display
+    from steppe.machine import usable_cores
     from steppe.report.page import write_report
     from steppe.runs import PAGE
     from steppe.study import run_all, write_tables
     from steppe.tables import markdown
 
-    workers = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
+    workers = min(options.jobs or max(usable_cores(), 1), len(jobs))
     every = 60 * options.checkpoint_every
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
         outcome = run_all(jobs, workers, display, resume=resume, crowd=options.jobs is None, checkpoint_every=every)

@@ -116,7 +116,7 @@ def _arrays(listed: Listed, size: int) -> tuple[Tensor, Tensor]:
     for place, (file, _, _) in enumerate(listed):
         image = decode(read_file(file, _LARGEST_FILE), str(file), _FORMATS, resized=size)
         if images is None:
-            images = torch.empty((len(listed), *image.shape), dtype=torch.uint8)
+            images = torch.empty((len(listed), *image.shape), dtype=torch.uint8, device="cpu")
         if image.shape != images.shape[1:]:
             raise DataError(
                 f"{file} is of {image.shape[2]} × {image.shape[1]} pixels, {listed[0][0]} of {images.shape[3]} × "
@@ -124,4 +124,4 @@ def _arrays(listed: Listed, size: int) -> tuple[Tensor, Tensor]:
             )
         images[place] = image
     assert images is not None  # no class is empty
-    return images, torch.tensor([label for _, label, _ in listed])
+    return images, torch.tensor([label for _, label, _ in listed], device="cpu")

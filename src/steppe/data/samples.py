@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from steppe.errors import DataError
+from steppe.errors import DataError, in_one_line
 
 Pair = tuple[Tensor, Tensor]
 
@@ -29,7 +29,10 @@ class Samples(ABC):
         """Every sample once, in batches (the last may be smaller); shuffled by `order` where one is given. The order is
         drawn at once, and the first `skip` batches of it are passed over.
         """
-        indices = torch.arange(len(self)) if order is None else torch.randperm(len(self), generator=order)
+        count = len(self)
+        indices = (
+            torch.arange(count, device="cpu") if order is None else torch.randperm(count, generator=order, device="cpu")
+        )
         return (self.take(pick) for pick in torch.split(indices, size)[skip:])
 
     def first(self) -> Pair:
@@ -56,7 +59,7 @@ class TensorSamples(Samples):
                 f"holds inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}: "
                 "give as many labels as inputs, in one dimension."
             )
-        self.x, self.y, self.view = x, checked_labels(y), view
+        self.x, self.y, self.view = x.detach(), checked_labels(y), view
         check_finite(x)
 
     def __len__(self) -> int:
@@ -91,7 +94,7 @@ class DatasetSamples(Samples):
         return len(cast(Sized, self.dataset))
 
     def take(self, indices: Tensor) -> Pair:
-        return _checked_pair(default_collate([self.dataset[int(i)] for i in indices]), indices)
+        return _checked_pair(_collated(default_collate, [self.dataset[int(i)] for i in indices]), indices)
 
 
 class LoaderSamples(Samples):
@@ -119,8 +122,11 @@ class LoaderSamples(Samples):
     def first(self) -> Pair:
         if len(self) == 0:
             raise DataError("is empty: it holds no sample.")
-        collate = self.loader.collate_fn or default_collate
-        return _checked_pair(collate([self.loader.dataset[0]]))
+        if isinstance(self.loader.dataset, IterableDataset):
+            raise DataError("is a DataLoader over an IterableDataset: give one over a map-style Dataset, or tensors.")
+        sample = self.loader.dataset[0]
+        whole = self.loader.batch_sampler is None  # the dataset gives batches, not samples
+        return _checked_pair(_collated(self.loader.collate_fn or default_collate, sample if whole else [sample]))
 
     def count_batches(self, size: int) -> int:
         return len(self.loader)
@@ -161,9 +167,24 @@ def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
         raise DataError(f"holds NaN or infinity in its inputs, first in sample {place}: clean the data.")
 
 
+def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
+    try:
+        return collate(samples)
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"cannot be put together into a batch ({in_one_line(error)}): let every sample be a tensor or array, all "
+            "of one shape, with a class number (of images: add a transform such as ToTensor; of sequences: pad them)."
+        ) from error
+
+
 def _checked_pair(pair: Any, indices: Tensor | None = None) -> Pair:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
         raise DataError("gives something else than (input, label) pairs of tensors or numbers.")
     x, y = pair
+    if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
+        raise DataError(
+            f"gives a batch of inputs of shape {tuple(x.shape)} with labels of shape {tuple(y.shape)}: "
+            "give one class number with each input."
+        )
     check_finite(x, indices)
-    return x, checked_labels(y)
+    return x.detach(), checked_labels(y)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from steppe.data import cifar100, mnist, tiny_imagenet
 from steppe.data.archives import unpack
@@ -181,13 +182,12 @@ def _alone(name: str) -> Iterator[None]:
     directory = data_directory()
     with filling(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / f".{name}.lock").open("w")
-    with file:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise DataError(f"{SETS[name].title} is being fetched by another process: wait for it.") from None
+        lock = FileLock(directory / f".{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise DataError(f"{SETS[name].title} is being fetched by another process: wait for it.") from None
+    try:
         yield
+    finally:
+        lock.release()

@@ -103,7 +103,7 @@ class TinyImageNet(ImageSet):
         chosen = range(len(self.classes)) if classes is None else classes
         labels = torch.as_tensor(list(chosen), dtype=torch.int64).repeat_interleave(PER_CLASS[part])
         images = [self._class(part, label) for label in chosen]
-        return torch.cat(images) if images else torch.empty(0, 3, _SIDE, _SIDE, dtype=torch.uint8), labels
+        return torch.cat(images) if images else torch.empty(0, 3, _SIDE, _SIDE, dtype=torch.uint8, device="cpu"), labels
 
     def decode_all(self, progress: Callable[[int, int], None]) -> int:
         """Decode every image once and keep none; returns their number. A broken one is an error that names it."""

@@ -48,13 +48,12 @@ def _deciles(axes: Any, runs: Sequence[Run], layer: str) -> None:
 def _ranks(axes: Any, runs: Sequence[Run], layer: str) -> None:
     size = 0
     for method, own in by_method(_with(runs, "ranks")).items():
-        samples = [
-            [record["ranks"][layer]["rank"] for record in run.records if layer in record.get("ranks", {})]
-            for run in own
-        ]
-        if samples[0]:
+        # A layer without a basis after a task is not in its record.
+        samples = [[record.get("ranks", {}).get(layer, {}).get("rank", 0) for record in run.records] for run in own]
+        of = [record["ranks"][layer]["of"] for run in own for record in run.records if layer in record.get("ranks", {})]
+        if of:
             curve(axes, range(1, len(samples[0]) + 1), samples, method, markersize=2.5)
-            size = max(size, *(record["ranks"][layer]["of"] for record in own[0].records))
+            size = max(size, *of)
     axes.axhline(size, color="0.5", linewidth=0.6)
     over_tasks(axes, "")
     axes.set_ylim(0, 1.06 * size)

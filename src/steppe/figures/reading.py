@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,16 +62,10 @@ class Run:
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """What the log tells of the method at each task's end; nothing where there is no log."""
-        from steppe.runs import LOG
+        from steppe.logs import events
 
-        file = self.path / LOG
-        if not file.exists():
-            return []
-        try:
-            events = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-            return [dict(event["method"]) for event in events if event["event"] == "TaskEnded"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{file} cannot be read as a log: {error}") from error
+        told = [event.get("method") for event in events(self.path) if event.get("event") == "TaskEnded"]
+        return [record for record in told if isinstance(record, dict)]
 
     @cached_property
     def landscape(self) -> Landscape | None:

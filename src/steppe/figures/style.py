@@ -15,8 +15,8 @@ from typing import Any
 
 from steppe.errors import RunError
 
-COLUMN, PAGE = 3.4, 7.0
-"""Inches: the width of a column, and of a page's text."""
+PAGE = 7.0
+"""Inches: the width of a page's text."""
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"),

@@ -96,7 +96,7 @@ def bound(
 
 def gaussian_kl(weights: Mapping[str, Tensor], centre: Mapping[str, Tensor] | None, sigma: float) -> float:
     """KL(N(w, σ²) ‖ N(c, σ²)) = ‖w − c‖² / 2σ², c being 0 where none is given."""
-    squares = torch.zeros((), dtype=torch.float64)
+    squares = torch.zeros((), dtype=torch.float64, device="cpu")
     for name, weight in weights.items():
         apart = weight.detach().double().cpu()
         squares += (apart if centre is None else apart - centre[name].detach().double().cpu()).square().sum()

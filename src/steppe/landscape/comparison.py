@@ -13,20 +13,15 @@ _WHEN = ("at_the_end", "when_learnt")
 
 
 def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for every run that has a landscape: ACC, BWT, and its flatness after its last task and just after each task
-    was learnt, as means over tasks. The best learner comes first.
+    """A row for every run whose landscape was measured at every task, just after it was learnt and in the end: ACC,
+    BWT, and its flatness then, as means over tasks. The best learner comes first.
     """
-    rows = [
-        {
-            "method": result["method"],
-            "seed": result["seed"],
-            "acc": result["acc"],
-            "bwt": result["bwt"],
-            **_means(read_landscape(path / LANDSCAPE)),
-        }
-        for path, result in results.items()
-        if (path / LANDSCAPE).exists()
-    ]
+    rows = []
+    for path, result in results.items():
+        landscape = read_landscape(path / LANDSCAPE) if (path / LANDSCAPE).exists() else None
+        if landscape is not None and _is_whole(landscape, len(result["accuracy"])):
+            known = {name: result[name] for name in ("method", "seed", "acc", "bwt")}
+            rows.append({**known, **_means(landscape)})
     return sorted(rows, key=lambda row: -row["acc"])
 
 
@@ -43,6 +38,12 @@ def rank_correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         if len(rows) > 2 and all(len(set(column)) > 1 for column in values):
             found.append({"measure": measure, "rank_correlation_with_acc": float(spearmanr(*values).statistic)})
     return found
+
+
+def _is_whole(landscape: Landscape, tasks: int) -> bool:
+    """Whether every task was measured when it was learnt, and all of them in the end."""
+    places = range(1, tasks + 1)
+    return all((task, task) in landscape.pairs and (tasks, task) in landscape.pairs for task in places)
 
 
 def _means(landscape: Landscape) -> dict[str, float]:

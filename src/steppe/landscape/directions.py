@@ -48,7 +48,7 @@ def noise(weights: Mapping[str, Tensor], seed: int, number: int) -> Direction:
 
 def _normal(weight: Tensor, generator: torch.Generator) -> Tensor:
     """Drawn on the CPU, so that every device gets the same."""
-    return torch.randn(weight.shape, dtype=weight.dtype, generator=generator).to(weight.device)
+    return torch.randn(weight.shape, dtype=weight.dtype, generator=generator, device="cpu").to(weight.device)
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steppe.errors import RunError, SteppeError, UsageError
-from steppe.files import write_whole, writing
+from steppe.files import read_bounded, write_whole, writing
 from steppe.landscape.bound import Bound, Noisy
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
@@ -105,11 +105,11 @@ def read_landscape(path: Path) -> Landscape:
     if not file.exists():
         raise UsageError(f"{file} is not there: steppe landscape RUN writes it.")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_bounded(file))
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
         return _landscape(data)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SteppeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SteppeError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{file} cannot be read as a landscape: {reason}") from error
 

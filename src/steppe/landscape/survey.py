@@ -206,10 +206,10 @@ class _Surveyor:
     def _samples(self, place: int) -> Batch:
         """Training samples of a task, prepared: all of them, or as many as asked for, chosen by the seed."""
         task, count = self.tasks[place], self.settings.samples
-        indices = torch.arange(len(task.train))
+        indices = torch.arange(len(task.train), device="cpu")
         if count < len(indices):
             generator = torch.Generator().manual_seed(Streams(self.settings.seed).derived(f"landscape samples {place}"))
-            indices = torch.randperm(len(indices), generator=generator)[:count].sort().values
+            indices = torch.randperm(len(indices), generator=generator, device="cpu")[:count].sort().values
         with task.blamed("training"):
             x, y = task.train.take(indices)
         return self.network.prepare(Batch(x, y, torch.full_like(y, place)))

@@ -80,8 +80,9 @@ class _AGEM(Method):
     def _reference(self) -> Direction:
         """g_ref at the present weights."""
         if self.settings.reference == "average":
-            share = torch.full((len(self.memory.past),), 1 / len(self.memory.past), dtype=self.network.dtype)
-            return self.memory.past.gradients(self.settings.clip).combined(share.to(self.network.device))
+            count, network = len(self.memory.past), self.network
+            share = torch.full((count,), 1 / count, dtype=network.dtype, device=network.device)
+            return self.memory.past.gradients(self.settings.clip).combined(share)
         batch = self.memory.past.draw(self.settings.reference_samples, self._draws)
         _, gradient = self.network.gradient(batch, statistics=False)
         return {name: multiplied(part) for name, part in clipped(gradient, self.settings.clip).items()}

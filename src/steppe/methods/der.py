@@ -49,7 +49,7 @@ class _DERPlusPlus(Method):
         self.settings, self.network = settings, network
         self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
         self.descent = Descent(network, settings.lr, settings.momentum)
-        self._output = torch.empty(0)  # of the batch observed last
+        self._output = torch.empty(0, device="cpu")  # of the batch observed last
 
     def observe(self, batch: Batch) -> Tensor:
         noted, labelled = self.replay.draw_noted(len(batch)), self.replay.draw(len(batch))

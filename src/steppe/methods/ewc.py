@@ -96,7 +96,8 @@ class Penalty:
         self.tasks = 0
         self.importance: Direction = {name: torch.zeros_like(w) for name, w in weights.items()}
         self.centre: Direction = {name: torch.zeros_like(w) for name, w in weights.items()}
-        self.scatter = torch.zeros((), dtype=torch.float64)
+        self.scatter = torch.zeros((), dtype=torch.float64, device="cpu")
+        self._scatter: Tensor | None = None  # the same as the weights are, and where they are
 
     def add(self, importance: Direction, weights: Mapping[str, Tensor]) -> None:
         """One more task: its F and the weights it ended with."""
@@ -110,6 +111,7 @@ class Penalty:
                 centre.add_(share * distance)
                 old.copy_(total)
         self.tasks += 1
+        self._scatter = None
 
     def __call__(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, Direction]:
         """The penalty and its gradient at the weights."""
@@ -117,7 +119,9 @@ class Penalty:
             distance = {name: w - self.centre[name] for name, w in weights.items()}
             half = {name: self.importance[name] * d for name, d in distance.items()}
             value = torch.stack([torch.dot(half[name].flatten(), d.flatten()) for name, d in distance.items()]).sum()
-            return value + self.scatter.to(value), {name: h.mul_(2) for name, h in half.items()}
+            if self._scatter is None:
+                self._scatter = self.scatter.to(value)
+            return value + self._scatter, {name: h.mul_(2) for name, h in half.items()}
 
     def state(self) -> State:
         """All of it."""
@@ -132,7 +136,7 @@ class Penalty:
             if not weight.shape == state["importance"][name].shape == state["centre"][name].shape:
                 raise ValueError(f"importance and centre of {name!r} are not of the weight's shape")
         self.tasks, self.importance, self.centre = state["tasks"], state["importance"], state["centre"]
-        self.scatter = state["scatter"].cpu()
+        self.scatter, self._scatter = state["scatter"].cpu(), None
 
     def bytes_held(self) -> dict[str, int]:
         """The two vectors, by kind: as much after the hundredth task as after the first."""

@@ -29,7 +29,7 @@ from steppe.seeding import Streams
 from steppe.settings import setting
 from steppe.state import State
 from steppe.task import Task
-from steppe.types import Batch
+from steppe.types import Batch, index_of
 
 _CHUNK = 256  # samples of a forward that only collects logits
 
@@ -115,7 +115,7 @@ class _ICaRL(Method):
         output: Tensor = self.network.model(union.x)  # the update's one forward
         loss = self._current_loss(output[: len(batch)], union[: len(batch)])
         if stored is not None:
-            loss = loss + self.settings.distillation * self._distance(output[len(batch) :], stored, union[len(batch) :])
+            loss = loss + self.settings.distillation * self._distance(output[len(batch) :], stored)
         self.descent.step(clipped(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
 
@@ -123,28 +123,26 @@ class _ICaRL(Method):
         """A random exemplar of every old class, and its stored logits."""
         if self.exemplars is None:
             return None, None
-        picked = torch.tensor([self._picker.choice(places) for places in self.exemplars.places.values()])
-        return self.exemplars.batch[picked], self.exemplars.logits[picked.to(self.network.device)]
+        held = self.exemplars.batch.y.device
+        picked = index_of((self._picker.choice(places) for places in self.exemplars.places.values()), held)
+        return self.exemplars.batch[picked], self.exemplars.logits[picked.to(self.network.device, non_blocking=True)]
 
     def _current_loss(self, output: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of each sample on its task's head."""
         return cross_entropy(self.network.within_heads(output, batch.task), batch.y)
 
-    def _distance(self, output: Tensor, stored: Tensor, batch: Batch) -> Tensor:
-        """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), each exemplar on its own task's head."""
+    def _distance(self, output: Tensor, stored: Tensor) -> Tensor:
+        """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), one exemplar of each class, on its own task's head."""
         total = output.new_zeros(())
-        for place in sorted(set(batch.task.tolist())):
-            head = self._head(place)
-            rows = (batch.task == place).nonzero().squeeze(1)
+        for head in filter(None, self.network.heads):
+            own = [row for row, label in enumerate(self.exemplars.places if self.exemplars else ()) if label in head]
+            if not own:
+                continue
+            rows = index_of(own, output.device)
             target = log_softmax(stored[rows, head.start : head.stop], 1)
             found = log_softmax(output[rows, head.start : head.stop], 1)
             total = total + (target.exp() * (target - found)).sum() / len(head)
         return total
-
-    def _head(self, place: int) -> range:
-        head = self.network.heads[place]
-        assert head is not None  # checked before the task began
-        return head
 
     def remember(self, batch: Batch) -> None:
         self._pool.append(batch)
@@ -188,7 +186,7 @@ class _ICaRL(Method):
         logits: Tensor = self.network.model(x)
         if self._means is None:
             return torch.full_like(logits, -torch.inf)
-        distances = torch.cdist(logits.float(), self._means.float(), compute_mode="donot_use_mm_for_euclid_dist")
+        distances = torch.cdist(logits, self._means, compute_mode="donot_use_mm_for_euclid_dist")
         return distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
     def state(self) -> State:
@@ -200,8 +198,8 @@ class _ICaRL(Method):
         }
 
     def load_state(self, state: State) -> None:
-        exemplars, pool = state.pop("exemplars"), state.pop("pool")
-        super().load_state(state)
+        exemplars, pool = state["exemplars"], state["pool"]
+        super().load_state({key: value for key, value in state.items() if key not in ("exemplars", "pool")})
         self.exemplars = None if exemplars is None else Exemplars(*exemplars)
         if self.exemplars is not None and not self.exemplars.fit:
             raise ValueError("the exemplars and their logits do not fit")

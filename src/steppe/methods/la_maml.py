@@ -27,7 +27,7 @@ from steppe.registry import register_method
 from steppe.replay import Reservoir
 from steppe.seeding import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Direction, Gradient, multiplied
+from steppe.types import Batch, Direction, Gradient, index_of, multiplied
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _LaMAML(Method):
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self._replayed()))  # Q
-        shuffled = torch.tensor(self._order.sample(range(len(batch)), len(batch)), device=self.network.device)
+        shuffled = index_of(self._order.sample(range(len(batch)), len(batch)), self.network.device)
         found = self.meta_gradient(union[shuffled], union)
         self._step(found)
         return found.loss
@@ -90,7 +90,7 @@ class _LaMAML(Method):
         picks = [self._repeats.randrange(held) for _ in range(min(self.settings.replay_batch, held))]
         places = {pick: place for place, pick in enumerate(dict.fromkeys(picks))}
         drawn = self.replay.draw(len(places))  # distinct samples; which of them come again, the picks say
-        return None if drawn is None else drawn[torch.tensor([places[pick] for pick in picks])]
+        return None if drawn is None else drawn[index_of((places[pick] for pick in picks), drawn.y.device)]
 
     def meta_gradient(self, current: Batch, union: Batch) -> MetaGradient:
         """The meta-loss of a prepared batch, on it and the replay draw, with its gradients.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from steppe.linear_calls import recorded_calls
 from steppe.methods.descent import clipped
 from steppe.network import Network
-from steppe.types import Batch, Direction, Gradient, Outer, multiplied
+from steppe.types import Batch, Direction, Gradient, Outer, index_of, multiplied
 
 LinearLayers = dict[str, tuple[nn.Module, ...]]
 
@@ -147,7 +147,7 @@ class PastTasks:
         """Up to `count` distinct samples of all past tasks, uniformly."""
         assert self._union is not None
         total = len(self._union)
-        return self._union[torch.tensor(picker.sample(range(total), min(count, total)))]
+        return self._union[index_of(picker.sample(range(total), min(count, total)), self._union.y.device)]
 
     def _one_by_one(self, clip: float) -> Rows:
         parameters = self._network.parameters

@@ -20,7 +20,7 @@ def dropout(x: Tensor, share: float, training: bool) -> Tensor:
     )
     if not training or x.device.type != "cpu" or not dense:
         return functional.dropout(x, share, training)
-    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
     # As long as the memory has no gaps, any element may take any bits.
     bits = draws.view(torch.int16)[: x.numel()].as_strided(x.shape, x.stride())
     dropped = round(share * _LEVELS)

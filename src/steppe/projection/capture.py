@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,13 +11,8 @@ from torch import Tensor, nn
 
 from steppe.projection.layers import CoveredWeight
 
-Sink = Callable[[str, Tensor], None]
+_HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[CoveredWeight, nn.Module, Tensor], None]
-
-
-def captured_inputs(weights: Mapping[str, CoveredWeight], sink: Sink) -> AbstractContextManager[None]:
-    """Inside, every forward hands each covered layer's input columns, (groups, n, in), to `sink(name, columns)`."""
-    return captured_calls(weights, lambda weight, layer, x: sink(weight.name, weight.rule(layer, x)))
 
 
 @contextmanager
@@ -27,8 +22,11 @@ def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iter
 
     def hook_for(weight: CoveredWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = args[0] if args else kwargs["input"]
-            sink(weight, layer, x.detach())
+            x = (args[0] if args else kwargs["input"]).detach()
+            with torch.autocast(
+                x.device.type, enabled=False
+            ):  # a model may be computed in half precision; bases are not
+                sink(weight, layer, x.float() if x.dtype in _HALF else x)
 
         return hook
 
@@ -48,6 +46,25 @@ def output_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Ten
     A layer that returns the very tensor the model returns is it; otherwise the last layer run, if its output has
     the same shape (a scale may follow it).
     """
+    calls, result = _outputs(model, weights, x)
+    for name, output in calls:
+        if output is result:
+            return name
+    if calls and calls[-1][1].shape == result.shape:
+        return calls[-1][0]
+    return None
+
+
+def last_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> str | None:
+    """The weight of the layer that a forward runs last."""
+    calls, _ = _outputs(model, weights, x)
+    return calls[-1][0] if calls else None
+
+
+def _outputs(
+    model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor
+) -> tuple[list[tuple[str, Tensor]], Tensor]:
+    """What each call of the layers gives, under the name of its weight, and what the model gives."""
     calls: list[tuple[str, Tensor]] = []
     handles = []
 
@@ -59,13 +76,7 @@ def output_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Ten
             for layer in dict.fromkeys(weight.layers):
                 handles.append(layer.register_forward_hook(hook_for(name)))
         with torch.no_grad():
-            result = model(x)
+            return calls, model(x)
     finally:
         for handle in handles:
             handle.remove()
-    for name, output in calls:
-        if output is result:
-            return name
-    if calls and calls[-1][1].shape == result.shape:
-        return calls[-1][0]
-    return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from steppe.errors import ModelError
 from steppe.linear_calls import factorable
 from steppe.network import Network
-from steppe.projection.capture import output_weight
+from steppe.projection.capture import last_weight, output_weight
 from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
 
 
@@ -24,10 +24,11 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
     if multi_head:
         with network.mode(training=False):
             head = output_weight(network.model, known, x)
-        if head is None and not exclude:
+            last = last_weight(network.model, known, x)
+        if head is None and (not exclude or last in covered):
             raise ModelError(
                 "the model is learnt with several heads, but no single layer gives its output: "
-                "name the head's layers with exclude=(...)."
+                f"name the head's layers with exclude=(...). The last that its forward runs has the weight {last!r}."
             )
         covered = {name: weight for name, weight in covered.items() if name != head}
     _warn_uncovered(network, known.keys())

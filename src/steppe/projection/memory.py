@@ -42,10 +42,10 @@ class GradientMemory:
                     "the covered weights are of several types, or on several devices, and their importances move "
                     "together: make the weights alike (model.float()), or set importance to ones or spectral."
                 )
-            self._projectors, self.importance = dict(projectors), torch.empty(0)
+            self._projectors, self.importance = dict(projectors), torch.empty(0, device="cpu")
             return
         rows = [p.importance.reshape(-1) for p in projectors.values()]
-        self.importance = torch.cat(rows) if rows else torch.empty(0)
+        self.importance = torch.cat(rows) if rows else torch.empty(0, device="cpu")
         parts = torch.split(self.importance, [row.numel() for row in rows])
         self._projectors = {
             name: p.with_importance(part.view_as(p.importance))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from steppe.files import read_bounded
 from steppe.logs import events
 from steppe.report.landscape_file import Landscape, read_landscape
 from steppe.runs import read_result, runs_within
@@ -78,9 +79,9 @@ def read_run(path: Path, name: str) -> Run:
 def _studies(directory: Path) -> Iterator[Study]:
     for file in sorted(directory.rglob(TABLE)):
         try:
-            table = json.loads(file.read_text(encoding="utf-8"))
+            table = json.loads(read_bounded(file))
             yield Study(str(table["benchmark"]), str(table["command"]))
-        except (OSError, ValueError, TypeError, KeyError):  # the runs have commands of their own
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # the runs have commands of their own
             continue
 
 

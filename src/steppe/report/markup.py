@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from steppe.machine import described
-from steppe.published import Figure
+from steppe.published import Figure, notes_on_marks
 from steppe.report.differences import reference, table_of_differences
 from steppe.report.sections import Section, Variant, flat, written
 from steppe.tables import Row, rows
@@ -51,7 +51,7 @@ def results_table(section: Section) -> str:
         "<th scope='col' rowspan='2' class='n'>forgetting</th>"
         "<th scope='col' rowspan='2' class='n'>seconds<br>per run</th></tr>"
         f"<tr>{under * len(MEASURES)}</tr></thead><tbody>{body}</tbody></table></div>"
-        f"<p class='note'>{_table_note(section, sources)}</p>"
+        f"<p class='note'>{' '.join([_table_note(section, sources), *notes_on_marks(body)])}</p>"
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from steppe.report.collect import Collected, Run, Study
+from steppe.results import settings_given
 
 Settings = dict[str, Any]  # by dotted key
 
@@ -66,7 +65,7 @@ def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Stud
                     repeated = f"{label} has seed {run.result['seed']} twice: {run.name} is left out."
                     remarks.append(repeated)
             kept = [seeds[seed] for seed in sorted(seeds)]
-            variants.append(Variant(label, kept, _changes(kept[0], ("method", "training"))))
+            variants.append(Variant(label, kept, settings_given(kept[0].result, ("method", "training"))))
     variants.sort(key=lambda variant: fmean(variant.by_seed("acc").values()), reverse=True)
     kept = [run for variant in variants for run in variant.runs]
     told: dict[str, list[str]] = {}
@@ -75,7 +74,9 @@ def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Stud
             told.setdefault(remark, []).append(run.name)
     for remark, names in told.items():  # what holds for every run needs no names
         remarks.append(remark if len(names) == len(kept) else f"{_named(names)}: {remark}")
-    return Section(title, benchmark, variants, _task_names(kept), _changes(kept[0], ("benchmark",)), remarks, studies)
+    return Section(
+        title, benchmark, variants, _task_names(kept), settings_given(kept[0].result, ("benchmark",)), remarks, studies
+    )
 
 
 def _by(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
@@ -93,7 +94,7 @@ def _alike(name: str, runs: Sequence[Run], parts: tuple[str, ...]) -> list[tuple
     settings = [flat(run.result["config"], parts) for run in runs]
     unasked: Settings = {}
     for run, values in zip(runs, settings, strict=True):
-        asked = _changes(run, parts)
+        asked = settings_given(run.result, parts)
         for key, value in values.items():
             if key not in asked:
                 unasked.setdefault(key, value)
@@ -110,16 +111,6 @@ def _alike(name: str, runs: Sequence[Run], parts: tuple[str, ...]) -> list[tuple
 def flat(config: Mapping[str, Any], parts: Sequence[str]) -> Settings:
     """Settings by dotted key, as in `method.lr`."""
     return {f"{part}.{key}": value for part in parts for key, value in config[part].items()}
-
-
-def _changes(run: Run, parts: Sequence[str]) -> Settings:
-    """What the run's command sets beyond its preset, in these parts; its presets may have changed since."""
-    try:
-        words = shlex.split(run.result["command"])
-    except ValueError:
-        return {}
-    pairs = [given.partition("=") for option, given in pairwise(words) if option == "--set"]
-    return {key: value for key, _, value in pairs if key.split(".", 1)[0] in parts and "." in key}
 
 
 def _task_names(runs: Sequence[Run]) -> list[str]:
