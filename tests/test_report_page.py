@@ -200,3 +200,17 @@ def test_one_run_is_quick_and_needs_neither_scipy_nor_matplotlib(
     assert time.process_time() - started < 0.5
     write_report([tmp_path / "run"], tmp_path / "again.html", "steppe run")
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "report.html").read_bytes()
+
+
+def test_forward_transfer_has_a_column_where_it_was_measured(tmp_path: Path) -> None:
+    write_run(tmp_path / "without" / "er", "er")
+    write_run(tmp_path / "with" / "er", "er", forward_transfer=-3.25)
+    write_run(tmp_path / "with" / "gpm", "gpm")
+    assert "transfer</th>" not in page(collect([tmp_path / "without"]), "steppe report without")
+    text = page(collect([tmp_path / "with"]), "steppe report with")
+    assert "forward<br>transfer</th>" in text
+    assert "−3.25" in text
+    assert "Forward transfer: accuracy on a task before it is learnt" in text
+    table = text.partition("<table class='results'>")[2].partition("</table>")[0]
+    rows = re.findall(r"<tr><th scope='row'>(?:er|gpm)</th>(.*?)</tr>", table)
+    assert [row.count("<td") for row in rows] == [11, 11]  # the method that has none leaves a place

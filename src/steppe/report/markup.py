@@ -36,32 +36,34 @@ def results_table(section: Section) -> str:
     """Mean ± standard deviation of every method, with the published figures beside it."""
     lines = [rows([run.result for run in variant.runs])[0] for variant in section.variants]
     sources = [source for source in ("paper", "released") if any(getattr(line, source) for line in lines)]
-    best = _best(lines)
+    best, ahead = _best(lines), any(line.forward_transfer is not None for line in lines)
     heads = [("here", "here"), ("paper", "paper"), ("released", "its code")]
     kept = [words for source, words in heads if source == "here" or source in sources]
     group = "".join(f"<th scope='colgroup' colspan='{len(kept)}'>{words}</th>" for words in MEASURES.values())
     under = "".join(f"<th scope='col' class='n{' opens' if words == 'here' else ''}'>{words}</th>" for words in kept)
     body = "".join(
-        _result_row(variant, line, sources, best) for variant, line in zip(section.variants, lines, strict=True)
+        _result_row(variant, line, sources, best, ahead) for variant, line in zip(section.variants, lines, strict=True)
     )
+    further = "<th scope='col' rowspan='2' class='n'>forward<br>transfer</th>" if ahead else ""
     return (
         "<div class='scroll' tabindex='0' role='region' aria-label='Results'><table class='results'><thead>"
         "<tr><th scope='col' rowspan='2'>method</th><th scope='col' rowspan='2' class='n'>seeds</th>"
         f"{group}<th scope='col' rowspan='2' class='n opens'>learning<br>accuracy</th>"
-        "<th scope='col' rowspan='2' class='n'>forgetting</th>"
+        f"<th scope='col' rowspan='2' class='n'>forgetting</th>{further}"
         "<th scope='col' rowspan='2' class='n'>seconds<br>per run</th></tr>"
         f"<tr>{under * len(MEASURES)}</tr></thead><tbody>{body}</tbody></table></div>"
-        f"<p class='note'>{' '.join([_table_note(section, sources), *notes_on_marks(body)])}</p>"
+        f"<p class='note'>{' '.join([_table_note(section, sources, ahead), *notes_on_marks(body)])}</p>"
     )
 
 
-def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mapping[str, Row]) -> str:
+def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mapping[str, Row], ahead: bool) -> str:
     cells = [_cell(str(len(line.seeds)))]
     for measure in MEASURES:
         own = number(getattr(line, measure))
         cells.append(_cell(f"<b>{own}</b>" if best.get(measure) is line else own, "n opens"))
         cells += [_cell(number(getattr(line, source).get(measure)), "n quoted") for source in sources]
     cells += [_cell(number(line.learning_acc), "n opens"), _cell(number(line.forgetting))]
+    cells += [_cell(number(line.forward_transfer))] if ahead else []
     cells.append(_cell("" if line.seconds is None else f"{line.seconds.mean:.0f}"))
     return f"<tr><th scope='row'>{escape(variant.label)}</th>{''.join(cells)}</tr>"
 
@@ -76,11 +78,13 @@ def _best(lines: Sequence[Row]) -> dict[str, Row]:
     return found
 
 
-def _table_note(section: Section, sources: Sequence[str]) -> str:
+def _table_note(section: Section, sources: Sequence[str], ahead: bool) -> str:
     several = any(len(variant.seeds) > 1 for variant in section.variants)
     words = ["Percent, mean ± standard deviation over seeds. " if several else "Percent, of one seed. "]
     words.append("ACC: mean accuracy over all tasks at the end. BWT: mean change on each earlier task since it was ")
     words.append("learnt (over T − 1 tasks). ")
+    if ahead:
+        words.append("Forward transfer: accuracy on a task before it is learnt, less the untrained network’s (means). ")
     if sources:
         quoted = {"paper": "paper: the figures of the FS-DGPM paper", "released": "its code: the paper’s code run anew"}
         words.append("; ".join(quoted[source] for source in sources) + " (5 seeds). ")
