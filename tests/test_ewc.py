@@ -64,7 +64,11 @@ def test_two_vectors_and_a_number_are_the_whole_sum(tasks: int) -> None:
         reached = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
         penalty.add(importance, reached)
         terms.append((importance, reached))
-    value, slope = penalty(weights)
+        value, slope = penalty(weights)
+    again = Penalty(weights)
+    again(weights)
+    again.load_state(penalty.state())
+    torch.testing.assert_close(again(weights)[0], value)
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
     literal = sum((f[name] * (leaves[name] - r[name]) ** 2).sum() for f, r in terms for name in shapes)
     assert isinstance(literal, torch.Tensor)

@@ -125,16 +125,20 @@ def compared(found: Perturbed, expected: Perturbed) -> None:
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("wide", [0, 60, 2**15], ids=["all wide", "mixed", "all small"])
+@pytest.mark.parametrize(
+    ("wide", "factors"),
+    [(0, 0), (60, 60), (2**15, 2**15), (2**15, 0)],
+    ids=["all wide", "mixed", "all small", "small with factors"],
+)
 @pytest.mark.parametrize("clamp", [1e3, 0.02, 1e-4], ids=["free", "now and then", "clamped"])
 @pytest.mark.parametrize("first_task", [False, True])
 def test_the_ascent_is_the_obvious_one(
-    name: str, chunked: bool, wide: int, clamp: float, first_task: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, chunked: bool, wide: int, factors: int, clamp: float, first_task: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """v and all that follows from it, whichever weights are moved and whichever are added to by factors; a step that
     must be clamped too, in the first task without bases and later.
     """
-    monkeypatch.setattr("steppe.linear_chain.FACTORS", wide)
+    monkeypatch.setattr("steppe.linear_chain.FACTORS", factors)
     monkeypatch.setattr("steppe.chain_ascent.WIDE", wide)
     quick, slow, batch = setting(name, heads=True)
     memories = [GradientMemory(Sigmoid(0.01)) if first_task else remembered(network, 3) for network in (quick, slow)]
@@ -142,6 +146,9 @@ def test_the_ascent_is_the_obvious_one(
     ascent = Ascent(0.3, steps=3, clamp=clamp, chunked=chunked)
     found, expected = (ascent(n, m, batch[:5], batch) for n, m in zip((quick, slow), memories, strict=True))
     compared(found, expected)
+    left = memories[0].outside(found.gradient, found.coordinates)
+    for key, g in memories[1].outside(expected.gradient).items():
+        torch.testing.assert_close(multiplied(left[key]), multiplied(g))
     assert all(torch.equal(before[key], tensor) for key, tensor in quick.snapshot().items())
     again = ascent(quick, memories[0], batch[:5], batch)
     compared(again, expected)  # nothing is left over from the last time

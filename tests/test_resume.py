@@ -256,9 +256,11 @@ def test_the_rest_of_a_study_by_more_threads(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_whatever_the_threads(tmp_path: Path) -> None:
     broken_off(small("pmnist", "er"), tmp_path, 8)
-    other = RunConfig.make("pmnist", "er", [*SMALL["pmnist"], "buffer=7"], threads=2)
-    with pytest.raises(UsageError, match="other settings"):
-        run(other, tmp_path, resume=True)
+    changed = RunConfig.make("pmnist", "er", [*SMALL["pmnist"], "buffer=7"], threads=2)
+    reseeded = RunConfig.make("pmnist", "er", SMALL["pmnist"], threads=2, seed=1)
+    for other in (changed, reseeded):
+        with pytest.raises(UsageError, match="other settings"):
+            run(other, tmp_path, resume=True)
 
 
 @pytest.fixture

@@ -23,9 +23,7 @@ def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iter
     def hook_for(weight: CoveredWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = (args[0] if args else kwargs["input"]).detach()
-            with torch.autocast(
-                x.device.type, enabled=False
-            ):  # a model may be computed in half precision; bases are not
+            with torch.autocast(x.device.type, enabled=False):  # whatever the model's precision, not that of the bases
                 sink(weight, layer, x.float() if x.dtype in _HALF else x)
 
         return hook
