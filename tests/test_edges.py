@@ -11,6 +11,7 @@ import steppe
 from steppe.errors import DataError
 from steppe.network import Network
 from steppe.perturbation import Ascent
+from steppe.projection.capture import captured_calls
 from steppe.projection.importance import Ones, Spectral
 from steppe.projection.layers import covered_weights
 from steppe.projection.memory import GradientMemory
@@ -304,6 +305,16 @@ def test_mixed_precision(method: steppe.MethodSettings) -> None:
     for _ in range(2):
         learner.learn(steppe.Task((X, Y), (X, Y)), epochs=8)
     assert learner.evaluate(steppe.Task((X, Y), (X, Y)))[0] > 30
+
+
+def test_bases_are_never_in_half_precision() -> None:
+    model = Halved()
+    seen: list[tuple[torch.dtype, bool]] = []
+    with captured_calls(
+        covered_weights(model), lambda weight, layer, x: seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
+    ):
+        model(X)
+    assert seen == [(torch.float32, False)] * 3
 
 
 class Heads(nn.Module):

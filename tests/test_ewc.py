@@ -78,6 +78,17 @@ def test_two_vectors_and_a_number_are_the_whole_sum(tasks: int) -> None:
         torch.testing.assert_close(slope[name], leaf.grad, rtol=1e-12, atol=1e-12)
 
 
+def test_the_penalty_follows_each_task_in_single_precision() -> None:
+    """Asked between two tasks or not, it is the same afterwards."""
+    weights = {"a": torch.zeros(3)}
+    asked, silent = Penalty(weights), Penalty(weights)
+    for reached in (1.0, -2.0):
+        for penalty in (asked, silent):
+            penalty.add({"a": torch.ones(3)}, {"a": torch.full((3,), reached)})
+        value, _ = asked(weights)
+    assert float(value) == float(silent(weights)[0]) == 15
+
+
 def test_penalty_is_never_negative_in_single_precision() -> None:
     """Near the centre, where θ²ΣF − 2θΣFθ* + ΣFθ*² would cancel to noise."""
     weights = {"a": torch.full((1000,), 3.0)}

@@ -44,8 +44,10 @@ def test_there_must_be_something_to_correlate() -> None:
 def test_only_landscapes_of_every_task_are_compared(tmp_path: Path) -> None:
     whole = write_landscape(write_run(tmp_path / "whole", made_result("er")))
     part = write_landscape(write_run(tmp_path / "part", made_result("gpm")), pairs=[(2, 1), (3, 3)])
+    late = write_landscape(write_run(tmp_path / "late", made_result("sgp")), pairs=[(3, 1), (3, 2), (3, 3)])
+    early = write_landscape(write_run(tmp_path / "early", made_result("gem")), pairs=[(1, 1), (2, 2), (3, 3)])
     none = write_run(tmp_path / "none", made_result("ewc"))
-    rows = compared({run.path: run.result for run in (whole, part, none)})
+    rows = compared({run.path: run.result for run in (whole, part, late, early, none)})
     assert [row["method"] for row in rows] == ["er"]
 
 

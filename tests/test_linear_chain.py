@@ -19,7 +19,7 @@ from steppe.methods.base import MethodSettings
 from steppe.models.mlp import MLP
 from steppe.network import Network
 from steppe.perturbation import Ascent, Perturbed
-from steppe.projection.importance import Sigmoid
+from steppe.projection.importance import Ones, Sigmoid
 from steppe.projection.layers import covered_weights
 from steppe.projection.memory import GradientMemory
 from steppe.registry import METHODS
@@ -152,6 +152,21 @@ def test_the_ascent_is_the_obvious_one(
     assert all(torch.equal(before[key], tensor) for key, tensor in quick.snapshot().items())
     again = ascent(quick, memories[0], batch[:5], batch)
     compared(again, expected)  # nothing is left over from the last time
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_first_layers_coordinates_are_not_computed_twice(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X M is there already, even where no λ has to move."""
+    monkeypatch.setattr("steppe.chain_ascent.WIDE", 0)
+    quick, _, batch = setting("mlp", heads=True)
+    memory = remembered(quick, 3)
+    memory.rule = Ones()
+    found = Ascent(0.3, chunked=chunked)(quick, memory, batch[:5], batch)
+    first = next(iter(memory.projectors))
+    assert found.coordinates is not None
+    assert found.coordinates.keys() == {first}
+    expected = memory.coordinates(found.gradient)[first]
+    torch.testing.assert_close(multiplied(found.coordinates[first]), multiplied(expected))
 
 
 def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
