@@ -15,6 +15,7 @@ from torch import Tensor
 from steppe import Learner, Task
 from steppe.linear_chain import find_chain
 from steppe.methods.base import MethodSettings
+from steppe.methods.ewc import Penalty
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
 from steppe.projection.memory import GradientMemory
@@ -26,7 +27,7 @@ from steppe.types import Batch
 NETS = {"mlp": (lambda: MLP(), (784,)), "lenet": (lambda: LeNet(10, 12), (3, 12, 12))}
 NAMES = [
     *("fs-dgpm", "fs-gpm", "fs-sgpm", "la-dgpm", "dgpm"),
-    *("er", "fs-er", "gpm", "sgp", "la-maml", "der++", "sam-er", "finetune"),
+    *("er", "fs-er", "gpm", "sgp", "la-maml", "der++", "sam-er", "finetune", "ewc"),
 ]
 
 
@@ -42,6 +43,8 @@ def elsewhere(found: Any) -> Any:
         return Batch(*map(elsewhere, (found.x, found.y, found.task)))
     if isinstance(found, SoftProjector):
         return SoftProjector(elsewhere(found.basis), elsewhere(found.importance))
+    if isinstance(found, Penalty):
+        found.importance, found.centre, found._scatter = elsewhere(found.importance), elsewhere(found.centre), None
     if isinstance(found, Reservoir):
         vars(found).update({key: elsewhere(value) for key, value in vars(found).items()})
     if isinstance(found, GradientMemory):
