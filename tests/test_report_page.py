@@ -100,8 +100,8 @@ def test_changed_settings_stand_in_front(tmp_path: Path) -> None:
 def test_all_results_fit_on_one_page() -> None:
     text = page(collect([RESULTS]), "steppe report results")
     assert len(text.encode()) < 6_000_000
-    titles = [section["title"] for section in data_of(text)]
-    assert {"pmnist", "cifar100-superclass", "cifar100-split", "tiny-imagenet"} <= set(titles)
+    titles = {str(section["title"]).partition(" ")[0] for section in data_of(text)}  # without what tells two apart
+    assert {"pmnist", "cifar100-superclass", "cifar100-split", "tiny-imagenet"} <= titles
     names = [method["name"] for section in data_of(text) for method in section["methods"]]  # type: ignore[attr-defined]
     assert {"gem (lr=0.01)", "gem (lr=0.010000001)"} <= set(names)
 
