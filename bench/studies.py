@@ -42,6 +42,7 @@ def main() -> None:
     shares = {f"{kind}_share": spent / total for kind, spent in seconds.items()}
     torch.set_num_threads(1)
     tests = sum(value is not None for row in result["accuracy"] for value in row)
+    tests += len(result["untrained"]) + len(result["ahead"])
     weights = sum(p.numel() for p in PMNIST().model(0).parameters())  # each used once for a sample, and no biases
     shares["products_share"] = 2e-9 * weights * tests * PMNIST().test_samples / gemm_rate() / total
     report(studies=[{"one_seed_s": one, "five_seeds_s": five, "ratio": five / one, **shares}])
