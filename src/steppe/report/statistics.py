@@ -34,11 +34,6 @@ class Difference:
     p: float | None = None
     reason: str = ""
 
-    @property
-    def paired(self) -> bool:
-        """Whether each seed of one method was set against the same seed of the other."""
-        return len(self.seeds) == 1
-
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
     """First minus second, values by seed: paired over the seeds that both have, or by Welch where they share less
