@@ -21,7 +21,7 @@ LAYERS = [
     {"task", "projection", "replay", "rings"},
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
-    {"training"},
+    {"training", "testing"},
     {"learner", "learner_checks"},
     {"saved_learner"},
     {"config", "catalogue"},

@@ -25,10 +25,10 @@ from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.state import State
 from steppe.task import Task
+from steppe.testing import accuracies, predicted, scores
 from steppe.training import Fitting
 from steppe.types import Batch
 
-_EVALUATION_BATCH = 512  # larger ones fall out of the cache
 _MOST_CUTS = 100_000  # of the step sizes in a task
 
 
@@ -132,7 +132,7 @@ class Learner:
                 for task in curriculum.tasks:
                     self.network.open_head(task.head, self._outputs)
                 self.tasks_learnt += len(curriculum.tasks)  # even if it fails: its samples and its head stay its own
-                self._seek_chain(curriculum)
+                self._seek_chain(curriculum.tasks[0], curriculum.first)
                 method.begin_task()
             self._fitting = fitting
             try:
@@ -146,41 +146,22 @@ class Learner:
         seconds = {"train": fitting.seconds - (ended - trained), "memory": ended - trained}
         return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record())
 
-    def _seek_chain(self, curriculum: Curriculum) -> None:
-        """Take gradients the quick way if the model, as it is now, is a chain of linear layers."""
-        x, y = curriculum.tasks[0].train.first()
-        self.network.seek_chain(self.network.prepare(Batch(x, y, torch.full_like(y, curriculum.first))))
+    def _seek_chain(self, task: Task, place: int) -> None:
+        """Take gradients and outputs the quick way if the model, as it is now, is a chain of linear layers."""
+        x, y = task.train.first()
+        with torch.enable_grad():
+            self.network.seek_chain(self.network.prepare(Batch(x, y, torch.full_like(y, place))))
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
         listed = listed_tasks(tasks)
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
-            return [self._accuracy(task) for task in listed]
+            return accuracies(listed, self.network, self._method)
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """The most likely output row of each sample, within the head if one is given."""
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
-            return self._predicted(torch.as_tensor(x), head)
-
-    def _accuracy(self, task: Task) -> float:
-        if task.test is None:
-            raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
-        right = torch.zeros((), dtype=torch.int64, device=self.network.device)
-        total = 0
-        with task.blamed("test"):
-            for x, y in task.test.batches(_EVALUATION_BATCH, None):
-                right += (self._predicted(x, task.head) == y.to(self.network.device)).sum()
-                total += len(y)
-            if total == 0:
-                raise DataError("gave no batch (a DataLoader that drops its last?).")
-        return 100.0 * int(right) / total
-
-    def _predicted(self, x: Tensor, head: range | None) -> Tensor:
-        x = self.network.prepare_inputs(x)
-        output: Tensor = self.model(x) if self._method is None else self._method.scores(x)
-        if head is None:
-            return output.max(1).indices  # what argmax gives, in a seventh of the time
-        return output[:, head.start : head.stop].max(1).indices + head.start
+            return predicted(scores(torch.as_tensor(x), self.network, self._method), head)
 
     def _started(self, task: Task) -> Method:
         """The method, made when the first task shows what the model's input and head are."""
@@ -208,6 +189,7 @@ class Learner:
                 heads.append(task.head)
             if self._method is None:
                 self._method = self._started(listed[0])
+                self._seek_chain(listed[0], 0)
         self._check_frozen()
         return self._method
 

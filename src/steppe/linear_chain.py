@@ -10,7 +10,7 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -59,6 +59,12 @@ class Link(NamedTuple):
     """The bias's name."""
     activation: Activation | None = None
 
+    def completed(self, columns: Tensor) -> Tensor:
+        """What W Xᵀ becomes, in place."""
+        if self.layer.bias is not None:
+            columns += self.layer.bias.unsqueeze(1)
+        return columns if self.activation is None else self.activation.forward_(columns)
+
 
 class LinearChain:
     """A model that is nothing but linear layers with elementwise functions between them."""
@@ -96,12 +102,29 @@ class LinearChain:
         """
         columns = x.t()
         for link in self.links:
-            columns = torch.mm(link.layer.weight, columns)
-            if link.layer.bias is not None:
-                columns += link.layer.bias.unsqueeze(1)
-            if link.activation is not None:
-                link.activation.forward_(columns)
+            columns = link.completed(torch.mm(link.layer.weight, columns))
         return columns.t()
+
+    @torch.no_grad()
+    def first_weights(self, orders: Sequence[Tensor]) -> Tensor:
+        """The first layer's weight for samples whose numbers stand in other orders than those of the samples at hand,
+        one below the other: X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W.
+        """
+        weight = self.weights[0]
+        found = weight.new_empty((len(orders), *weight.shape))
+        for place, order in zip(found, orders, strict=True):
+            place[:, order.to(weight.device)] = weight
+        return found.flatten(0, 1)
+
+    @torch.no_grad()
+    def outputs_for(self, x: Tensor, first: Tensor) -> Iterator[Tensor]:
+        """What the model gives for many samples, (n, in), with each of these first weights in turn."""
+        head, *others = self.links
+        for each in torch.split(torch.mm(first, x.t()), head.layer.out_features):
+            columns = head.completed(each)
+            for link in others:
+                columns = link.completed(torch.mm(link.layer.weight, columns))
+            yield columns.t()
 
     @torch.no_grad()
     def gradient(self, x: Tensor, loss_of: LossOf, at: Direction) -> tuple[Tensor, dict[str, Tensor | Outer]]:

@@ -158,6 +158,13 @@ class Network:
         x = self._prepare(x.to(self.device, non_blocking=True))
         return x.to(self.dtype) if x.is_floating_point() else x
 
+    @property
+    def prepares_elements(self) -> bool:
+        """Whether preparation is known to treat every number of a sample alike, so that their order does not matter to
+        it.
+        """
+        return self._prepare is unit_range or bool(getattr(self._prepare, "elementwise", False))
+
     def prepare(self, batch: Batch) -> Batch:
         """A stored batch as the model takes it."""
         return Batch(self.prepare_inputs(batch.x), batch.y.to(self.device), batch.task.to(self.device))

@@ -68,12 +68,9 @@ class ImageBenchmark(Benchmark):
         x, y = _labelled(images.select("train", plan.classes), plan)
         train, valid = split(y)
         test_x, test_y = (part[: self.tested()] for part in _labelled(images.select("test", plan.classes), plan))
-        test = TensorSamples(test_x, test_y, plan.view)
-        if plan.view is not None and tasks * test_x.nbytes <= _TESTS_AT_HAND:
-            test = TensorSamples(plan.view(test_x), test_y)
         return Task(
             TensorSamples(x[train], y[train], plan.view),
-            test,
+            TensorSamples(test_x, test_y, plan.view, at_hand=tasks * test_x.nbytes <= _TESTS_AT_HAND),
             valid=TensorSamples(x[valid], y[valid], plan.view) if len(valid) else None,
             head=plan.head,
             augment=self.augmentation(),

@@ -6,16 +6,17 @@ same in all runs, and the first task is permuted too; the run's seed picks the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen
 from steppe.data import mnist
 from steppe.data.images import ImageSet
 from steppe.data.pixels import Normalise
+from steppe.data.samples import Reordering
 from steppe.models.mlp import MLP
 from steppe.protocol import Training
 from steppe.registry import register_benchmark
@@ -43,7 +44,7 @@ class PMNIST(ImageBenchmark):
         """One permutation after another, the same for every seed."""
         shuffles = torch.Generator().manual_seed(_PERMUTATION_SEED)
         return [
-            Plan(f"permutation {number + 1}", view=_reorder(torch.randperm(784, generator=shuffles, device="cpu")))
+            Plan(f"permutation {number + 1}", view=Reordering(torch.randperm(784, generator=shuffles, device="cpu")))
             for number in range(self.tasks)
         ]
 
@@ -78,7 +79,3 @@ class LongPMNIST(PMNIST):
     def prepare(self) -> Normalise:
         """Standardised by MNIST's mean and standard deviation."""
         return Normalise((0.1307,), (0.3081,))
-
-
-def _reorder(permutation: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda images: images[:, permutation]

@@ -19,6 +19,11 @@ class Normalise:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every pixel is treated alike, wherever it is."""
+        return len(self.mean) == 1
+
     def __call__(self, x: Tensor) -> Tensor:
         """The pixels as numbers."""
         scale, shift = _constants(self, x.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
@@ -46,20 +47,35 @@ class Samples(ABC):
         return -(-len(self) // size)
 
 
+class Reordering:
+    """A view of samples, (n, numbers), that shows the numbers of each in another order."""
+
+    def __init__(self, order: Tensor) -> None:
+        self.order = order
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The samples as seen."""
+        return x[:, self.order.to(x.device)]
+
+
 class TensorSamples(Samples):
     """Samples held in memory as two tensors.
 
     `view` turns stored samples into those of the task (a pixel permutation, say), batch by batch, so that many tasks
-    can share one copy of the images.
+    can share one copy of the images. With `at_hand` all of them are turned when they are first walked through in order,
+    and kept.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None, *, at_hand: bool = False
+    ) -> None:
         if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
             raise DataError(
                 f"holds inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}: "
                 "give as many labels as inputs, in one dimension."
             )
         self.x, self.y, self.view = x.detach(), checked_labels(y), view
+        self._at_hand = at_hand and view is not None
         check_finite(x)
 
     def __len__(self) -> int:
@@ -71,8 +87,14 @@ class TensorSamples(Samples):
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         if order is not None:
             return super().batches(size, order, skip)
+        if self._at_hand:
+            return self._turned.batches(size, None, skip)
         starts = range(skip * size, len(self), size)
         return (self._viewed(slice(start, start + size)) for start in starts)  # slices need no copy
+
+    @functools.cached_property
+    def _turned(self) -> TensorSamples:
+        return TensorSamples(self.x if self.view is None else self.view(self.x), self.y)
 
     def _viewed(self, pick: slice | Tensor) -> Pair:
         x = self.x[pick]
