@@ -66,6 +66,10 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
             ):
                 found = importance[basis.square().sum(0) > 0.5]
                 torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8)
+        for name, told in method.record()["importances"].items():
+            held = sorted(value for group in twin.importance[name] for value in group)
+            assert told["mean"] == pytest.approx(sum(held) / len(held))
+            assert [told["deciles"][0], told["deciles"][10]] == pytest.approx([held[0], held[-1]])
     values = torch.cat([p.held for p in method.memory.projectors.values()])
     assert bool(((values > 0) & (values < 0.99)).any())
     assert bool((values == 1).any())

@@ -1,4 +1,4 @@
-"""Figures from saved runs; nothing here trains. Needs matplotlib: `pip install steppe[figures]`."""
+"""Figures from saved runs; nothing here trains. Needs matplotlib: `pip install matplotlib`."""
 
 from steppe.figures.ablation import ABLATION
 from steppe.figures.case_study import CASE_STUDY

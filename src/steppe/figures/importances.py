@@ -95,7 +95,7 @@ def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
 IMPORTANCES = Figure(
     "importances",
     "Importances λ per layer as tasks are learnt (bands between deciles), and the ranks of the bases.",
-    "log.jsonl of methods with importances (fs-dgpm, fs-gpm, fs-sgpm, dgpm, la-dgpm); ranks of gpm, sgp too",
+    "log.jsonl of methods with importances (fs-dgpm, fs-gpm, fs-sgpm, dgpm, la-dgpm, sgp); ranks of gpm too",
     _draw,
     _missing,
 )

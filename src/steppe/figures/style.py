@@ -122,7 +122,7 @@ def styled() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise RunError("figures need matplotlib: pip install 'steppe[figures]'.") from error
+        raise RunError("figures need matplotlib: pip install matplotlib.") from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's own matplotlibrc must not change the bytes
         settings: Any = matplotlib.rcParams

@@ -136,7 +136,7 @@ class _FSDGPM(Method):
 
     def end_task(self) -> list[str]:
         """UpdateGPM: bases of the buffer's representations replace the old ones."""
-        self._importances_reached = {name: _distribution(p.held) for name, p in self.memory.projectors.items()}
+        self._importances_reached = self.memory.importance_distributions()
         wanted, held = self.settings.basis_samples, len(self.replay)
         samples = self.replay.draw(min(wanted, held))
         threshold = self.settings.threshold + self.tasks_done * self.settings.threshold_step
@@ -151,17 +151,7 @@ class _FSDGPM(Method):
         return {"replay": self.replay.bytes_held(), **self.memory.bytes_held()}
 
     def record(self) -> dict[str, Any]:
-        return {
-            "importances": self._importances_reached,
-            "ranks": {name: {"rank": p.rank, "of": p.size} for name, p in self.memory.projectors.items()},
-        }
-
-
-def _distribution(importance: Tensor) -> dict[str, Any]:
-    """λ's distribution over one layer's bases: mean and deciles."""
-    values = importance.double()
-    deciles = torch.quantile(values, torch.linspace(0, 1, 11, dtype=values.dtype, device=values.device))
-    return {"mean": float(values.mean()), "deciles": deciles.tolist()}
+        return {"importances": self._importances_reached, "ranks": self.memory.ranks()}
 
 
 _PMNIST = {"ascent_lr": 0.05, "buffer": 200, "basis_samples": 200, "threshold": 0.99, "threshold_step": 0.0005}

@@ -131,7 +131,10 @@ class _GPM(Method):
         return {"replay": 0, **self.memory.bytes_held()}
 
     def record(self) -> dict[str, Any]:
-        return {"ranks": {name: {"rank": p.rank, "of": p.size} for name, p in self.memory.projectors.items()}}
+        ranks = {"ranks": self.memory.ranks()}
+        if isinstance(self.memory.rule, Ones):  # there is nothing to tell of λ
+            return ranks
+        return {"importances": self.memory.importance_distributions(), **ranks}
 
 
 PRESETS = {

@@ -87,6 +87,19 @@ class GradientMemory:
     def importances(self, values: Direction) -> None:
         self.projectors = {name: p.with_importance(values[name]) for name, p in self.projectors.items()}
 
+    def ranks(self) -> dict[str, dict[str, int]]:
+        """How many directions each covered weight's basis holds, and of how many."""
+        return {name: {"rank": p.rank, "of": p.size} for name, p in self.projectors.items()}
+
+    def importance_distributions(self) -> dict[str, dict[str, float | list[float]]]:
+        """λ's mean and deciles over the directions that each covered weight's basis holds."""
+        found: dict[str, dict[str, float | list[float]]] = {}
+        for name, projector in self.projectors.items():
+            values = projector.held.double()
+            deciles = torch.quantile(values, torch.linspace(0, 1, 11, dtype=values.dtype, device=values.device))
+            found[name] = {"mean": float(values.mean()), "deciles": deciles.tolist()}
+        return found
+
     def move_importances(self, gradient: Tensor | None) -> None:
         """One update of λ by the rule, given ∂L/∂λ of all weights in a row; none, where nothing is to move."""
         if gradient is not None:
