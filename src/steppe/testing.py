@@ -7,6 +7,7 @@ Where a network begins with a linear layer, the columns of its weight can be put
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +23,25 @@ _BATCH = 512  # larger ones fall out of the cache
 _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
 
 
+class _Test(NamedTuple):
+    """A task that sees samples in an order of their numbers, and its place among the tasks."""
+
+    place: int
+    head: range | None
+    samples: TensorSamples
+    order: Tensor
+
+
 def accuracies(tasks: Sequence[Task], network: Network, method: Method | None) -> list[float]:
     """Test accuracy on each task, in percent, within its head; to be called in eval mode and without gradients."""
-    found = [0.0] * len(tasks)
+    found: dict[int, float] = {}
     chain = _quick_chain(network, method)
-    together = {} if chain is None else _by_samples(tasks)
-    for places in together.values():
-        assert chain is not None
+    if chain is not None:
         limit = max(1, _AT_ONCE // chain.weights[0].numel())
-        for some in (places[start : start + limit] for start in range(0, len(places), limit)):
-            for place, accuracy in zip(some, _in_orders([tasks[p] for p in some], network, chain), strict=True):
-                found[place] = accuracy
-    for place in set(range(len(tasks))).difference(*together.values()):
-        found[place] = _alone(tasks[place], network, method)
-    return found
+        for tests in _by_samples(tasks):
+            for start in range(0, len(tests), limit):
+                found.update(_in_orders(tests[start : start + limit], network, chain))
+    return [found[place] if place in found else _alone(task, network, method) for place, task in enumerate(tasks)]
 
 
 def predicted(scores: Tensor, head: range | None) -> Tensor:
@@ -65,19 +71,18 @@ def _alone(task: Task, network: Network, method: Method | None) -> float:
     return 100.0 * int(right) / total
 
 
-def _in_orders(tasks: Sequence[Task], network: Network, chain: LinearChain) -> list[float]:
-    """Accuracies on tasks that see the same samples in some order."""
-    tests = [task.test for task in tasks if isinstance(task.test, TensorSamples)]
-    first = chain.first_weights([test.view.order for test in tests if isinstance(test.view, Reordering)])
-    labels = [test.y.to(network.device) for test in tests]
-    right = torch.zeros(len(tasks), dtype=torch.int64, device=network.device)
-    for start in range(0, len(tests[0]), _BATCH):
+def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain) -> dict[int, float]:
+    """Accuracies, by place, on tasks that see the same samples."""
+    x, count = tests[0].samples.x, len(tests[0].samples)
+    first = chain.first_weights([test.order for test in tests])
+    labels = [test.samples.y.to(network.device) for test in tests]
+    right = torch.zeros(len(tests), dtype=torch.int64, device=network.device)
+    for start in range(0, count, _BATCH):
         part = slice(start, start + _BATCH)
-        x = network.prepare_inputs(tests[0].x[part])
-        outputs = chain.outputs_for(x, first)
-        for place, (task, output) in enumerate(zip(tasks, outputs, strict=True)):
-            right[place] += (predicted(output, task.head) == labels[place][part]).sum()
-    return [100.0 * count / len(tests[0]) for count in right.tolist()]
+        outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
+        for row, (test, output) in enumerate(zip(tests, outputs, strict=True)):
+            right[row] += (predicted(output, test.head) == labels[row][part]).sum()
+    return {test.place: 100.0 * found / count for test, found in zip(tests, right.tolist(), strict=True)}
 
 
 def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
@@ -90,12 +95,14 @@ def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
     return chain if method is None or type(method).scores is Method.scores else None
 
 
-def _by_samples(tasks: Sequence[Task]) -> dict[object, list[int]]:
-    """The places of the tasks that see samples in an order of their numbers, by what these samples are."""
-    found: dict[object, list[int]] = {}
+def _by_samples(tasks: Sequence[Task]) -> list[list[_Test]]:
+    """The tasks that see samples in an order of their numbers, those of the same samples together."""
+    found: dict[object, list[_Test]] = {}
     for place, task in enumerate(tasks):
         test = task.test
-        if isinstance(test, TensorSamples) and isinstance(test.view, Reordering) and test.x.ndim == 2:
+        if (
+            type(test) is TensorSamples and type(test.view) is Reordering and test.x.ndim == 2
+        ):  # no kind of a user's own
             same = test.x.data_ptr(), test.x.shape, test.x.stride(), test.x.dtype, test.x.device
-            found.setdefault(same, []).append(place)
-    return found
+            found.setdefault(same, []).append(_Test(place, task.head, test, test.view.order))
+    return list(found.values())
