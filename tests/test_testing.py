@@ -142,14 +142,20 @@ def test_only_where_order_makes_no_difference(products: list[int], make: Callabl
         assert accuracy == pytest.approx(100 * float((learner.predict(x) == y).double().mean()))
 
 
-def test_a_hook_sees_every_test(products: list[int]) -> None:
+def test_whoever_looks_on_sees_every_test(products: list[int]) -> None:
     listed = tasks(3)
     learner = Learner(model(), ER())
     learner.check(listed)
     seen: list[int] = []
-    learner.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    hook = learner.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     learner.evaluate(listed)
     assert seen == [40, 40, 40]
+    hook.remove()
+    learner.learn(listed[0])  # which looks anew for the quick way
+    forward = learner.model.forward
+    learner.model.forward = lambda x: seen.append(-len(x)) or forward(x)  # type: ignore[func-returns-value]
+    learner.evaluate(listed)
+    assert seen == [40, 40, 40, -40, -40, -40]
     assert not products
 
 
