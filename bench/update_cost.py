@@ -5,7 +5,7 @@
 For each network: the method at work as a run leaves it (buffer filled, bases of given ranks), one update with as many
 replayed as current samples, against the same passes alone (K on the batch, one on the union, each the gradient of the
 loss in all weights). Both are timed in turn, in CPU time of one thread, and the medians are compared; `fastest_ratio`
-compares the fastest blocks, those that nobody else on the machine disturbed. Ranks are those that a recorded run reached
+compares the fastest blocks, which nobody else on the machine disturbed. Ranks are those that a recorded run reached
 after its last task; with --full, and for the transformer, of which there is no run, the bases are full, the most they
 can cost.
 """
