@@ -95,12 +95,20 @@ RECIPES = {
         landscapes=True,
     ),
     "fs-er-ablation": Recipe(
-        "What FS-ER against ER depends on: early stopping, the size of the ascent, momentum.",
+        "What FS-ER against ER depends on: early stopping, the size of the ascent, momentum, the released step sizes.",
         (
             Part("no-early-stopping", "pmnist-60k", ("er", "fs-er"), ("training.patience=0",)),
             Part("ascent-lr-0.1", "pmnist-60k", ("fs-er",), ("ascent_lr=0.1",)),
             Part("ascent-lr-0.2", "pmnist-60k", ("fs-er",), ("ascent_lr=0.2",)),
             Part("no-momentum", "pmnist-60k", ("er", "fs-er"), ("momentum=0",)),
+            # The released script: FS-ER descends by a fifth of what ER does. Then ER by as little.
+            Part(
+                "released-fs-er",
+                "pmnist-60k",
+                ("fs-er",),
+                ("lr=0.001", "ascent_steps=1", "ascent_lr=0.01", "training.patience=0"),
+            ),
+            Part("lr-0.001", "pmnist-60k", ("er",), ("lr=0.001", "training.patience=0")),
         ),
         seeds=1,
     ),
