@@ -179,7 +179,8 @@ def test_tiny_imagenet_takes_its_classes_from_the_seeds_shuffle(monkeypatch: pyt
     tasks = TinyImageNet().stream(0)
     assert len(tasks) == 40
     assert [kind for kind, *_ in contents(tasks[0].test)][::TESTS] == [131, 181, 22, 172, 144]
-    assert TinyImageNet().remarks() == []
+    assert TinyImageNet().remarks() == ["training images are cropped and mirrored at random (augment = true)."]
+    assert TinyImageNet(augment=False).remarks() == ["training images stay as they are (augment = false)."]
     for number, task in enumerate(tasks):
         assert task.head == range(5 * number, 5 * number + 5)
         assert task.valid is not None
@@ -196,9 +197,9 @@ def test_tiny_imagenet_with_fewer_classes_says_so(monkeypatch: pytest.MonkeyPatc
     assert "53 of 200 classes are on disk: other tasks" in TinyImageNet().remarks()[0]
     assert "10 tasks instead of 40" in TinyImageNet().remarks()[0]
     assert len(TinyImageNet(tasks=3).stream(0)) == 3
-    assert TinyImageNet(tasks=3).remarks() == [
+    assert TinyImageNet(tasks=3).remarks()[0] == (
         "53 of 200 classes are on disk: other tasks than those of the whole set."
-    ]
+    )
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(4, (3, 8, 8)))
     with pytest.raises(DataError, match="4 classes are on disk"):
         TinyImageNet().stream(0)

@@ -63,12 +63,14 @@ class TinyImageNet(ImageBenchmark):
         return Normalise(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
     def remarks(self) -> list[str]:
-        """How much of the data is there."""
+        """How much of the data is there, and whether training images vary."""
+        varied = "are cropped and mirrored at random" if self.augment else "stay as they are"
+        seen = f"training images {varied} (augment = {str(self.augment).lower()})."
         found = len(self.images().classes)
         if found == _CLASSES:
-            return []
+            return [seen]
         fewer = f", and {found // _EACH} tasks instead of {self.tasks}" if found // _EACH < self.tasks else ""
-        return [f"{found} of {_CLASSES} classes are on disk: other tasks than those of the whole set{fewer}."]
+        return [f"{found} of {_CLASSES} classes are on disk: other tasks than those of the whole set{fewer}.", seen]
 
     def network(self) -> nn.Module:
         """The paper's network of four convolutions."""

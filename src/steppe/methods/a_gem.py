@@ -113,6 +113,7 @@ def _product(a: Direction, b: Direction) -> Tensor:
 
 _PRESETS = {
     "pmnist": {"lr": 0.01, "memory": 200, "tasks": 20},
+    "pmnist-60k": {"lr": 0.01, "memory": 1000, "tasks": 10},
     "cifar100-split": {"lr": 0.01, "memory": 1000, "tasks": 10},
     "cifar100-superclass": {"lr": 0.03, "memory": 1000, "tasks": 20},
     "tiny-imagenet": {"lr": 0.03, "memory": 400, "tasks": 40},

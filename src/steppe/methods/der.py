@@ -77,6 +77,7 @@ class _DERPlusPlus(Method):
 
 _PRESETS = {
     "pmnist": {"lr": 0.005, "buffer": 200, "alpha": 1.0, "beta": 1.0},
+    "pmnist-60k": {"lr": 0.005, "buffer": 1000, "alpha": 1.0, "beta": 1.0},
     "cifar100-split": {"lr": 0.03, "buffer": 1000, "alpha": 0.1, "beta": 0.5},
     "cifar100-superclass": {"lr": 0.01, "buffer": 1000, "alpha": 0.1, "beta": 0.5},
     "tiny-imagenet": {"lr": 0.01, "buffer": 400, "alpha": 0.2, "beta": 0.5},

@@ -148,6 +148,7 @@ class Penalty:
 
 _PRESETS = {
     "pmnist": {"lr": 0.01, "strength": 100.0, "samples": 10},
+    "pmnist-60k": {"lr": 0.01, "strength": 100.0, "samples": 10},
     "cifar100-split": {"lr": 0.005, "strength": 5000.0, "samples": 64},
     "cifar100-superclass": {"lr": 0.03, "strength": 1000.0, "samples": 64},
     "tiny-imagenet": {"lr": 0.01, "strength": 1000.0, "samples": 64},  # our choice: no one reports it

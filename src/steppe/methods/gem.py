@@ -116,6 +116,7 @@ def dual_solution(gram: Tensor, products: Tensor, strength: float) -> Tensor:
 
 _PRESETS = {
     "pmnist": {"lr": 0.01, "strength": 0.0, "memory": 200, "tasks": 20},
+    "pmnist-60k": {"lr": 0.01, "strength": 0.0, "memory": 1000, "tasks": 10},
     "cifar100-split": {"lr": 0.01, "strength": 0.5, "memory": 1000, "tasks": 10},
     "cifar100-superclass": {"lr": 0.03, "strength": 0.5, "memory": 1000, "tasks": 20},
     "tiny-imagenet": {"lr": 0.03, "strength": 0.5, "memory": 400, "tasks": 40},

@@ -27,6 +27,7 @@ class SGP(GPM):
 
 _ALPHAS = {
     "pmnist": 1.0,  # our choice: the released code has no such benchmark
+    "pmnist-60k": 1.0,
     "cifar100-split": 10.0,
     "cifar100-superclass": 3.0,
     "tiny-imagenet": 10.0,  # likewise
