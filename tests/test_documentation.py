@@ -159,7 +159,7 @@ def test_every_benchmark_has_a_page() -> None:
 
 
 def test_drawings_are_what_the_script_draws(tmp_path: Path) -> None:
-    matplotlib = pytest.importorskip("matplotlib", reason="the drawings need matplotlib: pip install 'steppe[figures]'")
+    matplotlib = pytest.importorskip("matplotlib", reason="the drawings need matplotlib: pip install matplotlib")
     script = ROOT / "scripts" / "draw_concepts.py"
     subprocess.run([sys.executable, str(script), "--out", str(tmp_path)], check=True, capture_output=True)
     kept = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "docs" / "images").glob("*.svg")}
