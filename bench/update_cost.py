@@ -4,10 +4,9 @@
 
 For each network: the method at work as a run leaves it (buffer filled, bases of given ranks), one update with as many
 replayed as current samples, against the same passes alone (K on the batch, one on the union, each the gradient of the
-loss in all weights). Both are timed in turn, in CPU time of one thread, and the medians are compared; `fastest_ratio`
-compares the fastest blocks, which nobody else on the machine disturbed. Ranks are those that a recorded run reached
-after its last task; with --full, and for the transformer, of which there is no run, the bases are full, the most they
-can cost.
+loss in all weights). Both are timed in turn, in CPU time of one thread, and the medians are compared. Ranks are those
+that a recorded run reached after its last task; with --full, and for the transformer, of which there is no run, the
+bases are full, the most they can cost.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
         method.observe(batch)
 
     with denormals_flushed(), loaded_left_alone(), network.mode(training=True):  # as while learning
-        times, fastest = in_turn((update, passes), rounds)
+        times = in_turn((update, passes), rounds)
     return {
         "net": net,
         "batch": f"{size} + {size}",
@@ -88,12 +87,11 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
         "update_ms": times[0],
         "passes_ms": times[1],
         "ratio": times[0] / times[1],
-        "fastest_ratio": fastest[0] / fastest[1],
     }
 
 
-def in_turn(works: tuple[Callable[[], None], ...], rounds: int) -> tuple[list[float], list[float]]:
-    """CPU milliseconds of each, median and least, alternately in blocks of some 20 ms: a busy moment hits all alike."""
+def in_turn(works: tuple[Callable[[], None], ...], rounds: int) -> list[float]:
+    """Median CPU milliseconds of each, alternately in blocks of some 20 ms, so that a busy moment hits all alike."""
     spent: list[list[float]] = [[] for _ in works]
     for work in works:
         work()  # warm up
@@ -106,7 +104,7 @@ def in_turn(works: tuple[Callable[[], None], ...], rounds: int) -> tuple[list[fl
             for _ in range(block):
                 work()
             spent[place].append(1e3 * (time.process_time() - started) / block)
-    return [statistics.median(values) for values in spent], [min(values) for values in spent]
+    return [statistics.median(values) for values in spent]
 
 
 def reached(net: str) -> dict[str, int]:
