@@ -100,17 +100,14 @@ class LinearChain:
         """What the model gives for many samples, (n, in). The samples are the columns here, W Xᵀ instead of X Wᵀ: for
         BLAS the quicker way round.
         """
-        columns = x.t()
-        for link in self.links:
-            columns = link.completed(torch.mm(link.layer.weight, columns))
-        return columns.t()
+        return next(self.outputs_for(x, self.links[0].layer.weight))
 
     @torch.no_grad()
     def first_weights(self, orders: Sequence[Tensor]) -> Tensor:
         """The first layer's weight for samples whose numbers stand in other orders than those of the samples at hand,
         one below the other: X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W.
         """
-        weight = self.weights[0]
+        weight = self.links[0].layer.weight
         found = weight.new_empty((len(orders), *weight.shape))
         for place, order in zip(found, orders, strict=True):
             place[:, order.to(weight.device)] = weight
@@ -118,7 +115,7 @@ class LinearChain:
 
     @torch.no_grad()
     def outputs_for(self, x: Tensor, first: Tensor) -> Iterator[Tensor]:
-        """What the model gives for many samples, (n, in), with each of these first weights in turn."""
+        """The same with each of several first weights, one below the other, in turn."""
         head, *others = self.links
         for each in torch.split(torch.mm(first, x.t()), head.layer.out_features):
             columns = head.completed(each)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
+from steppe.data.pixels import UnitRange
 from steppe.errors import ModelError, shown
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
@@ -42,7 +43,7 @@ class Network:
         self.device, self.dtype = first.device, first.dtype
         if self.dtype not in (torch.float32, torch.float64):
             raise ModelError(f"the model's weights are {self.dtype}: give them as float32 or float64 (model.float()).")
-        self._prepare = prepare or unit_range
+        self._prepare = prepare or UnitRange()
         self._partial = len(self.parameters) != sum(1 for _ in model.parameters())
         self._has_buffers = any(True for _ in model.buffers())
         self._room: Direction = {}
@@ -163,7 +164,7 @@ class Network:
         """Whether preparation is known to treat every number of a sample alike, so that their order does not matter to
         it.
         """
-        return self._prepare is unit_range or bool(getattr(self._prepare, "elementwise", False))
+        return bool(getattr(self._prepare, "elementwise", False))
 
     def prepare(self, batch: Batch) -> Batch:
         """A stored batch as the model takes it."""
@@ -394,11 +395,3 @@ def _is_frozen(module: nn.Module) -> bool:
     """Whether a part has weights, and none of them is to be learnt."""
     weights = list(module.parameters())
     return bool(weights) and not any(weight.requires_grad for weight in weights)
-
-
-def unit_range(x: Tensor) -> Tensor:
-    """The default preparation: bytes become numbers from 0 to 1; everything else stays as it is."""
-    return x.float().div_(_LEVELS) if x.dtype == torch.uint8 else x
-
-
-_LEVELS = torch.tensor(255.0, device="cpu")  # a tensor, for the reason given at `number`

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+_LEVELS = torch.tensor(255.0, device="cpu")  # to divide by a Python number costs twice as much
+
+
+@dataclass(frozen=True)
+class UnitRange:
+    """Bytes become numbers from 0 to 1; everything else stays as it is."""
+
+    elementwise: ClassVar[bool] = True
+    """Every number is treated alike, wherever it is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The samples as numbers."""
+        return x.float().div_(_LEVELS) if x.dtype == torch.uint8 else x
 
 
 @dataclass(frozen=True)
