@@ -17,6 +17,17 @@ from steppe.reproduction import RECIPES, Part, Recipe
 SHORT = ("benchmark.tasks=2", "benchmark.samples=40", "benchmark.test_samples=50")
 
 
+RECORDED = Path(__file__).parents[1] / "results"
+
+
+@pytest.mark.parametrize("name", ["fs-er-ablation", "case-study-released", "k-study", "memory-study"])
+def test_recorded_results_were_made_with_the_recipes_settings(name: str) -> None:
+    for part in RECIPES[name].parts:
+        told = json.loads((RECORDED / name / part.name / "table.json").read_text(encoding="utf-8"))["command"]
+        changed = [change for change in re.findall(r"--set (\S+)", told) if not change.startswith("benchmark.")]
+        assert changed == list(part.changes), part.name
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_done(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
