@@ -1,7 +1,8 @@
 """Put results into the documents that quote them, so that no number is typed by hand, and write results/README.md.
 
 A document marks a place with `<!-- results:begin FILE -->` and `<!-- results:end -->`. What stands between them is
-written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of these methods), for a run's result.json
+written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of these methods) with the kilobytes kept
+in the place of the seconds, for a run's result.json
 the summary that `steppe run` prints, for other JSON a table of one of its lists (`update_cost.json#updates`), for a
 study's directory what `steppe show --details` prints (`pmnist#details`) or what each method keeps in the end
 (`pmnist#bytes`), for the directory of several studies ACC and BWT in each (`k-study#parts`).

@@ -222,3 +222,8 @@ def test_figures_that_are_not_the_papers_own_are_marked() -> None:
     unprinted = {**own, "benchmark": "cifar100-split", "method": "a-gem"}
     assert "65.90 ± 0.71‡" in markdown([unprinted])
     assert "‡ In the source of the paper, but not in print." in markdown([unprinted])
+
+
+def test_seeds_are_named_where_the_paper_names_them() -> None:
+    file = Path(__file__).parents[1] / "results" / "case-study" / "pmnist-60k" / "er" / "seed-0" / "result.json"
+    assert "paper: ACC 86.16\n" in summary(json.loads(file.read_text(encoding="utf-8")))

@@ -57,6 +57,31 @@ def test_a_loaded_learner_goes_on_as_the_saved_one_would(method: str, tmp_path: 
     assert same(one, other)
 
 
+def test_how_inputs_are_prepared_is_not_forgotten(tmp_path: Path) -> None:
+    """Without it the model would be given other inputs than those it learnt from, and nobody would know."""
+    first, *_ = tasks()
+    plain, own = tmp_path / "plain.safetensors", tmp_path / "own.safetensors"
+    learner("er").save(plain)
+    one = Learner(BENCHMARK.model(0), small("pictures", "er").method_settings, prepare=lambda x: x.float() - 100)
+    one.learn(first, **HOW)
+    one.save(own)
+    with pytest.raises(UsageError, match="as `prepare`, which no file can hold: give the same"):
+        steppe.load(own, BENCHMARK.model(1))
+    with pytest.raises(UsageError, match="saved without `prepare`: leave it out"):
+        steppe.load(plain, BENCHMARK.model(1), prepare=lambda x: x.float() - 100)
+    other = steppe.load(own, BENCHMARK.model(1), prepare=lambda x: x.float() - 100)
+    assert one.evaluate([first]) == other.evaluate([first])
+
+
+def test_a_file_from_before_it_said_how_inputs_are_prepared(tmp_path: Path) -> None:
+    file = tmp_path / "learner.safetensors"
+    one = Learner(BENCHMARK.model(0), small("pictures", "er").method_settings, prepare=lambda x: x.float() / 2)
+    state = one.state()
+    del state["prepared"]
+    write_state(file, "learner", state)
+    assert steppe.load(file, BENCHMARK.model(0), prepare=lambda x: x.float() / 2).tasks_learnt == 0
+
+
 def test_saved_in_the_middle_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
     first, second, third = tasks()

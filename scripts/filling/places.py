@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from filling.studies import by_number, methods_in_order
@@ -30,9 +31,7 @@ def _content(file: str, chosen: str) -> str:
     if source.is_dir():
         return {"bytes": _bytes_table, "details": _details, "parts": _parts_table}[chosen](source)
     if source.suffix == ".md":
-        header, rule, *rows = _table_lines(source)
-        by_method = {row.split("|")[1].strip(): row for row in rows}
-        return "\n".join([header, rule, *([by_method[name] for name in chosen.split(",")] if chosen else rows), ""])
+        return _study_table(source, chosen.split(",") if chosen else None)
     if chosen:
         return _bench_table(json.loads(source.read_text(encoding="utf-8"))[chosen])
     lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
@@ -63,27 +62,50 @@ def looked_up(address: str) -> float:
     return float(found)
 
 
+def _study_table(file: Path, methods: list[str] | None) -> str:
+    """A study's table, all rows or those of some methods, with what each keeps in the place of the seconds: these were
+    taken while other runs were under way.
+    """
+    header, *rows = _table_cells(file)
+    told = {row[0]: row[:-1] for row in rows}
+    kilobytes = {method: f"{_kilobytes(file.parent / method):.0f}" for method in told}
+    lines = [[*told[method], kilobytes[method]] for method in methods or told]
+    assert header[-1] == "seconds"
+    return _lines([[*header[:-1], "kB"], *lines])
+
+
+def _kilobytes(runs: Path) -> float:
+    """What a method keeps beside the network at the end, mean over its runs."""
+    return fmean(sum(read_result(file.parent)["bytes"].values()) / 1000 for file in runs.glob(f"*/{RESULT}"))
+
+
 def _details(study: Path) -> str:
     """The table that `steppe show --details` prints, methods in the order of the study's own."""
     runs = [path.parent for name in methods_in_order(study) for path in sorted((study / name).glob(f"*/{RESULT}"))]
     return details({run: read_result(run) for run in runs})
 
 
-def _table_lines(file: Path) -> list[str]:
-    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+def _table_cells(file: Path) -> list[list[str]]:
+    """Header and rows of a study's table."""
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [header, *rows]
+
+
+def _lines(cells: list[list[str]]) -> str:
+    """Header and rows as a table."""
+    header, *rows = cells
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, ["---"] * len(header), *rows])
 
 
 def _parts_table(recipe: Path) -> str:
     """ACC and BWT of all methods in all studies of a recipe, one line each."""
     lines = []
     for part in sorted((file.parent for file in recipe.glob("*/table.md")), key=by_number):
-        header, _, *rows = [
-            [cell.strip() for cell in line.strip("|").split("|")] for line in _table_lines(part / "table.md")
-        ]
+        header, *rows = _table_cells(part / "table.md")
         shown = [header.index(name) for name in ("method", "seeds", "ACC", "BWT")]
         lines += [[part.name, *(row[column] for column in shown)] for row in rows]
-    head = ["study", "method", "seeds", "ACC", "BWT"]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *lines])
+    return _lines([["study", "method", "seeds", "ACC", "BWT"], *lines])
 
 
 def _bytes_table(study: Path) -> str:
@@ -91,11 +113,11 @@ def _bytes_table(study: Path) -> str:
     files = {method: study / method / "seed-0" / RESULT for method in methods_in_order(study)}
     held = {method: json.loads(file.read_text(encoding="utf-8"))["bytes"] for method, file in files.items()}
     kinds = list(dict.fromkeys(kind for part in held.values() for kind in part))
-    lines = [["method", *kinds, "sum"], ["---"] * (len(kinds) + 2)]
+    lines = [["method", *kinds, "sum"]]
     for method, part in held.items():
         kilobytes = [f"{part[kind] / 1000:.0f}" if part.get(kind) else "" for kind in kinds]
         lines.append([method, *kilobytes, f"{sum(part.values()) / 1000:.0f}"])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return _lines(lines)
 
 
 def _bench_table(found: list[dict[str, object]] | dict[str, dict[str, object]]) -> str:
@@ -104,8 +126,7 @@ def _bench_table(found: list[dict[str, object]] | dict[str, dict[str, object]]) 
     """
     rows = found if isinstance(found, list) else [{"": name, **row} for name, row in found.items()]
     columns = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
-    lines = [columns, ["---"] * len(columns), *([_short(row[column]) for column in columns] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return _lines([columns, *([_short(row[column]) for column in columns] for row in rows)])
 
 
 def _short(value: object) -> str:

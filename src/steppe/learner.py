@@ -69,6 +69,7 @@ class Learner:
         self.network = Network(self.model, prepare)
         self.tasks_learnt = 0
         self._exclude = self._checked_exclude(tuple(exclude))
+        self._prepared = prepare is not None
         self._method: Method | None = None
         self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
         self._fitting: Fitting | None = None  # while a task is being learnt
@@ -217,6 +218,7 @@ class Learner:
             "settings": {"kind": type(self.settings).__name__, "values": self.settings.as_dict()},
             "seed": self.streams.seed,
             "exclude": list(self._exclude),
+            "prepared": self._prepared,
             "tasks_learnt": self.tasks_learnt,
             "outputs": self._outputs,
             "inputs": None if self._kind is None else [list(self._kind[0]), str(self._kind[1]).removeprefix("torch.")],
@@ -233,6 +235,12 @@ class Learner:
         saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"]
         if mine != saved:
             raise UsageError(f"the state was saved with {saved}, and this learner has {mine}: give it the same.")
+        if state.get("prepared", self._prepared) != self._prepared:  # older states do not say
+            raise UsageError(
+                "the learner was saved with a function of its own as `prepare`, which no file can hold: give the same."
+                if state["prepared"]
+                else "the learner was saved without `prepare`: leave it out here, too."
+            )
         self.network.load_state(state["network"], state["outputs"])
         self.tasks_learnt, self._outputs, self._interrupted = (
             state[name] for name in ("tasks_learnt", "outputs", "fitting")

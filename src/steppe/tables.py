@@ -180,10 +180,13 @@ def summary(result: Result) -> str:
         f"{result['benchmark']} · {result['method']} · seed {result['seed']}",
         "  " + "   ".join(f"{words} {value:.2f}" for words, value in measured.items()),
     ]
-    for source, words in (("paper", "paper (5 seeds)"), ("released", "its released code (5 seeds)")):
+    for source, words in (("paper", "paper"), ("released", "its released code")):
         figures = published(result["benchmark"], result["method"], source) if comparable(result) else {}
         if figures:
-            lines.append(f"  {words}: " + "   ".join(f"{name.upper()} {figure}" for name, figure in figures.items()))
+            seeds = " (5 seeds)" if any(figure.std is not None for figure in figures.values()) else ""
+            lines.append(
+                f"  {words}{seeds}: " + "   ".join(f"{name.upper()} {figure}" for name, figure in figures.items())
+            )
             lines += [f"  {note}" for note in notes_on_marks(lines[-1])]
     if not result["full_length"]:
         lines.append("  tasks or training differ from the benchmark's own: published figures do not apply")

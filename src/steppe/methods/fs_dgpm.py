@@ -189,7 +189,7 @@ register_method(
 register_method(
     "fs-sgpm",
     FSDGPM,
-    "FS-DGPM with importances from the singular values: our strongest.",
+    "FS-DGPM with importances from the singular values: the strongest on Permuted MNIST.",
     variant={"importance": "spectral"},
     presets={
         **_PRESETS,
