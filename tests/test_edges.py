@@ -65,7 +65,7 @@ def test_a_failed_task_does_not_spoil_the_next() -> None:
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), seed=0)
     learner.learn(steppe.Task((X, Y % 2), (X, Y % 2), head=range(0, 2), name="good"))
     bad = TensorDataset(X, torch.where(torch.arange(40) == 39, 3, Y % 2))
-    with pytest.raises(DataError, match="bad: labels"):
+    with pytest.raises(DataError, match="bad: the training data has labels"):
         learner.learn(steppe.Task(bad, head=range(0, 2), name="bad"))
     later = steppe.Task((X, Y % 2 + 2), (X, Y % 2 + 2), head=range(2, 4), name="later")
     learner.learn(later, epochs=30)

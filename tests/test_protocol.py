@@ -77,7 +77,7 @@ class Scripted(Curriculum):
         super().__init__([task(0)], 0)
         self.script, self.model = iter(losses), network.model
 
-    def validation_loss(self, network: Network, size: int = 1024) -> float:
+    def validation_loss(self, network: Network, outputs: int, size: int = 1024) -> float:
         return next(self.script)
 
 
@@ -115,7 +115,7 @@ def test_validation_follows_the_rule(losses: list[float], patience: int, lr_min:
     training = Training(epochs=len(losses), patience=patience, lr_min=lr_min)
     network, method = counting(), Paced(0.01)
     curriculum = Scripted(losses, network)
-    validation = Validation(method, network, curriculum, training)  # type: ignore[arg-type]
+    validation = Validation(method, network, curriculum, 10, training)  # type: ignore[arg-type]
     lrs = []
     for epoch in range(len(losses)):
         with torch.no_grad():
@@ -148,7 +148,7 @@ def test_the_validation_loss_is_that_of_all_heads_in_eval_mode() -> None:
         logits = network.model(x)[:, each.head.start : each.head.stop]
         total += cross_entropy(logits, y - each.head.start, reduction="sum").detach()
     network.model.train()
-    assert Curriculum(tasks, 0).validation_loss(network, size=4) == pytest.approx(float(total) / 18, rel=1e-5)
+    assert Curriculum(tasks, 0).validation_loss(network, 10, size=4) == pytest.approx(float(total) / 18, rel=1e-5)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.snapshot().items())
 
 
@@ -233,7 +233,7 @@ def test_patience_without_validation_data_is_refused_before_anything_moves() -> 
 
 def test_a_validation_loss_that_is_no_number_stops_the_task() -> None:
     network = counting()
-    validation = Validation(Paced(1.0), network, Scripted([math.nan], network), Training(patience=1))  # type: ignore[arg-type]
+    validation = Validation(Paced(1.0), network, Scripted([math.nan], network), 10, Training(patience=1))  # type: ignore[arg-type]
     with pytest.raises(DivergedError, match="validation loss of 'task 0' became nan"):
         validation.goes_on()
 

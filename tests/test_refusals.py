@@ -57,6 +57,16 @@ class Stream(IterableDataset[Any]):
         return iter([(X[0], 0)] * 5)
 
 
+class Counted(IterableDataset[Any]):
+    """With a length, but no sample has a place."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([])
+
+
 class Unlabelled(Dataset[Any]):
     def __len__(self) -> int:
         return 5
@@ -76,6 +86,7 @@ TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
     "lengths": (lambda: Task((X, Y[:9])), DataError, r"\(40, 8\) and labels of shape \(9,\)"),
     "one-hot labels": (lambda: Task((X, torch.eye(4)[Y])), DataError, r"labels of shape \(40, 4\)"),
     "no length": (lambda: Task(Endless()), DataError, "without a length"),
+    "no places": (lambda: Task(Counted()), DataError, "an IterableDataset: give a map-style"),
     "unknown form": (lambda: Task({"x": X}), DataError, "given as dict"),
     "validation": (lambda: Task((X, Y), valid=(X, Y.float())), DataError, "the validation data has labels"),
     "head with gaps": (lambda: Task((X, Y), head=range(0, 4, 2), name="digits"), DataError, "digits: the head"),
@@ -115,7 +126,7 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         mlp,
         lambda: Task((X, Y + 1), name="digits"),
         DataError,
-        "digits: labels 1 to 4.*rows 0 to 3",
+        "digits: the training data has labels 1 to 4.*rows 0 to 3",
     ),
     "negative label": (mlp, lambda: Task((X, Y - 1)), DataError, "labels -1 to 2"),
     "label outside the head": (
@@ -124,8 +135,13 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         DataError,
         "labels 0 to 1.*rows 2 to 3.*add 2",
     ),
-    "test label": (mlp, lambda: Task((X, Y), (X, Y + 3)), DataError, "labels 3 to 6"),
-    "label in a dataset": (mlp, lambda: Task(TensorDataset(X, Y + 1), name="digits"), DataError, "digits: labels"),
+    "test label": (mlp, lambda: Task((X, Y), (X, Y + 3)), DataError, "the test data has labels 3 to 6"),
+    "label in a dataset": (
+        mlp,
+        lambda: Task(TensorDataset(X, Y + 1), name="digits"),
+        DataError,
+        "digits: the training data has labels",
+    ),
     "head beyond the outputs": (mlp, lambda: Task((X, Y), head=range(0, 9)), DataError, "beyond the model's 4 outputs"),
     "NaN in a dataset": (mlp, lambda: Task(TensorDataset(spoilt(torch.nan), Y)), DataError, "NaN or infinity"),
     "no pairs": (mlp, lambda: Task(Unlabelled()), DataError, "pairs"),
@@ -189,6 +205,77 @@ def test_what_a_model_cannot_learn(case: str) -> None:
     assert learner.tasks_learnt in (0, 1)  # 1: found out only while learning, the place stays taken
     if "dataset" not in case:
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+TESTS: dict[str, tuple[Task, str]] = {
+    "tensors beyond the outputs": (Task((X, Y), (X, Y + 1), name="d"), "d: the test data has labels 1 to 4, outside"),
+    "a dataset": (
+        Task((X, Y % 2 + 2), TensorDataset(X, Y % 2), head=range(2, 4), name="d"),
+        "d: the test data has labels 0 to 1, outside the head, rows 2 to 3.*add 2",
+    ),
+    "a loader": (
+        Task((X, Y), DataLoader(TensorDataset(X, Y - 1), batch_size=5), name="d"),
+        "d: the test data has labels -1 to",
+    ),
+    "head beyond the outputs": (
+        Task((X, Y), (X, Y), head=range(0, 9), name="d"),
+        r"^d: the head range\(0, 9\) reaches beyond the model's 4 outputs",
+    ),
+    "no output of the head": (
+        Task((X, Y), (X, Y + 4), head=range(4, 8), name="d"),
+        r"^d: the head range\(4, 8\) reaches",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TESTS)
+def test_what_no_prediction_could_get_right(case: str) -> None:
+    """An accuracy of nought would say that the model knows nothing, where nobody asked it."""
+    task, message = TESTS[case]
+    with pytest.raises(DataError, match=message):
+        Learner(mlp(), ER()).evaluate([task])
+
+
+def test_labels_of_a_validating_dataset_are_looked_at() -> None:
+    task = Task((X, Y % 2 + 2), valid=TensorDataset(X, Y % 2), head=range(2, 4), name="digits")
+    with pytest.raises(DataError, match="digits: the validation data has labels 0 to 1, outside the head"):
+        Learner(mlp(), ER()).learn(task, patience=1)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (range(0, 4, 2), r"^the head range\(0, 4, 2\) is not a non-empty range"),
+        (range(1, 9), "reaches beyond the model's 4 outputs"),
+        ((0, 2), r"the head is \(0, 2\): give a range"),
+    ],
+)
+def test_heads_that_cannot_be_predicted_in(head: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Learner(mlp(), ER()).predict(X, head)
+
+
+def test_a_task_that_was_refused_binds_nobody() -> None:
+    learner = Learner(mlp(), ER())
+    with pytest.raises(DataError, match="has labels"):
+        learner.learn(Task((X.double(), Y + 4)))
+    learner.learn(Task((X, Y)))
+
+
+@pytest.mark.parametrize("change", ["added", "unfrozen"])
+def test_weights_that_would_not_be_learnt(change: str) -> None:
+    """Heads that are added task by task would stay as they were initialised."""
+    model = mlp()
+    first = next(model.children())
+    first.requires_grad_(False)
+    learner = Learner(model, ER())
+    learner.learn(Task((X, Y)))
+    if change == "added":
+        model.append(nn.Linear(4, 4))  # type: ignore[operator]
+    else:
+        first.requires_grad_(True)
+    with pytest.raises(ModelError, match="was added or unfrozen after the learner was made, and would not be learnt"):
+        learner.learn(Task((X, Y)))
 
 
 @pytest.mark.parametrize(

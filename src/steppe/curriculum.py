@@ -74,7 +74,8 @@ class Curriculum:
         task = self.tasks[number]
         x, y = pair
         if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
-            task.check_labels(y, outputs)
+            with task.blamed("training"):
+                task.check_labels(y, outputs)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         if task.augment is not None:
             x = task.augment(x, streams.generator("augmentation"))
@@ -90,7 +91,7 @@ class Curriculum:
                 )
 
     @torch.no_grad()
-    def validation_loss(self, network: Network, size: int = 1024) -> float:
+    def validation_loss(self, network: Network, outputs: int, size: int = 1024) -> float:
         """Mean cross-entropy over the tasks' validation data, in eval mode, each sample on its own head."""
         total, count = torch.zeros((), dtype=torch.float64, device=network.device), 0
         with network.mode(training=False):
@@ -99,6 +100,8 @@ class Curriculum:
                 before = count
                 with task.blamed("validation"):
                     for x, y in task.valid.batches(size, None):
+                        if not isinstance(task.valid, TensorSamples):  # whose labels were all looked at before
+                            task.check_labels(y, outputs)
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)
                         count += len(y)

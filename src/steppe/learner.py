@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
+from steppe.data.samples import TensorSamples
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
 from steppe.learner_checks import check_given, check_same, listed_tasks
@@ -24,7 +25,7 @@ from steppe.protocol import Training
 from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.state import State
-from steppe.task import Task
+from steppe.task import Task, check_head
 from steppe.testing import accuracies, predicted, scores
 from steppe.training import Fitting
 from steppe.types import Batch
@@ -161,8 +162,11 @@ class Learner:
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """The most likely output row of each sample, within the head if one is given."""
+        check_head(head)
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
-            return predicted(scores(torch.as_tensor(x), self.network, self._method), head)
+            found = scores(torch.as_tensor(x), self.network, self._method)
+            check_head(head, found.shape[1])
+            return predicted(found, head)
 
     def _started(self, task: Task) -> Method:
         """The method, made when the first task shows what the model's input and head are."""
@@ -277,6 +281,12 @@ class Learner:
                     f"the weight {name!r} was frozen after the learner was made: "
                     "freeze weights before, or make a new learner."
                 )
+        for name, parameter in now.items():
+            if parameter.requires_grad and name not in self.network.parameters:
+                raise ModelError(
+                    f"the weight {name!r} was added or unfrozen after the learner was made, and would not be learnt: "
+                    "give the model all its outputs and weights before, or make a new learner."
+                )
 
     def _check_task(self, task: Task) -> None:
         with task.blamed("training"):
@@ -302,26 +312,21 @@ class Learner:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
             found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {found}.")
-        self._outputs, self._kind = output.shape[1], kind
-        if task.head is not None and task.head.stop > self._outputs:
-            raise DataError(
-                f"{task.name}: the head {task.head} reaches beyond the model's {self._outputs} outputs: "
-                "enlarge the model's last layer or correct the head."
-            )
-        for part in (task.train, task.test, task.valid):
-            labels = getattr(part, "y", None)
-            if labels is not None:
-                task.check_labels(labels, self._outputs)
-        for words, part in (("test", task.test), ("validation", task.valid)):
+        outputs = output.shape[1]
+        task.check_head(outputs)
+        for words, part in (("training", task.train), ("test", task.test), ("validation", task.valid)):
             if part is None:
                 continue
             with task.blamed(words):
+                if isinstance(part, TensorSamples):
+                    task.check_labels(part.y, outputs)
                 shape = tuple(part.first()[0].shape[1:])
             if shape != kind[0]:
                 raise DataError(
                     f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: "
                     "give both the same shape."
                 )
+        self._outputs, self._kind = outputs, kind
 
     def _check_weights(self, name: str) -> None:
         for weight, parameter in self.network.parameters.items():

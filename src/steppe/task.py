@@ -16,6 +16,21 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 the CPU wherever the inputs are."""
 
 
+def check_head(head: range | None, outputs: int | None = None) -> None:
+    """Refuse what is no range of output rows, or reaches beyond those there are."""
+    if head is None:
+        return
+    if not isinstance(head, range):
+        raise DataError(f"the head is {head!r}: give a range of output rows, such as range(10, 20).")
+    if head.step != 1 or head.start < 0 or len(head) == 0:
+        raise DataError(f"the head {head} is not a non-empty range of output rows with step 1.")
+    if outputs is not None and head.stop > outputs:
+        raise DataError(
+            f"the head {head} reaches beyond the model's {outputs} outputs: "
+            "enlarge the model's last layer or correct the head."
+        )
+
+
 class Task:
     """Labelled samples to learn from, samples to test on, and the head.
 
@@ -35,11 +50,9 @@ class Task:
         augment: Augmentation | None = None,
         name: str = "task",
     ) -> None:
-        if head is not None and not isinstance(head, range):
-            raise DataError(f"{name}: the head is {head!r}: give a range of output rows, such as range(10, 20).")
-        if head is not None and (head.step != 1 or head.start < 0 or len(head) == 0):
-            raise DataError(f"{name}: the head {head} is not a non-empty range of output rows with step 1.")
         self.name, self.head, self.augment = name, head, augment
+        with self._named():
+            check_head(head)
         self.train = self._part("training", train)
         self.test = None if test is None else self._part("test", test)
         self.valid = None if valid is None else self._part("validation", valid)
@@ -59,8 +72,21 @@ class Task:
         except DataError as error:
             raise DataError(f"{self.name}: the {part} data {error}") from error
 
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors inside name the task."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}") from error
+
+    def check_head(self, outputs: int) -> None:
+        """Refuse a head that a model with so many outputs does not have."""
+        with self._named():
+            check_head(self.head, outputs)
+
     def check_labels(self, y: Tensor, outputs: int) -> None:
-        """Refuse labels outside the task's head."""
+        """Refuse labels outside the task's head; the error is for `blamed` to complete."""
         rows = self.head if self.head is not None else range(outputs)
         if len(y) == 0:
             return
@@ -72,8 +98,7 @@ class Task:
                 else "enlarge the head or correct the labels."
             )
             raise DataError(
-                f"{self.name}: labels {low} to {high} lie outside the head, "
-                f"rows {rows.start} to {rows.stop - 1}: {remedy}"
+                f"has labels {low} to {high}, outside the head, rows {rows.start} to {rows.stop - 1}: {remedy}"
             )
 
     def __repr__(self) -> str:

@@ -6,13 +6,13 @@ Where a network begins with a linear layer, the columns of its weight can be put
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from steppe.data.samples import Reordering, TensorSamples
+from steppe.data.samples import Pair, Reordering, TensorSamples
 from steppe.errors import DataError
 from steppe.linear_chain import LinearChain
 from steppe.methods.base import Method
@@ -27,7 +27,7 @@ class _Test(NamedTuple):
     """A task that sees samples in an order of their numbers, and its place among the tasks."""
 
     place: int
-    head: range | None
+    task: Task
     samples: TensorSamples
     order: Tensor
 
@@ -62,26 +62,48 @@ def _alone(task: Task, network: Network, method: Method | None) -> float:
         raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
     right = torch.zeros((), dtype=torch.int64, device=network.device)
     total = 0
-    with task.blamed("test"):
-        for x, y in task.test.batches(_BATCH, None):
-            right += (predicted(scores(x, network, method), task.head) == y.to(network.device)).sum()
-            total += len(y)
-        if total == 0:
-            raise DataError("gave no batch (a DataLoader that drops its last?).")
+    for x, y in _test_batches(task):
+        found = scores(x, network, method)
+        _check(task, y, found.shape[1])
+        right += (predicted(found, task.head) == y.to(network.device)).sum()
+        total += len(y)
     return 100.0 * int(right) / total
+
+
+def _test_batches(task: Task) -> Iterator[Pair]:
+    assert task.test is not None
+    batches, given = iter(task.test.batches(_BATCH, None)), 0
+    while True:
+        with task.blamed("test"):
+            pair = next(batches, None)
+            if pair is None and given == 0:
+                raise DataError("gave no batch (a DataLoader that drops its last?).")
+        if pair is None:
+            return
+        given += 1
+        yield pair
+
+
+def _check(task: Task, y: Tensor, outputs: int) -> None:
+    """Refuse a head that the model does not have, and labels that the head does not: nothing could be right."""
+    task.check_head(outputs)
+    with task.blamed("test"):
+        task.check_labels(y, outputs)
 
 
 def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain) -> dict[int, float]:
     """Accuracies, by place, on tasks that see the same samples."""
     x, count = tests[0].samples.x, len(tests[0].samples)
     first = chain.first_weights([test.order for test in tests])
+    for test in tests:
+        _check(test.task, test.samples.y, chain.weights[-1].shape[0])
     labels = [test.samples.y.to(network.device) for test in tests]
     right = torch.zeros(len(tests), dtype=torch.int64, device=network.device)
     for start in range(0, count, _BATCH):
         part = slice(start, start + _BATCH)
         outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
         for row, (test, output) in enumerate(zip(tests, outputs, strict=True)):
-            right[row] += (predicted(output, test.head) == labels[row][part]).sum()
+            right[row] += (predicted(output, test.task.head) == labels[row][part]).sum()
     return {test.place: 100.0 * found / count for test, found in zip(tests, right.tolist(), strict=True)}
 
 
@@ -104,5 +126,5 @@ def _by_samples(tasks: Sequence[Task]) -> list[list[_Test]]:
             type(test) is TensorSamples and type(test.view) is Reordering and test.x.ndim == 2
         ):  # no kind of a user's own
             same = test.x.data_ptr(), test.x.shape, test.x.stride(), test.x.dtype, test.x.device
-            found.setdefault(same, []).append(_Test(place, task.head, test, test.view.order))
+            found.setdefault(same, []).append(_Test(place, task, test, test.view.order))
     return list(found.values())

@@ -44,7 +44,7 @@ class Fitting:
         self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
         self._outputs, self._streams, self._watch = outputs, streams, watch
         self._place = curriculum.first + len(curriculum.tasks) - 1
-        self._validation = Validation(method, network, curriculum, training) if training.patience else None
+        self._validation = Validation(method, network, curriculum, outputs, training) if training.patience else None
         self.updates = 0
         self._epoch = self._batch = 0  # the epoch, and how many batches of it are done
         self._over = False
@@ -148,8 +148,11 @@ class Validation:
     divided; if that makes them less than `lr_min`, the task is over. Better or not, learning goes on from where it is.
     """
 
-    def __init__(self, method: Method, network: Network, curriculum: Curriculum, training: Training) -> None:
+    def __init__(
+        self, method: Method, network: Network, curriculum: Curriculum, outputs: int, training: Training
+    ) -> None:
         curriculum.require_validation()
+        self._outputs = outputs
         self.loss = math.nan
         self.lr: float | None = None
         self.cuts = 0
@@ -160,7 +163,7 @@ class Validation:
 
     def goes_on(self) -> bool:
         """Judge the epoch that has just ended; False when the task is over."""
-        self.loss = self._curriculum.validation_loss(self._network)
+        self.loss = self._curriculum.validation_loss(self._network, self._outputs)
         if not math.isfinite(self.loss):
             raise DivergedError(
                 f"the validation loss of {self._curriculum.name!r} became {self.loss}: lower the step size "

@@ -108,8 +108,11 @@ class DatasetSamples(Samples):
     """Samples of a map-style `Dataset` that gives (input, label) pairs; read and collated as they are needed."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
-        if not hasattr(dataset, "__len__"):
-            raise DataError("is a Dataset without a length: give a map-style Dataset, a DataLoader or tensors.")
+        if not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
+            raise DataError(
+                "is a Dataset without a length, or an IterableDataset: give a map-style Dataset, a DataLoader or "
+                "tensors."
+            )
         self.dataset = dataset
 
     def __len__(self) -> int:
