@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import made_result
 from report_runs import write_run
 
 from steppe.cli import main
@@ -51,6 +52,34 @@ def test_means_over_seeds_of_everything(tmp_path: Path) -> None:
     assert row["s / task"] == "2.75"  # 2 and 3 for training, 0.25 for the memory
     assert row["kB"] == "1"
     assert row["seeds"] == "2"
+
+
+def test_runs_are_averaged_only_where_they_differ_in_their_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `steppe run` leaves them, side by side."""
+    made = [
+        made_result("er", 0, level=80, buffer=50),
+        made_result("er", 1, level=80, buffer=50),
+        made_result("er", 0, level=60, buffer=200),
+        made_result("er", 0, level=80, buffer=50),  # the same once more
+        made_result("gpm", 0, level=70),
+        made_result("gpm", 1, level=70, tasks=2),
+    ]
+    for number, result in enumerate(made):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    names = ["er (buffer=50)", "er (buffer=200)", "gpm (tasks=3)", "gpm (tasks=2)"]
+    for option in ([], ["--details"]):
+        assert main(["show", str(tmp_path), *option]) == 0
+        text = capsys.readouterr().out
+        found = table(text)
+        assert list(found) == names
+        assert [row["seeds"] for row in found.values()] == ["2", "1", "1", "1"]
+        both = [made[0]["acc"], made[1]["acc"]]
+        assert found[names[0]]["ACC"] == f"{statistics.fmean(both):.2f} ± {statistics.stdev(both):.2f}"
+        assert found[names[1]]["ACC"] == f"{made[2]['acc']:.2f}"
+        assert "1 run(s) with a seed that is there already" in text
 
 
 def test_what_is_not_quite_one_is_not_shown_as_one(tmp_path: Path) -> None:
@@ -108,7 +137,7 @@ def test_several_studies_have_a_table_each(tmp_path: Path, capsys: pytest.Captur
     write_run(top, "gpm")
     for study in ("small", "large"):
         for seed in (0, 1):
-            write_run(top / study / "er" / f"seed-{seed}", "er")
+            write_run(top / study / "er" / f"seed-{seed}", "er", seed)
     assert main(["show", str(top)]) == 0
     assert "gpm" in capsys.readouterr().out.splitlines()[0]
     (top / "result.json").unlink()
@@ -122,8 +151,8 @@ def test_several_studies_have_a_table_each(tmp_path: Path, capsys: pytest.Captur
 def test_runs_beside_each_other_have_one_table_and_others_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for place in ("mine/one", "mine/two", "yours/one"):
-        write_run(tmp_path / place, "er")
+    for seed, place in enumerate(("mine/one", "mine/two", "yours/one")):
+        write_run(tmp_path / place, "er", seed)
     assert main(["show", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert (told.count("| er | 2 |"), told.count("| er | 1 |")) == (1, 1)

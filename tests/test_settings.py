@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steppe.errors import UsageError
 from steppe.methods import FSDGPM
 from steppe.registry import find_benchmark, find_method
-from steppe.settings import Settings, setting
+from steppe.settings import Settings, _converted, setting
 
 
 @dataclass(frozen=True)
@@ -135,3 +135,11 @@ def test_unknown_methods_and_benchmarks_name_the_nearest() -> None:
         find_method("fs-dgmp")
     with pytest.raises(UsageError, match=r"unknown benchmark 'pmnits'\. Did you mean 'pmnist'"):
         find_benchmark("pmnits")
+
+
+def test_signs_that_a_terminal_would_obey_are_no_text() -> None:
+    for text in ("a\x1b[31m", "a\x00", "a\x9b", "\udcff"):
+        with pytest.raises(UsageError, match="is not text that can be shown"):
+            _converted("note", text, str, "Owner")
+    for text in ("my\u00a0photos", "\u0645\u06cc\u200c\u062e", "a\tb", "日本"):  # blanks and joiners of other scripts
+        assert _converted("note", text, str, "Owner") == text

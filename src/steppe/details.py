@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from steppe.logs import told_at_the_end
 from steppe.published import Figure, notes_on_marks
-from steppe.tables import Result, Row, note_on_comparison, rows, seconds_per_task
+from steppe.tables import Result, Row, notes_on_runs, row_of, seconds_per_task, variants
 
 _HEADER = (
     *("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "learning accuracy", "forgetting"),
@@ -27,15 +27,14 @@ def details(runs: Mapping[Path, Result]) -> str:
     """The table of all runs of one benchmark in Markdown; what a method does not have is left open, what none has is
     left out.
     """
-    body = []
-    for row in rows(list(runs.values())):
-        own = {path: result for path, result in runs.items() if result["method"] == row.method}
-        body.append(_cells(row, own))
+    body, paths, results = [], list(runs), list(runs.values())
+    for label, places in variants(results).items():
+        own = {paths[place]: results[place] for place in places}
+        body.append(_cells(row_of(label, list(own.values())), own))
     kept = [column for column in range(len(_HEADER)) if any(cells[column] for cells in body)]
     lines = [[cells[column] for column in kept] for cells in (_HEADER, ["---"] * len(_HEADER), *body)]
     table = [f"| {' | '.join(line)} |" for line in lines]
-    note = note_on_comparison(list(runs.values()))
-    return "\n".join([*table, "", _NOTE, *([note] if note else []), *notes_on_marks("".join(table))]) + "\n"
+    return "\n".join([*table, "", _NOTE, *notes_on_runs(results), *notes_on_marks("".join(table))]) + "\n"
 
 
 def _cells(row: Row, runs: Mapping[Path, Result]) -> Sequence[str]:

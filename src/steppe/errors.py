@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import unicodedata
 from collections.abc import Iterable
 
 _SHOWN = 100  # characters of a value
@@ -52,6 +53,11 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # a number of thousands of digits, lists within lists within lists
         return f"(of type {type(value).__name__}, too long to show)"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+
+
+def has_controls(text: str) -> bool:
+    """Whether there are signs in it that a terminal would obey instead of showing them, or halves of characters."""
+    return any(unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t" for sign in text)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -92,7 +92,7 @@ class _Run:
         self._stage = 0
         self._matrix = AccuracyMatrix()
         self._per_task: list[dict[str, Any]] = []
-        self._remarks = config.benchmark_settings.remarks()
+        self._remarks = [printable(remark) for remark in config.benchmark_settings.remarks()]
         self._resumable = self._learner.can_be_saved
         self._told: list[str] = []  # remarks for whoever watches, which are not the result's
         self._epochs_before = 0  # of the task in whose middle the run was resumed

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from steppe.errors import UsageError, shown, unknown
+from steppe.errors import UsageError, has_controls, shown, unknown
 
 Value = bool | int | float | str
 _LARGEST = 2**63 - 1  # the largest whole number of tensors and of TOML
@@ -120,7 +120,8 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
                 return value
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
         if kind is str and isinstance(value, str):
-            value.encode()  # half a character, as in a file's name that is not UTF-8, could not be written to a file
+            if has_controls(value):  # half a character too, as in a file's name that is not UTF-8
+                raise ValueError
             return value
         if kind is int and not isinstance(value, bool):
             whole = int(value)
@@ -132,5 +133,5 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
             return float(value)
     except (ValueError, KeyError, TypeError, OverflowError):
         pass
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text that can be shown"}[kind]
     raise UsageError(f"{name} = {shown(value)} is not {wanted} ({owner}).")

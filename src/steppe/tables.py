@@ -10,7 +10,7 @@ from typing import Any
 
 from steppe.machine import described
 from steppe.published import Figure, notes_on_marks, published
-from steppe.results import settings_given
+from steppe.results import settings_given, with_equal_settings
 
 Result = dict[str, Any]
 
@@ -32,9 +32,26 @@ class Row:
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
-    """Results by method, in the order in which the methods first appear; mean and sample standard deviation."""
-    methods = dict.fromkeys(result["method"] for result in results)
-    return [_row([result for result in results if result["method"] == method]) for method in methods]
+    """Results by method and settings, in the order in which they first appear; mean and sample standard deviation."""
+    return [row_of(label, [results[place] for place in places]) for label, places in variants(results).items()]
+
+
+def variants(results: Sequence[Result]) -> dict[str, list[int]]:
+    """The places of results that differ in their seed alone, one for each seed, by the method's name and, where it was
+    run with several settings, these.
+    """
+    methods: dict[str, list[int]] = {}
+    for place, result in enumerate(results):
+        methods.setdefault(result["method"], []).append(place)
+    found = {}
+    for method, places in methods.items():
+        own = [results[place] for place in places]
+        for label, group in with_equal_settings(method, own, ("benchmark", "training", "method")).items():
+            of_seed: dict[int, int] = {}
+            for member in group:
+                of_seed.setdefault(own[member]["seed"], places[member])
+            found[label] = list(of_seed.values())
+    return found
 
 
 def comparable(result: Result) -> bool:
@@ -48,7 +65,9 @@ def seconds_per_task(result: Result) -> float:
     return float(seconds["train"] + seconds["memory"]) / max(len(result["accuracy"]), 1)
 
 
-def _row(results: Sequence[Result]) -> Row:
+def row_of(label: str, results: Sequence[Result]) -> Row:
+    """Figures over the seeds of one method with one choice of settings."""
+
     def over_seeds(value: Callable[[Result], float | None]) -> Figure | None:
         values = [found for result in results if (found := value(result)) is not None]
         if not values:  # tasks learnt together have no backward transfer
@@ -58,7 +77,7 @@ def _row(results: Sequence[Result]) -> Row:
     first = results[0]
     beside = all(comparable(result) for result in results)
     return Row(
-        method=first["method"],
+        method=label,
         seeds=sorted(result["seed"] for result in results),
         acc=over_seeds(lambda result: result["acc"]),
         bwt=over_seeds(lambda result: result["bwt"]),
@@ -88,21 +107,22 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def markdown(results: Sequence[Result]) -> str:
     """The study's table in Markdown."""
-    lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(row)) for row in rows(results))]
+    lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(each)) for each in rows(results))]
     notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
-    if note := note_on_comparison(results):
-        notes.append(note)
-    notes += [*notes_on_marks("".join(lines)), *_remarks(results)]
+    notes += [*notes_on_runs(results), *notes_on_marks("".join(lines)), *_remarks(results)]
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def note_on_comparison(results: Sequence[Result]) -> str:
-    """Why published figures are missing beside some results, where they are for a reason."""
+def notes_on_runs(results: Sequence[Result]) -> list[str]:
+    """Why published figures are missing beside some results, where they are for a reason, and what was left out."""
+    notes = []
     if not all(result["full_length"] for result in results):
-        return "Tasks or training differ from the benchmark's own, so published figures do not apply."
-    if not all(comparable(result) for result in results):
-        return "Where a method's settings differ from its preset, published figures do not apply."
-    return ""
+        notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
+    elif not all(comparable(result) for result in results):
+        notes.append("Where a method's settings differ from its preset, published figures do not apply.")
+    if repeated := len(results) - sum(map(len, variants(results).values())):
+        notes.append(f"{repeated} run(s) with a seed that is there already, and the same settings, are left out.")
+    return notes
 
 
 def _remarks(results: Sequence[Result]) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 from steppe.machine import described
 from steppe.published import Figure, notes_on_marks
 from steppe.report.differences import reference, table_of_differences
-from steppe.report.sections import Section, Variant, flat, written
+from steppe.report.sections import Section, Variant
+from steppe.results import flat, written
 from steppe.tables import Row, rows
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from steppe.report.collect import Collected, Run, Study
-from steppe.results import settings_given
+from steppe.results import settings_given, with_equal_settings
 
 Settings = dict[str, Any]  # by dotted key
 
@@ -87,30 +87,9 @@ def _by(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
 
 
 def _alike(name: str, runs: Sequence[Run], parts: tuple[str, ...]) -> list[tuple[str, list[Run]]]:
-    """Runs with equal settings in these parts of the configuration, labelled by what tells them apart.
-
-    A run written before a setting existed counts as having the value that others had without asking for it.
-    """
-    settings = [flat(run.result["config"], parts) for run in runs]
-    unasked: Settings = {}
-    for run, values in zip(runs, settings, strict=True):
-        asked = settings_given(run.result, parts)
-        for key, value in values.items():
-            if key not in asked:
-                unasked.setdefault(key, value)
-    whole = [{**unasked, **values} for values in settings]
-    keys = dict.fromkeys(key for values in whole for key in values)
-    differing = [key for key in keys if len({written(values.get(key)) for values in whole}) > 1]
-    groups: dict[str, list[Run]] = {}
-    for run, values in zip(runs, whole, strict=True):
-        apart = [f"{key.split('.', 1)[1]}={written(values[key])}" for key in differing if key in values]
-        groups.setdefault(f"{name} ({', '.join(apart)})" if apart else name, []).append(run)
-    return list(groups.items())
-
-
-def flat(config: Mapping[str, Any], parts: Sequence[str]) -> Settings:
-    """Settings by dotted key, as in `method.lr`."""
-    return {f"{part}.{key}": value for part in parts for key, value in config[part].items()}
+    """Runs with equal settings in these parts of the configuration, labelled by what tells them apart."""
+    groups = with_equal_settings(name, [run.result for run in runs], parts)
+    return [(label, [runs[place] for place in places]) for label, places in groups.items()]
 
 
 def _task_names(runs: Sequence[Run]) -> list[str]:
@@ -122,8 +101,3 @@ def _task_names(runs: Sequence[Run]) -> list[str]:
 
 def _named(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-
-
-def written(value: Any) -> str:
-    """A setting as it is written in a configuration."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
