@@ -82,6 +82,62 @@ def test_default_directories_are_new_and_given_ones_are_not_overwritten(capsys: 
     assert "already holds a run" in capsys.readouterr().err
 
 
+def test_a_study_keeps_its_plan_and_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is asked for in its directory: other settings, fewer methods, another study, a run."""
+    study = ["study", "pmnist", "finetune", "er", *SHORT, "--seeds", "1", "--out", "s"]
+    assert main(study) == 0
+    kept = {path: path.read_bytes() for path in Path("s").rglob("*") if path.is_file()}
+    refused = {
+        "s/finetune/seed-0 holds a run with other settings": [*study, "--resume", "--set", "lr=0.5"],
+        "to which finetune/seed-0 belong as well": [*study[:2], *study[3:], "--resume"],
+        "s already holds a study (study.json)": ["study", "pmnist", "gpm", *SHORT, "--out", "s"],
+        "s already holds a study": ["run", "pmnist", "gpm", *SHORT, "--out", "s"],
+        "already holds a study (study.json)": ["run", "pmnist", "gpm", *SHORT, "--out", "s", "--resume"],
+        "s/er/seed-0 already holds a run": ["study", "pmnist", "gpm", *SHORT, "--out", "s/er/seed-0"],
+    }
+    capsys.readouterr()
+    for told, command in refused.items():
+        assert main(command) == 2
+        assert told in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("s").rglob("*") if path.is_file()} == kept
+    assert main([*study[:4], "gpm", *study[4:], "--resume"]) == 0  # one more
+    assert main(["resume", "s"]) == 0
+    assert [row["method"] for row in json.loads(Path("s/table.json").read_bytes())["rows"]] == ["finetune", "er", "gpm"]
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "log.jsonl", "checkpoints"])
+@pytest.mark.parametrize("option", [[], ["--resume"]])
+def test_files_of_somebody_else_stay(name: str, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    (Path("mine") / name).write_text("mine", encoding="utf-8")
+    assert main(["run", "pmnist", "finetune", *SHORT, "--out", "mine", *option]) == 2
+    assert f"{Path('mine') / name} is there, and would be written over" in capsys.readouterr().err
+    assert (Path("mine") / name).read_text(encoding="utf-8") == "mine"
+
+
+def test_tables_of_somebody_else_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/table.tex").write_text("mine", encoding="utf-8")
+    assert main(["study", "pmnist", "finetune", *SHORT, "--seeds", "1", "--out", "mine"]) == 2
+    assert "table.tex is there, and would be written over" in capsys.readouterr().err
+    assert list(Path("mine").glob("finetune")) == []
+
+
+def test_a_study_makes_up_for_what_comes_after_a_result() -> None:
+    """A run that was killed between its result and its report."""
+    assert main(["study", "pmnist", "finetune", *SHORT, "--seeds", "1", "--out", "s"]) == 0
+    run = Path("s/finetune/seed-0")
+    report = (run / "report.md").read_text(encoding="utf-8")
+    for late in ("report.md", "checkpoints/state-000002.safetensors"):
+        (run / "report.md").unlink()
+        if late != "report.md":
+            (run / "report.md").write_text(report, encoding="utf-8")
+            (run / late).write_bytes(b"left over")
+        assert main(["resume", "s"]) == 0
+        assert (run / "report.md").read_text(encoding="utf-8") == report
+        assert list(run.glob("checkpoints/state-*")) == []
+
+
 def test_study_writes_tables_and_matches_single_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "pmnist", "er", "finetune", "--seeds", "2", "--jobs", "2", *SHORT, "--out", "s"]) == 0
     out = capsys.readouterr().out

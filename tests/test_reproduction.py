@@ -70,8 +70,12 @@ def test_a_small_one_for_real(
     assert er["sharpness_at_the_end"] == pytest.approx(sum(at_the_end) / 2)
     results = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
     shutil.rmtree(tmp_path / "out/pmnist/er/seed-0/checkpoints")  # what was measured of the weights remains
-    assert main([*command, "--methods", "er"]) == 0
+    assert main(command) == 0
     assert {path: path.stat().st_mtime_ns for path in results} == results
+    table = (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8")
+    assert main([*command, "--methods", "er"]) == 2  # the table would lose a method
+    assert "holds a study to which fs-er/seed-0 belong as well" in capsys.readouterr().err
+    assert (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8") == table
 
 
 @pytest.mark.parametrize(

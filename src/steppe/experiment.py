@@ -53,20 +53,23 @@ def run(
         refuse_taken(out)
     elif (out / CONFIG).exists():
         refuse_other(out, config)
+    elif not (out / RESULT).exists():
+        refuse_taken(out)
     prepared = _Run(config, out, watch, checkpoint_every)  # refuses what cannot be, before the directory is made
     with locked(out):
         if not resume:
             refuse_taken(out)  # by a process that was quicker
         elif (out / RESULT).exists():
-            return _left_as_it_is(out)
+            return left_as_it_is(out)
         return prepared.result()
 
 
-def _left_as_it_is(out: Path) -> dict[str, Any]:
-    """A result that is there; what should come after it is made up for."""
+def left_as_it_is(out: Path) -> dict[str, Any]:
+    """A result that is there; what should come after it is made up for, if the run was killed in between."""
     result = read_result(out)
-    if not (out / REPORT).exists():
-        RunDirectory(out).tidy(run_report(result))
+    directory = RunDirectory(out)
+    if not (out / REPORT).exists() or directory.states:
+        directory.tidy(run_report(result))
     return result
 
 

@@ -25,6 +25,8 @@ from steppe.state import State
 
 CONFIG, LOG, RESULT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "checkpoints"
 REPORT, PAGE = "report.md", "report.html"
+PLAN, TABLES = "study.json", ("table.md", "table.tex", "table.json")
+"""What a study writes beside its runs."""
 _LOCK = ".lock"
 _STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
 
@@ -55,7 +57,7 @@ class RunDirectory:
 
     def save_state(self, state: State) -> None:
         """Keep what the run can be resumed from, with the length of the log, and drop the state before the last."""
-        numbers = _state_numbers(self.path)
+        numbers = self.states
         with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
             os.fsync(file.fileno())
             length = file.tell()
@@ -68,7 +70,7 @@ class RunDirectory:
         """The last state that is whole, or None, and what is to be said about those that are not."""
         remarks: list[str] = []
         found: State = None
-        for number in reversed(_state_numbers(self.path)):
+        for number in reversed(self.states):
             try:
                 found = read_state(self._state_file(number), "run", device)
             except RunError as error:
@@ -101,8 +103,13 @@ class RunDirectory:
         """What comes after the result."""
         with writing(self.path):
             write_whole(self.path / REPORT, report.encode())
-            for number in _state_numbers(self.path):
+            for number in self.states:
                 self._state_file(number).unlink()
+
+    @property
+    def states(self) -> list[int]:
+        """Which states are there to be resumed from, in order."""
+        return _numbered(self.path, "state-")
 
 
 def _weights_file(path: Path, task: int) -> Path:
@@ -123,11 +130,6 @@ def task_weights(path: Path, task: int) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise RunError(f"{file} holds something else than weights.")
     return weights
-
-
-def _state_numbers(path: Path) -> list[int]:
-    """Which states are there, in order."""
-    return _numbered(path, "state-")
 
 
 def _numbered(path: Path, prefix: str, first: int = 0) -> list[int]:
@@ -164,15 +166,20 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()  # the file stays: taken away, two processes could hold locks on two files of its name
 
 
-def refuse_taken(path: Path) -> None:
-    """Refuse a directory that already holds a run."""
+def refuse_taken(path: Path, *, for_study: bool = False) -> None:
+    """Refuse a directory that already holds a run or a study, or a file that a new one would write over."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file: choose another --out.")
-    for name in (CONFIG, RESULT):
+    for kind, names in (("run", (CONFIG, RESULT)), ("study", (PLAN,))):
+        for name in names:
+            if (path / name).exists():
+                raise UsageError(
+                    f"{path} already holds a {kind} ({name}): go on with it by --resume, choose another --out, or "
+                    "remove it."
+                )
+    for name in (*TABLES, PAGE) if for_study else (LOG, REPORT, PAGE, CHECKPOINTS):
         if (path / name).exists():
-            raise UsageError(
-                f"{path} already holds a run ({name}): go on with it by --resume, choose another --out, or remove it."
-            )
+            raise UsageError(f"{path / name} is there, and would be written over: choose another --out, or move it.")
 
 
 def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:

@@ -17,12 +17,11 @@ from typing import Any
 from steppe.config import RunConfig, same_work
 from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
 from steppe.events import Event
-from steppe.experiment import CHECKPOINT_EVERY, refuse_other, run
+from steppe.experiment import CHECKPOINT_EVERY, left_as_it_is, refuse_other, run
 from steppe.files import read_bounded, write_whole, writing
-from steppe.runs import CONFIG, RESULT, read_result, refuse_taken
+from steppe.runs import CONFIG, PLAN, RESULT, TABLES, refuse_taken
 from steppe.tables import as_json, latex, markdown
 
-PLAN = "study.json"
 _POLL = 0.2  # seconds between looks for a process that ended without a word
 
 
@@ -126,7 +125,7 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     found = {}
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
-            found[number] = read_result(job.out)
+            found[number] = left_as_it_is(job.out)
             described = found[number]["config"]
             same_code = described["run"].get("plugins", []) == list(job.config.plugins)  # or none is run
             if not same_code or not same_work(RunConfig.from_mapping(described).as_dict(), job.config.as_dict()):
@@ -137,10 +136,29 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
 
 
 def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
-    """Which runs the study consists of, so that it can be resumed from its directory alone."""
+    """Which runs the study consists of, so that it can be resumed from its directory alone; refused where runs are
+    there that have other settings or would no longer be part of it.
+    """
+    _finished(jobs)
+    if missing := _planned(out) - {job.out for job in jobs}:
+        names = sorted(str(path.relative_to(out)) for path in missing)
+        told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise UsageError(
+            f"{out} holds a study to which {told} belong as well: name all its methods and seeds, or choose another "
+            "--out."
+        )
     runs = [{"out": str(job.out.relative_to(out)), "config": job.config.as_dict()} for job in jobs]
     with writing(out / PLAN):
         write_whole(out / PLAN, (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode())
+
+
+def _planned(out: Path) -> set[Path]:
+    """Where the runs of the study that is there already lie, if its plan can be read."""
+    try:
+        plan = json.loads(read_bounded(out / PLAN))
+        return {_within(out, entry["out"]) for entry in plan["runs"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
 
 
 def read_plan(out: Path) -> tuple[list[Job], str]:
@@ -164,9 +182,8 @@ def _within(out: Path, name: str) -> Path:
 
 
 def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> None:
-    """The study's table beside its runs: table.md, table.tex, table.json."""
-    texts = {"table.md": markdown(results), "table.tex": latex(results), "table.json": as_json(results, command)}
-    for name, text in texts.items():
+    """The study's table beside its runs: for reading, for a paper, for programs."""
+    for name, text in zip(TABLES, (markdown(results), latex(results), as_json(results, command)), strict=True):
         with writing(out / name):
             write_whole(out / name, text.encode())
 

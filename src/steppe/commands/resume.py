@@ -44,8 +44,8 @@ def add(commands: Commands) -> None:
 
 def _resume(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
-    from steppe.runs import CONFIG, RESULT, locked
-    from steppe.study import PLAN, read_plan, write_plan
+    from steppe.runs import CONFIG, PLAN, RESULT, locked
+    from steppe.study import read_plan, write_plan
 
     use_directory(options.data)
     out = options.directory

@@ -94,6 +94,7 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     command = command_line("study", jobs[0].config, words, changes)
     with locked(out):
         if not options.resume:
+            refuse_taken(out, for_study=True)
             for job in jobs:
                 refuse_taken(job.out)
         write_plan(out, jobs, command)
