@@ -238,6 +238,18 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     assert command == "list" or "examples:" in out
 
 
+def test_a_terminal_without_our_signs_gets_others() -> None:
+    """Not every standard output can show a λ or a minus sign."""
+    found = subprocess.run(
+        [sys.executable, "-m", "steppe", "list", "fs-dgpm"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert found.returncode == 0, found.stderr
+    assert b"?" in found.stdout
+    assert b"importance_lr" in found.stdout
+
+
 def test_a_reader_that_goes_away_is_no_crash() -> None:
     command = f"{sys.executable} -m steppe list fs-dgpm | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, check=False)

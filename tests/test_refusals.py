@@ -262,6 +262,15 @@ def test_a_task_that_was_refused_binds_nobody() -> None:
     learner.learn(Task((X, Y)))
 
 
+def test_an_expanded_buffer() -> None:
+    model = mlp()
+    model.register_buffer("mean", torch.tensor([0.5]).expand(8))
+    with pytest.raises(ModelError, match=r"the buffer 'mean' was expanded.*model\.mean = model\.mean\.clone"):
+        Learner(model, ER())
+    model.mean = model.mean.clone()
+    Learner(model, FSDGPM()).learn(Task((X, Y)))
+
+
 @pytest.mark.parametrize("change", ["added", "unfrozen"])
 def test_weights_that_would_not_be_learnt(change: str) -> None:
     """Heads that are added task by task would stay as they were initialised."""

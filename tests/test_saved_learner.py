@@ -82,6 +82,32 @@ def test_a_file_from_before_it_said_how_inputs_are_prepared(tmp_path: Path) -> N
     assert steppe.load(file, BENCHMARK.model(0), prepare=lambda x: x.float() / 2).tasks_learnt == 0
 
 
+class Counting(nn.Module):
+    """Keeps something beside its weights and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Flatten(), nn.LazyLinear(6))
+        self.inner(torch.zeros(1, *tasks()[0].train.first()[0].shape[1:]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.inner(x)
+        return output
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+def test_a_state_beside_weights_and_buffers_would_be_lost(tmp_path: Path) -> None:
+    one = Learner(Counting(), small("pictures", "er").method_settings)
+    with pytest.raises(ModelError, match=r"the layer '' has a state of its own \(get_extra_state\)"):
+        one.save(tmp_path / "learner.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_saved_in_the_middle_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
     first, second, third = tasks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -17,6 +18,9 @@ from steppe.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2: asked for wrongly, 1: failed, 130: stopped by Ctrl-C)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what it has no sign for is a question mark, and no reason to fail
+            stream.reconfigure(errors="replace")
     options = _parser().parse_args(arguments)
     try:
         code: int = options.action(options)

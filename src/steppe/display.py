@@ -27,6 +27,7 @@ class _State:
         self.started = time.monotonic()
         self.tasks = self.batches = 0
         self.first = self.before = self.done = 0  # batches done at the start; of ended epochs; in all
+        self.ends: list[int] = []
         self.task = self.epoch = 0
         self.loss = float("nan")
         self.accuracy: float | None = None
@@ -36,6 +37,7 @@ class _State:
         if isinstance(message, RunStarted):
             self.started, self.tasks, self.batches = time.monotonic(), message.tasks, message.batches
             self.first = self.before = self.done = message.batches_before
+            self.ends = message.ends
         elif isinstance(message, Progress):
             self.task, self.epoch, self.loss = message.task, message.epoch, message.loss
             self.done = self.before + message.batch
@@ -44,6 +46,8 @@ class _State:
             self.before = self.done = self.before + message.batches
         elif isinstance(message, TaskEnded):
             self.accuracy = sum(message.accuracy) / len(message.accuracy)
+            # A task that validation ended early has taken all the batches it will.
+            self.before = self.done = min((end for end in self.ends if end >= self.done), default=self.done)
         elif isinstance(message, Finished):
             bwt = message.result["bwt"]
             self.outcome = f"ACC {message.result['acc']:.2f}" + ("" if bwt is None else f"  BWT {bwt:.2f}")

@@ -16,6 +16,8 @@ class RunStarted:
     remarks: list[str] = field(default_factory=list)
     batches_before: int = 0
     """How many of them were done before the run was resumed, counting whole epochs only."""
+    ends: list[int] = field(default_factory=list)
+    """How many are done, or no longer to come, when each task has ended."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,9 @@ class _Run:
         before = sum(lengths[: self._stage])
         if self._epochs_before:
             before += self._epochs_before * lengths[self._stage] // training.epochs
-        self._tell(RunStarted(len(tasks), sum(lengths), [*self._remarks, *self._told], before))
+        self._tell(
+            RunStarted(len(tasks), sum(lengths), [*self._remarks, *self._told], before, list(accumulate(lengths)))
+        )
         for number in range(self._stage, len(stages)):
             stage = stages[number]
             if stage.start == 0 and number > 0 and not self._learner.interrupted:  # everything so far from the start

@@ -15,7 +15,7 @@ from steppe.curriculum import Curriculum
 from steppe.data.samples import TensorSamples
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
-from steppe.learner_checks import check_given, check_same, listed_tasks
+from steppe.learner_checks import check_can_be_kept, check_given, check_same, listed_tasks
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
@@ -216,6 +216,7 @@ class Learner:
 
     def state(self) -> State:
         """Model, method, streams and all else that learning depends on, as plain values and tensors."""
+        check_can_be_kept(self.model)
         if self._fitting is not None:
             self._check_weights(self._fitting.name)
         return {

@@ -34,13 +34,15 @@ def load(
         raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module like the one that was saved.")
     place = device if device is not None else next((p.device for p in model.parameters()), "cpu")
     state = read_state(Path(path), "learner", place)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
     try:
         settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
         learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude)
         learner.load_state(state)
     except Exception as error:
-        model.load_state_dict(before)
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
         if not isinstance(error, CANNOT_BE_A_STATE):
             raise
         told = f"{type(error).__name__}: {in_one_line(error)}"
