@@ -15,6 +15,7 @@ from steppe.landscape import profile as profiles
 from steppe.landscape.directions import direction, noise
 from steppe.landscape.profile import Surroundings, cross_entropy, profile, surface, zero_one
 from steppe.network import Network
+from steppe.testing import predicted
 
 ALPHAS = [-1.0, -0.3, 0.0, 0.3, 1.0]
 
@@ -89,8 +90,43 @@ def test_zero_one_is_the_share_of_wrong_predictions(quick: bool) -> None:
     v = noise(network.parameters, 0, 0)
     found = Surroundings(network, batch, quick=quick).means([v], [(0.0,), (0.5,)], [zero_one])[:, 0].tolist()
     for sigma, error in zip((0.0, 0.5), found, strict=True):
-        predicted = moved(network.model, [v], [sigma])(x.double()).argmax(1)
-        assert error == pytest.approx(float((predicted != y).double().mean()))
+        highest = moved(network.model, [v], [sigma])(x.double()).argmax(1)
+        assert error == pytest.approx(float((highest != y).double().mean()))
+
+
+@given(
+    rows=st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0, float("nan")]), min_size=6, max_size=6), min_size=1),
+    label=st.integers(2, 4),
+    head=st.sampled_from([None, range(2, 5)]),
+)
+def test_zero_one_counts_ties_as_prediction_does_and_no_number_as_wrong(
+    rows: list[list[float]], label: int, head: range | None
+) -> None:
+    network = Network(nn.Linear(1, 6))
+    network.open_head(head, 6)
+    outputs = torch.tensor(rows, dtype=torch.float64)
+    logits = network.within_heads(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
+    found = zero_one(logits, torch.full((len(rows),), label)).tolist()
+    for row, output, error in zip(rows, outputs, found, strict=True):
+        seen = row if head is None else row[head.start : head.stop]
+        if any(value != value for value in seen):
+            assert error == 1
+            continue
+        assert error == (int(predicted(output.unsqueeze(0), head)) != label)
+        assert error == (seen.index(max(seen)) + (0 if head is None else head.start) != label)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_network_that_says_nothing_is_right_where_prediction_is(quick: bool) -> None:
+    """Dead units and no biases: every output is 0, and the first class is what is predicted."""
+    model = nn.Sequential(nn.Linear(8, 5, bias=False), nn.ReLU(), nn.Linear(5, 10, bias=False))
+    nn.init.constant_(model[0].weight, -1.0)
+    x = torch.rand(40, 8)
+    y = torch.arange(40) % 10
+    network, batch = standing(model, x, y)
+    at_rest = {name: torch.zeros_like(p) for name, p in network.parameters.items()}
+    found = Surroundings(network, batch, quick=quick).means([at_rest], [(1.0,)], [zero_one])
+    assert float(found) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "transformer"])

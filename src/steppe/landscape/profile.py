@@ -34,8 +34,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 for each sample for which another class is likelier than its own, 0 for the rest."""
-    return (logits.gather(0, labels.unsqueeze(0)).squeeze(0) < logits.amax(0)).to(logits.dtype)
+    """1 for each sample whose label is not the first of its highest outputs, as prediction takes it, or which has an
+    output that is not a number; 0 for the rest.
+    """
+    highest, predicted = logits.max(0)
+    return ((predicted != labels) | highest.isnan()).to(logits.dtype)
 
 
 def in_parts(batch: Batch) -> list[Batch]:
