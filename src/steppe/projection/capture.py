@@ -59,6 +59,40 @@ def last_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tenso
     return calls[-1][0] if calls else None
 
 
+def used_outside(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> list[str]:
+    """The covered weights that a forward also uses where none of their layers is called, so that a part of the gradient
+    is owed to no layer's input.
+
+    While a layer is called its weight counts as a constant: a gradient that still comes has come from elsewhere.
+    """
+    own = dict(model.named_parameters())
+    wanted = {name: own[name] for name in weights}
+    handles = []
+
+    def hook_for(weight: nn.Parameter, wants: bool) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            weight.requires_grad_(wants)
+
+        return hook
+
+    try:
+        for name, weight in weights.items():
+            for layer in dict.fromkeys(weight.layers):
+                handles.append(layer.register_forward_pre_hook(hook_for(wanted[name], False), prepend=True))
+                handles.append(layer.register_forward_hook(hook_for(wanted[name], True)))
+        with torch.enable_grad():
+            output: Tensor = model(x)
+            if not (wanted and output.requires_grad):
+                return []
+            found = torch.autograd.grad(output.logsumexp(-1).sum(), list(wanted.values()), allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter in wanted.values():
+            parameter.requires_grad_()
+    return [name for name, g in zip(wanted, found, strict=True) if g is not None and bool(g.any())]
+
+
 def _outputs(
     model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor
 ) -> tuple[list[tuple[str, Tensor]], Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from steppe.errors import ModelError
 from steppe.linear_calls import factorable
 from steppe.network import Network
-from steppe.projection.capture import last_weight, output_weight
+from steppe.projection.capture import last_weight, output_weight, used_outside
 from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
 
 
 def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, CoveredWeight]:
     """The weights that a gradient memory covers, seen with prepared inputs: all that a rule covers but those named, and
-    in multi-head learning the head. Weights that no rule covers are named in a warning.
+    in multi-head learning the head. Weights that no rule covers are named in a warning; one that the model also uses
+    outside of its layer is refused, because only a part of its gradient could be projected.
     """
     covered = covered_weights(network.model, exclude)
     known = coverable_weights(network.model)
@@ -34,8 +35,17 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
     _warn_uncovered(network, known.keys())
     linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
     with network.mode(training=False):
+        _refuse_used_outside(used_outside(network.model, covered, x))
         factored = factorable(network.model, linear, x)
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
+
+
+def _refuse_used_outside(names: Sequence[str]) -> None:
+    for name in names:
+        raise ModelError(
+            f"the weight {name!r} is used outside of calls of its layer, where a gradient memory does not see what it "
+            f"meets: its gradient cannot be projected. Call the layer, or leave it out with exclude=({name!r},)."
+        )
 
 
 def _warn_uncovered(network: Network, known: Collection[str]) -> None:
