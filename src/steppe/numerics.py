@@ -1,4 +1,4 @@
-"""State of the process that costs an update time, changed for a while and given back."""
+"""State of the process that an update wants otherwise, changed for a while and given back; lengths kept in bounds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
@@ -35,6 +36,13 @@ def loaded_left_alone() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Forwards inside can be differentiated twice: the quick kernels of attention have one derivative only."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def _flushing() -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from steppe.chain_ascent import Found, MovedChain
 from steppe.linear_chain import WIDE, LinearChain
 from steppe.network import Network
+from steppe.numerics import twice_differentiable
 from steppe.projection.memory import GradientMemory
 from steppe.types import Batch, Direction, Gradient, Outer, aligned, averaged, multiplied, of_same_inputs
 
@@ -138,6 +139,7 @@ def _on_chain(
         return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes, along)
 
 
+@twice_differentiable()
 def _second_order(
     ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> Perturbed:

@@ -6,10 +6,10 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steppe.landscape.profile import in_parts
 from steppe.network import Network
+from steppe.numerics import twice_differentiable
 from steppe.seeding import Streams
 from steppe.types import Batch, Direction
 
@@ -24,7 +24,7 @@ def hessian_product(network: Network, batch: Batch, vector: Direction) -> Direct
     """H v of the mean loss on prepared samples: the gradient of (∇L · v). In the mode that the network is in."""
     weights = dict(network.parameters)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the quick kernels of attention have one derivative only
+    with torch.enable_grad(), twice_differentiable():
         for part in in_parts(batch):
             loss = network.functional_loss(part, weights, statistics=False) * (len(part) / len(batch))  # type: ignore[arg-type]
             slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)

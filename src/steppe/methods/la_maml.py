@@ -22,6 +22,7 @@ from torch import Tensor
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import clipped
 from steppe.network import Network
+from steppe.numerics import twice_differentiable
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
 from steppe.replay import Reservoir
@@ -152,6 +153,7 @@ class _LaMAML(Method):
         slope = slope * self._pace
         return slope * (self.rates[name] > 0) if self.settings.inner_relu else slope
 
+    @twice_differentiable()
     def _second_order(self, current: Batch, union: Batch) -> MetaGradient:
         weights = self.network.learnable
         leaves = {name: self.rates[name].detach().requires_grad_() for name in weights}
