@@ -189,7 +189,7 @@ def test_together_equals_one_by_one(kind: str, clip: float, heads: bool) -> None
 def test_rows_are_the_clipped_gradients() -> None:
     network, tasks = past(PLAIN["bias"]())
     rows = tasks._one_by_one(0.05)
-    for task, batch in enumerate(tasks._samples):
+    for task, batch in enumerate(tasks.samples):
         for name, g in clipped(network.gradient(batch)[1], 0.05).items():
             torch.testing.assert_close(rows.parts[name][task], multiplied(g))
     flat = torch.cat([part.flatten(1) for part in rows.parts.values()], 1)

@@ -15,6 +15,7 @@ from steppe.curriculum import Curriculum
 from steppe.errors import DataError, DivergedError
 from steppe.events import EpochEnded, Progress, Watch
 from steppe.methods.base import Method
+from steppe.methods.lone_samples import too_few_for_norm
 from steppe.network import Network
 from steppe.protocol import Training
 from steppe.seeding import Streams
@@ -207,7 +208,7 @@ def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
     except DivergedError as error:
         raise DivergedError(f"{place}: {error}") from error
     except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
+        if not too_few_for_norm(error):
             raise
         raise DataError(
             f"{name}: a batch of one sample is too small for the model's BatchNorm: choose a batch_size "

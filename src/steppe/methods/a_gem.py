@@ -67,6 +67,10 @@ class _AGEM(Method):
 
     def begin_task(self) -> None:
         self.memory.begin_task()
+        if self.settings.reference == "average":
+            self.memory.check_tasks()
+        else:
+            self.memory.check_draw(self.settings.reference_samples)
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:

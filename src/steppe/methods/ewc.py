@@ -16,6 +16,7 @@ from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
+from steppe.methods.lone_samples import check_alone
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
@@ -55,6 +56,10 @@ class _EWC(Method):
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
+        if self.first is None and self.settings.samples == 1:
+            alone = self.network.prepare(batch[:1])
+            cause = "samples = 1 takes the importances of a task from a single sample"
+            check_alone(self.network, alone, cause, "set samples to 2 or more")
         loss, gradient = self.network.gradient(self.network.prepare(batch))
         if self.penalty.tasks:
             value, slope = self.penalty(self.network.parameters)

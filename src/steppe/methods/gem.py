@@ -66,6 +66,7 @@ class _GEM(Method):
 
     def begin_task(self) -> None:
         self.memory.begin_task()
+        self.memory.check_tasks()
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:

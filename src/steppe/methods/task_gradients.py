@@ -127,14 +127,15 @@ class PastTasks:
 
     def __init__(self, network: Network, samples: Sequence[Batch], *, together: bool | None = None) -> None:
         self._network = network
-        self._samples = [network.prepare(batch) for batch in samples]
-        self._union = Batch.union(self._samples) if samples else None
+        self.samples = [network.prepare(batch) for batch in samples]
+        """What is held of each task, prepared."""
+        self._union = Batch.union(self.samples) if samples else None
         self._sample_kernel: Tensor | None = None
         self.linear: LinearLayers = self._factorable(together)
         """The weights of linear layers, each with its layer, if gradients are taken together; else empty."""
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.samples)
 
     def gradients(self, clip: float) -> TaskGradients:
         """The rows of A at the present weights, each shortened to the norm `clip` where it is longer (0: never).
@@ -152,7 +153,7 @@ class PastTasks:
     def _one_by_one(self, clip: float) -> Rows:
         parameters = self._network.parameters
         rows = {name: p.new_empty((len(self), *p.shape)) for name, p in parameters.items()}
-        for task, batch in enumerate(self._samples):
+        for task, batch in enumerate(self.samples):
             _, gradient = self._network.gradient(batch, statistics=False)
             for name, g in clipped(gradient, clip).items():
                 rows[name][task] = multiplied(g)
@@ -188,7 +189,7 @@ class PastTasks:
     def _factorable(self, together: bool | None) -> LinearLayers:
         """The linear layers by their weights' names, if gradients can be taken together; else nothing."""
         model, parameters = self._network.model, self._network.parameters
-        if len({len(batch) for batch in self._samples}) != 1 or next(model.buffers(), None) is not None:
+        if len({len(batch) for batch in self.samples}) != 1 or next(model.buffers(), None) is not None:
             return {}
         linear: LinearLayers = {
             f"{path}.weight".removeprefix("."): (module,)

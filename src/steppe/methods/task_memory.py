@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from steppe.methods.lone_samples import check_alone
 from steppe.methods.task_gradients import PastTasks
 from steppe.network import Network
 from steppe.rings import Rings
 from steppe.state import State
 from steppe.types import Batch
+
+_MORE = "raise memory to two samples for each task or more"
 
 
 class TaskMemory:
@@ -14,6 +17,7 @@ class TaskMemory:
 
     def __init__(self, network: Network, memory: int, tasks: int) -> None:
         self._network = network
+        self._shares = f"memory = {memory} shared by tasks = {tasks}"
         self.rings = Rings(memory, tasks)
         self.past = PastTasks(network, [])
 
@@ -21,6 +25,20 @@ class TaskMemory:
         """Open the next task's ring, and make the earlier ones ready."""
         self.rings.begin_task()
         self.past = PastTasks(self._network, self.rings.past())
+
+    def check_tasks(self) -> None:
+        """Refuse a ring of one sample that the model cannot take by itself."""
+        for batch in self.past.samples:
+            check_alone(self._network, batch, f"{self._shares} keeps a single sample of a past task", _MORE)
+
+    def check_draw(self, count: int) -> None:
+        """Refuse draws of one sample from all rings that the model cannot take by itself."""
+        samples = self.past.samples
+        if count == 1 and samples:
+            cause = "reference_samples = 1 takes the reference gradient of a single sample"
+            check_alone(self._network, samples[0][:1], cause, "set reference_samples to 2 or more")
+        elif len(samples) == 1:
+            check_alone(self._network, samples[0], f"{self._shares} keeps a single sample of the past task", _MORE)
 
     def write(self, batch: Batch) -> None:
         """Take in a batch of the current task."""
