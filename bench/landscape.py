@@ -56,7 +56,7 @@ def measured(name: str, samples: int, rounds: int) -> dict[str, object]:
     network.open_head(None, 100)
     batch = Batch(x, labels, torch.zeros_like(labels))
     alphas = LandscapeSettings(points=points, radius=1.0).alphas
-    d = direction(network.parameters, 0, 0)
+    d = direction(network, 0, 0)
     quick, calls = Surroundings(network, batch), Surroundings(network, batch, quick=False)
 
     @torch.no_grad()

@@ -33,7 +33,7 @@ def test_a_parabola_in_closed_form(seed: int, floor: float) -> None:
     model, matrix = bowl(generator)
     model.floor = floor
     network, batch = standing(model, torch.zeros(5, 1, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
-    d, e = direction(network.parameters, seed, 0), direction(network.parameters, seed, 1)
+    d, e = direction(network, seed, 0), direction(network, seed, 1)
     w, a, b = model.weight.detach().reshape(-1), d["weight"].reshape(-1), e["weight"].reshape(-1)
     start = floor + float(w @ matrix @ w) / 2
     found = profile(Surroundings(network, batch), d, ALPHAS)
@@ -55,7 +55,7 @@ def test_equal_to_copies_moved_one_by_one(name: str, head: range | None) -> None
     y = y if head is None else y % 3 + 1
     network, batch = standing(model, x, y, head)
     surroundings = Surroundings(network, batch)
-    first, second = (direction(network.parameters, 0, number) for number in (0, 1))
+    first, second = (direction(network, 0, number) for number in (0, 1))
     expected = [loss_at(model, x, y, [first], [alpha], head) for alpha in ALPHAS]
     assert profile(surroundings, first, ALPHAS) == pytest.approx(expected, rel=1e-5)
     grid = [[loss_at(model, x, y, [first, second], [a, b], head) for b in ALPHAS] for a in ALPHAS]
@@ -75,7 +75,7 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
     quick, slow = Surroundings(network, batch), Surroundings(network, batch, quick=False)
     assert quick._chain is not None
     assert slow._chain is None
-    directions = [direction(network.parameters, 0, 0), noise(network.parameters, 0, 0)]  # noise moves biases too
+    directions = [direction(network, 0, 0), noise(network.parameters, 0, 0)]  # noise moves biases too
     points = [(a, b) for a in ALPHAS for b in (0.0, 0.1)]
     both = cross_entropy, zero_one
     torch.testing.assert_close(quick.means(directions, points, both), slow.means(directions, points, both))
@@ -137,7 +137,7 @@ def test_weights_and_statistics_are_left_bit_for_bit(name: str) -> None:
     places = {key: tensor.data_ptr() for key, tensor in network.model.state_dict().items()}
     before = {key: tensor.clone() for key, tensor in network.model.state_dict().items()}
     surroundings = Surroundings(network, batch)
-    d, e = (direction(network.parameters, 0, number) for number in (0, 1))
+    d, e = (direction(network, 0, number) for number in (0, 1))
     profile(surroundings, d, ALPHAS)
     surface(surroundings, d, e, ALPHAS)
     surroundings.means([e], [(0.1,)], [zero_one])
@@ -164,7 +164,7 @@ def test_even_buffers_that_eval_mode_moves_stay() -> None:
     network, batch = standing(Counting(), *bright(8)(8, 0))
     surroundings = Surroundings(network, batch)
     before = float(network.model.calls)
-    profile(surroundings, direction(network.parameters, 0, 0), ALPHAS)
+    profile(surroundings, direction(network, 0, 0), ALPHAS)
     assert float(network.model.calls) == before
 
 
@@ -173,7 +173,7 @@ def test_frozen_weights_do_not_move() -> None:
     model[0].weight.requires_grad_(False)
     x, y = bright(8)(10, 0)
     network, batch = standing(model, x, y)
-    d = direction(network.parameters, 0, 0)
+    d = direction(network, 0, 0)
     assert "0.weight" not in d
     found = profile(Surroundings(network, batch), d, [1.0])
     whole = {**d, "0.weight": torch.zeros_like(model[0].weight)}

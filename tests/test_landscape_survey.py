@@ -23,6 +23,7 @@ from steppe.landscape.directions import direction
 from steppe.landscape.files import read_landscape
 from steppe.landscape.settings import LandscapeSettings
 from steppe.landscape.survey import Step, Wanted, survey
+from steppe.network import Network
 from steppe.registry import BENCHMARKS
 
 QUICK = LandscapeSettings(samples=30, directions=2, points=5, radius=0.5)
@@ -55,7 +56,7 @@ def test_every_task_seen_after_every_task(finished: Path, tmp_path: Path) -> Non
         model.load_state_dict(load_file(finished / "checkpoints" / f"task-{after:03d}.safetensors"))
         x, y = tasks[task - 1].train.take(torch.arange(len(tasks[task - 1].train)))
         for number in range(2):
-            d = direction(dict(model.named_parameters()), 0, number)
+            d = direction(Network(model), 0, number)
             expected = [
                 loss_at(model, x.double() / 255, y, [d], [alpha], tasks[task - 1].head) for alpha in settings.alphas
             ]

@@ -26,7 +26,8 @@ from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 _MANY = 128
 """Samples from which on a chain's own way to its outputs is the quicker one."""
 _MOST_ROOM = 100_000_000  # heads times outputs that a saved state may ask for
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""Layers whose parameters are scales and shifts."""
 
 
 class Network:
@@ -77,7 +78,7 @@ class Network:
         """From now on the scales and shifts of normalisation layers stay: their gradients are 0. Running statistics
         go on.
         """
-        own = {id(p) for module in self.model.modules() if isinstance(module, _NORMS) for p in module.parameters()}
+        own = {id(p) for module in self.model.modules() if isinstance(module, NORMS) for p in module.parameters()}
         self._frozen = frozenset(name for name, p in self.parameters.items() if id(p) in own)
 
     def seek_chain(self, batch: Batch) -> None:

@@ -1,43 +1,64 @@
 """Random directions in weight space.
 
-For a profile, d ~ N(0, 1) in every weight, then each filter (a row of the weight's (out, in) view) is scaled to the
-norm of the same filter of w; parameters of one dimension (biases, scales and shifts) stay where they are. For the
-bound, v ~ N(0, 1) in every parameter, unscaled.
+For a profile, d ~ N(0, 1) in every weight, then each filter (what one output is made with: a row of the weight's
+(out, in) view) is scaled to the norm of the same filter of w; biases, and scales and shifts of norm layers, stay where
+they are. For the bound, v ~ N(0, 1) in every parameter, unscaled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from steppe.network import NORMS, Network
 from steppe.seeding import Streams
 from steppe.types import Direction
 
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
-def direction(weights: Mapping[str, Tensor], seed: int, number: int) -> Direction:
+
+def direction(network: Network, seed: int, number: int) -> Direction:
     """The filter-normalised direction of this number.
 
     What is drawn depends on the seed and the number alone, what it is scaled to on the weights: the networks of one
     run, and of runs to be compared, are looked at along the same draws.
     """
-    return filter_normalised(weights, _generator(seed, f"landscape direction {number}"))
+    holders = {name: network.model.get_submodule(name.rpartition(".")[0]) for name in network.parameters}
+    return filter_normalised(network.parameters, _generator(seed, f"landscape direction {number}"), holders)
 
 
 @torch.no_grad()
-def filter_normalised(weights: Mapping[str, Tensor], generator: torch.Generator) -> Direction:
-    """d_lj ← d_lj / ‖d_lj‖ · ‖w_lj‖ for every filter j of every layer l."""
+def filter_normalised(
+    weights: Mapping[str, Tensor],
+    generator: torch.Generator,
+    holders: Mapping[str, nn.Module] = MappingProxyType({}),
+) -> Direction:
+    """d_lj ← d_lj / ‖d_lj‖ · ‖w_lj‖ for every filter j of every layer l.
+
+    The layers that hold the weights say what a filter is; without them, a row.
+    """
     found = {}
     for name, weight in weights.items():
-        if weight.ndim < 2:
+        holder = holders.get(name)
+        if weight.ndim < 2 or isinstance(holder, NORMS):  # a norm over several dimensions scales by as many
             found[name] = torch.zeros_like(weight)
             continue
-        drawn = _normal(weight, generator).flatten(1)
-        norms = torch.linalg.vector_norm(weight.flatten(1), dim=1, keepdim=True)
-        lengths = torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
+        drawn, within = _filters(_normal(weight, generator), holder)
+        norms = torch.linalg.vector_norm(_filters(weight, holder)[0], dim=within, keepdim=True)
+        lengths = torch.linalg.vector_norm(drawn, dim=within, keepdim=True)
         found[name] = drawn.mul_(norms / lengths.clamp_(min=torch.finfo(drawn.dtype).tiny)).view_as(weight)
     return found
+
+
+def _filters(weight: Tensor, holder: nn.Module | None) -> tuple[Tensor, tuple[int, ...]]:
+    """The weight laid out so that a filter's elements lie along the dimensions named."""
+    if isinstance(holder, _TRANSPOSED) and weight.shape == holder.weight.shape:
+        # (in, out / groups, taps...) -> (groups, in / groups, out / groups, taps)
+        return weight.reshape(holder.groups, -1, *weight.shape[1:]).flatten(3), (1, 3)
+    return weight.flatten(1), (1,)
 
 
 def noise(weights: Mapping[str, Tensor], seed: int, number: int) -> Direction:

@@ -172,7 +172,7 @@ class _Surveyor:
         landscape.weights[after] = digest
 
     def _pair(self, found: Pair | None, task: int, tick: Callable[..., None]) -> Pair:
-        settings, wanted, weights = self.settings, self.wanted, self.network.parameters
+        settings, wanted, network = self.settings, self.wanted, self.network
         lacks_eigenvalue = wanted.hessian and (found is None or found.eigenvalue is None)
         lacks_surface = wanted.surface and (found is None or found.surface is None)
         if found is not None and not lacks_eigenvalue and not lacks_surface:
@@ -180,26 +180,26 @@ class _Surveyor:
             return found
         batch = self._samples(task - 1)
         try:
-            surroundings = Surroundings(self.network, batch)
+            surroundings = Surroundings(network, batch)
             if found is None:
                 losses = []
                 for number in range(settings.directions):
-                    losses.append(profile(surroundings, direction(weights, settings.seed, number), settings.alphas))
+                    losses.append(profile(surroundings, direction(network, settings.seed, number), settings.alphas))
                     tick()
                 flat = flatness(losses, settings.alphas, settings.radius)
-                noise = noisy(surroundings, weights, settings.sigma, settings.directions, settings.seed)
+                noise = noisy(surroundings, network.parameters, settings.sigma, settings.directions, settings.seed)
                 found = Pair(losses, flat, noise)
                 tick()
             else:
                 tick(settings.directions + 1)
             if lacks_surface:
-                first, second = (direction(weights, settings.seed, number) for number in (0, 1))
+                first, second = (direction(network, settings.seed, number) for number in (0, 1))
                 found = replace(found, surface=surface(surroundings, first, second, settings.alphas))
         except SteppeError as error:
             raise type(error)(f"{self.run}, {self.tasks[task - 1].name}: {error}") from error
         tick(settings.points * wanted.surface)
         if lacks_eigenvalue:
-            found = replace(found, eigenvalue=top_eigenvalue(self.network, batch, settings.seed))
+            found = replace(found, eigenvalue=top_eigenvalue(network, batch, settings.seed))
         tick(int(wanted.hessian))
         return rounded(found)
 
