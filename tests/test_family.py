@@ -10,6 +10,7 @@ from reference import no_hooks
 from reference_update import PROBLEMS, FlatUpdate, Problem, coverage, drawn, listed
 from torch import Tensor, nn
 
+import steppe
 from steppe.methods.base import Method
 from steppe.methods.descent import clipped
 from steppe.network import Network
@@ -196,3 +197,26 @@ def test_clipping_shortens_the_whole_gradient_at_once(norm: float) -> None:
     factor = 1.0 if norm == 0 else min(1.0, norm / float(together.norm()))
     torch.testing.assert_close(found, together * factor, rtol=1e-5, atol=0)
     assert norm == 0 or float(found.norm()) <= norm * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("importance", ["sigmoid", "spectral"])
+def test_the_record_has_the_importances_of_the_basis_learnt_with_and_the_ranks_built_since(importance: str) -> None:
+    """As figures and reports say of it."""
+    x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 4
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    learner = steppe.Learner(model, steppe.FSDGPM(importance=importance, **SMALL, **LIVELY))  # type: ignore[arg-type]
+    assert learner.learn(steppe.Task((x, y))).record["importances"] == {}
+    method: Any = learner.check(steppe.Task((x, y)))
+    for shift in (1, 2):
+        reached: list[dict[str, Any]] = []
+        record = learner.learn(
+            steppe.Task((2 * x + shift, y)), watch=lambda _, seen=reached: seen.append(told_of(method))
+        ).record
+        assert record["importances"] == reached[-1]["importances"]
+        assert record["ranks"] == told_of(method)["ranks"]
+        assert record["importances"] != told_of(method)["importances"]
+
+
+def told_of(method: Any) -> dict[str, Any]:
+    """Of the memory as it is."""
+    return {"importances": method.memory.importance_distributions(), "ranks": method.memory.ranks()}

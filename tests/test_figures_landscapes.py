@@ -155,6 +155,23 @@ def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) ->
     assert [line.get_label() for line in ranks.lines][:2] == ["FS-SGPM", "GPM"]
     assert ranks.lines[0].get_ydata() == pytest.approx([10, 20, 30])
     assert shares.get_title() == "first"
+    assert shares.get_ylabel() == "λ, FS-SGPM\nbasis before"
+    assert ranks.get_ylabel() == "rank of the basis after"
+
+
+def test_importances_say_which_basis_they_are_of(tmp_path: Path) -> None:
+    """A method that tells of λ after the first task tells of the basis that the task has left."""
+    grown = record(3, 0.1)
+    grown[0]["importances"] = grown[1]["importances"]
+    runs = [
+        write_run(tmp_path / "sgp", made_result("sgp"), grown),
+        write_run(tmp_path / "fs-dgpm", made_result("fs-dgpm"), record(3, 0.1)),
+    ]
+    *shares, _ = FIGURES["importances"].drawn(runs).axes
+    assert {axes.get_ylabel(): list(axes.lines[0].get_xdata()) for axes in shares} == {
+        "λ, FS-DGPM\nbasis before": [2, 3],
+        "λ, SGP\nbasis after": [1, 2, 3],
+    }
 
 
 def test_a_layer_without_a_basis_at_first_has_rank_0_there(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ _HEADER = (
 )
 _NOTE = (
     "Mean ± standard deviation over seeds, in percent. At the end of the stream: ranks of the bases of how many "
-    "directions, layer by layer; λ, the mean importance over layers, and the lowest decile of any layer; what is kept "
-    "beside the network, in kilobytes. Seconds of learning, without testing, for each task."
+    "directions, layer by layer; λ, the mean importance over layers, and the lowest decile of any layer, as the last "
+    "task left it: of the basis it was learnt with, for SGP of the basis it made grow; what is kept beside the "
+    "network, in kilobytes. Seconds of learning, without testing, for each task."
 )
 
 

@@ -1,4 +1,9 @@
-"""What gradient memories hold: the importances λ of their directions, and how many directions there are."""
+"""What gradient memories hold: the importances λ of their directions, and how many directions there are.
+
+Both are recorded when a task ends. The rank is that of the basis which the next task will be learnt with. So is λ where
+bases grow (SGP); where they are built anew, λ is recorded as the task left it, of the basis it was learnt with: the one
+whose rank stands one task before.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +29,13 @@ def _layers(runs: Sequence[Run], kind: str) -> list[str]:
     return list(dict.fromkeys(layer for run in runs for record in run.records for layer in record.get(kind, {})))
 
 
+def _of_basis_before(runs: Sequence[Run]) -> bool:
+    """Whether λ is of the basis that each task was learnt with: the first task had none, so nothing is told of it."""
+    return not any(run.records[0].get("importances") for run in runs)
+
+
 def _deciles(axes: Any, runs: Sequence[Run], layer: str) -> None:
-    """Bands between deciles of λ, each the mean over seeds, and the median as a line; λ is there from task 2 on."""
+    """Bands between deciles of λ, each the mean over seeds, and the median as a line, where λ is told of."""
     own = look(runs[0].method)
     steps = [
         place
@@ -70,12 +80,12 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
         for axes, layer in zip(row, layers, strict=True):
             _deciles(axes, own, layer)
             axes.tick_params(labelleft=axes is row[0])
-        row[0].set_ylabel(f"λ, {label(method)}")
+        row[0].set_ylabel(f"λ, {label(method)}\nbasis {'before' if _of_basis_before(own) else 'after'}")
     for axes, layer in zip(panels[0], layers, strict=True):
         axes.set_title(layer.removesuffix(".weight"))
     for axes, layer in zip(panels[-1], layers, strict=True):
         _ranks(axes, runs, layer)
-    panels[-1][0].set_ylabel("rank of the basis")
+    panels[-1][0].set_ylabel("rank of the basis after")
     legend(figure, panels[-1])
     return figure
 
@@ -94,7 +104,7 @@ def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
 
 IMPORTANCES = Figure(
     "importances",
-    "Importances λ per layer as tasks are learnt (bands between deciles), and the ranks of the bases.",
+    "Importances λ per layer as each task left them (bands between deciles), and the ranks of the bases after it.",
     "log.jsonl of methods with importances (fs-dgpm, fs-gpm, fs-sgpm, dgpm, la-dgpm, sgp); ranks of gpm too",
     _draw,
     _missing,

@@ -151,6 +151,7 @@ class _FSDGPM(Method):
         return {"replay": self.replay.bytes_held(), **self.memory.bytes_held()}
 
     def record(self) -> dict[str, Any]:
+        """Importances as the task left them, of the basis it was learnt with; ranks of the basis built since."""
         return {"importances": self._importances_reached, "ranks": self.memory.ranks()}
 
 

@@ -131,6 +131,7 @@ class _GPM(Method):
         return {"replay": 0, **self.memory.bytes_held()}
 
     def record(self) -> dict[str, Any]:
+        """Ranks, and importances where they differ, of the basis that the task has made grow."""
         ranks = {"ranks": self.memory.ranks()}
         if isinstance(self.memory.rule, Ones):  # there is nothing to tell of λ
             return ranks

@@ -86,7 +86,7 @@ def costs(variant: Variant, measure: str) -> Data:
 
 
 def layers(variant: Variant) -> list[Data]:
-    """For each covered layer and after each task the deciles of the importances and the rank of its basis."""
+    """For each covered layer the deciles of the importances as each task left them, and the rank of its basis after."""
     size = len(variant.runs[0].result["accuracy"])
     names = dict.fromkeys(
         layer

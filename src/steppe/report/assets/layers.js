@@ -20,7 +20,7 @@ function layersPart(methods, part, title, note, has, build) {
 function importances(section, methods, part) {
   const bands = [[0, 10, 0.1], [1, 9, 0.14], [3, 7, 0.22]];
   const one = (layer) => {
-    const chart = new LineChart(`Importances of ${layer.name} after each task`);
+    const chart = new LineChart(`Importances of ${layer.name} as each task left them`);
     const decile = (number) => layer.deciles.map((values) => values && values[number]);
     const named = [[10, "largest λ"], [9, "90 %"], [5, "median"], [1, "10 %"], [0, "smallest"]];
     const rows = (at) => named.map(([number, name]) => [null, name, fixed(layer.deciles[at][number], 3)]);
@@ -31,7 +31,7 @@ function importances(section, methods, part) {
       yTitle: layer.name,
       height: 230,
       domain: [0, 1.02],
-      title: (at) => `after task ${at + 1}`,
+      title: (at) => `as task ${at + 1} left it`,
       series: [{
         name: "λ",
         place: 0,
@@ -43,8 +43,9 @@ function importances(section, methods, part) {
     return chart.host;
   };
   return layersPart(methods, part, "Importances of the bases, by layer",
-    "λ of each layer’s basis vectors after each task: the median, and bands that hold the middle 40 %, 80 % and all of "
-    + "them; deciles averaged over seeds. 1 keeps a direction fixed, 0 leaves it free.",
+    "λ of each layer’s basis vectors as each task left it, of the basis that the task was learnt with (for SGP, of the "
+    + "basis that it made grow): the median, and bands that hold the middle 40 %, 80 % and all of them; deciles averaged "
+    + "over seeds. 1 keeps a direction fixed, 0 leaves it free.",
     (layer) => layer.deciles,
     (method) => [make("div", { class: "multiples" }, ...method.layers.filter((layer) => layer.deciles).map(one))]);
 }
@@ -73,6 +74,7 @@ function ranks(section, methods, part) {
     return [make("div", { class: "key" }, ...key), chart.host];
   };
   return layersPart(methods, part, "Ranks of the bases",
-    "How many directions of each layer’s inputs the memory holds after each task, mean over seeds.",
+    "How many directions of each layer’s inputs the memory holds after each task, for the next one to be learnt with; "
+    + "mean over seeds.",
     (layer) => layer.rank, build);
 }
