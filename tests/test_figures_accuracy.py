@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import accuracy, made_result, together, write_run
+from made_runs import accuracy, made_result, record, together, write_landscape, write_run
 from read_back import band
 
 pytest.importorskip("matplotlib")
@@ -150,6 +150,38 @@ def test_runs_that_are_no_sample_of_one_thing_are_not_averaged(tmp_path: Path) -
         FIGURES["forgetting"].drawn([write_run(tmp_path / "all", together(made_result("multitask")))])
     later = made_result("er", 2, buffer=200, new_setting=1)  # a later version's: no difference that is known
     FIGURES["forgetting"].drawn([*runs, write_run(tmp_path / "later", later)])
+
+
+VARIED = {"ascent-steps": "ascent_steps", "memory-size": "buffer"}
+
+
+def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: Any) -> list[Run]:
+    """Runs of a method with all that the figure asks for, on tasks with these settings."""
+    found = []
+    for value in (1, 2) if name in VARIED else (1,):
+        result = made_result(method, tasks=tasks, **{VARIED.get(name, "buffer"): value})
+        result["config"]["benchmark"] |= benchmark
+        run = write_run(path / f"{method}-{value}", result, record(tasks, 0.5))
+        found.append(write_landscape(run, surface=True))
+    return found
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_methods_that_learnt_other_tasks_do_not_share_a_figure(name: str, tmp_path: Path) -> None:
+    one, two = ("er", "fs-er") if name == "case-study" else ("fs-dgpm", "gpm")
+    here = drawable(tmp_path, one, name, samples=60000, order="a")
+    for setting, value in (("samples", 10000), ("order", "b")):
+        there = drawable(tmp_path / setting, two, name, **{setting: value})
+        with pytest.raises(UsageError, match=rf"the same tasks \(of benchmark\.{setting} there are .*{value}.*: draw"):
+            FIGURES[name].drawn([*here, *there])
+    FIGURES[name].drawn([*here, *drawable(tmp_path / "later", two, name, new_setting=1)])
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_sweeps_are_of_one_length(name: str, tmp_path: Path) -> None:
+    runs = [*drawable(tmp_path, "er", name, tasks=2), *drawable(tmp_path, "fs-dgpm", name, tasks=3)]
+    with pytest.raises(UsageError, match=r"one length .these have 2, 3 tasks"):
+        FIGURES[name].drawn(runs)
 
 
 def test_methods_are_chosen_and_ordered(tmp_path: Path) -> None:

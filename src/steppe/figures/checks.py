@@ -9,8 +9,8 @@ from steppe.figures.reading import Run, benchmarks, by_method, of_benchmark
 _SHOWN = 3  # of things of one kind that are missing, the first few are named
 
 
-def one_stream(runs: Sequence[Run]) -> list[str]:
-    """Runs on the same tasks, and the runs of a method alike."""
+def one_stream(runs: Sequence[Run], but: str | None = None) -> list[str]:
+    """Runs on the same tasks, whatever their methods, and the runs of a method alike (see `_alike` on `but`)."""
     names = benchmarks(runs)
     if len(names) > 1:
         return [f"runs of one benchmark (these are of {', '.join(names)}: draw them apart)"]
@@ -19,7 +19,10 @@ def one_stream(runs: Sequence[Run]) -> list[str]:
         return ["a run with at least one task"]
     if len(lengths) > 1:
         return [f"runs of one length (these have {', '.join(map(str, lengths))} tasks: draw them apart)"]
-    return alike(runs)
+    for setting, values in _differing(runs, ("benchmark",)).items():
+        given = ", ".join(map(str, values))
+        return [f"runs on the same tasks (of {setting} there are {given}: draw them apart)"]
+    return _alike(runs, but)
 
 
 def each_stream(runs: Sequence[Run]) -> list[str]:
@@ -27,11 +30,11 @@ def each_stream(runs: Sequence[Run]) -> list[str]:
     return [problem for name in benchmarks(runs) for problem in one_stream(of_benchmark(runs, name))]
 
 
-def alike(runs: Sequence[Run], but: str | None = None) -> list[str]:
+def _alike(runs: Sequence[Run], but: str | None) -> list[str]:
     """The runs of a method may differ in the seed, and in the setting `but`, alone: else they cannot be averaged."""
     found = []
     for method, own in by_method(runs).items():
-        for setting, values in _differing(own).items():
+        for setting, values in _differing(own, ("method", "training")).items():
             if setting != f"method.{but}":
                 given = ", ".join(map(str, values))
                 found.append(f"runs of {method} with the same {setting} (there are {given}: draw them apart)")
@@ -42,11 +45,13 @@ def alike(runs: Sequence[Run], but: str | None = None) -> list[str]:
     return found
 
 
-def _differing(runs: Iterable[Run]) -> dict[str, list[object]]:
-    """Settings that are not the same in all runs; those that only some runs know of came with a later version."""
+def _differing(runs: Iterable[Run], sections: Sequence[str]) -> dict[str, list[object]]:
+    """Settings of these sections that are not the same in all runs; those that only some runs know of came with a later
+    version, and do not count.
+    """
     values: dict[str, list[object]] = {}
     for run in runs:
-        for section in ("benchmark", "method", "training"):
+        for section in sections:
             for key, value in run.result["config"].get(section, {}).items():
                 known = values.setdefault(f"{section}.{key}", [])
                 if value not in known:

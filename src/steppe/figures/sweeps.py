@@ -83,13 +83,10 @@ def _figure(name: str, text: str, setting: str, axis: str, measures: dict[str, M
             given = f"there is {', '.join(map(str, there))} alone" if there else "none of these methods has it"
             remedy = f"steppe study {runs[0].benchmark} fs-dgpm --set {setting}=VALUE --out OTHER"
             return [f"runs of one method with different {setting} ({given}): run {remedy}"]
-        names = sorted({run.benchmark for run in shown})
-        if len(names) > 1:
-            return [f"runs of one benchmark (these are of {', '.join(names)}: draw them apart)"]
         lacking = [run.method for run in shown if run.result["bwt"] is None]
         if lacking:
             return [f"methods that learn tasks one by one ({lacking[0]} does not: choose others by --methods)"]
-        return checks.alike(shown, but=setting)
+        return checks.one_stream(shown, but=setting)
 
     return Figure(name, text, f"runs of one benchmark that differ in {setting} alone", draw, missing)
 
