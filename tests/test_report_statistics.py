@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy
 import pytest
@@ -66,6 +67,43 @@ def test_one_seed_is_too_few() -> None:
 def test_without_spread_there_is_no_test() -> None:
     assert difference({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).reason == NO_SPREAD
     assert difference({0: 2.0, 1: 2.0}, {2: 1.0, 3: 1.0}).reason == NO_SPREAD
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({0: 70.1, 1: 80.2}, {0: 70.0, 1: 80.1}),
+        ({0: 70.1, 1: 80.2, 2: 60.3}, {0: 70.0, 1: 80.1, 2: 60.2}),
+        ({0: -6.1, 1: -0.2}, {0: -6.0, 1: -0.1}),
+        ({0: 0.3, 1: 0.1 + 0.2}, {2: 0.7, 3: 0.7}),  # by Welch
+    ],
+)
+def test_what_rounding_leaves_is_no_spread(first: dict[int, float], second: dict[int, float]) -> None:
+    found = difference(first, second)
+    assert (found.p, found.reason) == (None, NO_SPREAD)
+    clear = difference({**first, 0: first[0] + 1e-9}, second)  # little, but far above rounding
+    assert clear.p is not None
+
+
+HITS = st.lists(st.integers(0, 2000), min_size=3, max_size=3)  # of 2,000 test samples, for each of three tasks
+
+
+@given(st.lists(st.tuples(HITS, HITS), min_size=2, max_size=6), st.booleans())
+def test_equal_gaps_are_told_as_in_exact_arithmetic(counts: list[tuple[list[int], list[int]]], level: bool) -> None:
+    """Accuracies in percent, and their mean, are rounded; the twin counts in fractions."""
+    if level:  # each seed has the first one's gap on every task, as far as there is room
+        gap = min(2000 - max(hits) for hits, _ in counts)
+        counts = [(hits, [hit + gap for hit in hits]) for hits, _ in counts]
+    means = [[sum(100 * hit / 2000 for hit in hits) / 3 for hits in pair] for pair in counts]
+    found = difference(*({seed: pair[side] for seed, pair in enumerate(means)} for side in (0, 1)))
+    exact = [Fraction(sum(one) - sum(other), 60) for one, other in counts]
+    centre = sum(exact) / len(exact)
+    variance = sum((gap - centre) ** 2 for gap in exact) / (len(exact) - 1)
+    if variance == 0:
+        assert (found.p, found.reason) == (None, NO_SPREAD)
+    else:
+        t = float(centre) / math.sqrt(variance / len(exact))
+        assert found.p == pytest.approx(2 * stats.t.sf(abs(t), len(exact) - 1), rel=1e-6)
 
 
 def rejected(values: list[float], level: float) -> list[bool]:

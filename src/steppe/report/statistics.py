@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 TOO_FEW = "too few seeds"
 NO_SPREAD = "no spread over seeds"
+_ROUNDING = 64 * sys.float_info.epsilon  # of the largest value: a mean over tens of tasks may be off by as much
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
     if len(shared) < 2:
         return _welch(list(first.values()), list(second.values()))
     gaps = [first[seed] - second[seed] for seed in shared]
-    mean, error = fmean(gaps), stdev(gaps) / math.sqrt(len(gaps))
-    if error == 0:
+    mean, std = fmean(gaps), stdev(gaps)
+    if _only_rounding([std], [value for seed in shared for value in (first[seed], second[seed])]):
         return Difference(mean, (len(gaps),), reason=NO_SPREAD)
-    return Difference(mean, (len(gaps),), _two_sided(mean / error, len(gaps) - 1))
+    return Difference(mean, (len(gaps),), _two_sided(mean / (std / math.sqrt(len(gaps))), len(gaps) - 1))
 
 
 def _welch(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -60,11 +62,17 @@ def _welch(first: Sequence[float], second: Sequence[float]) -> Difference:
     mean, seeds = fmean(first) - fmean(second), (len(first), len(second))
     if min(seeds) < 2:
         return Difference(mean, seeds, reason=TOO_FEW)
-    u, v = (stdev(values) ** 2 / len(values) for values in (first, second))
-    if u + v == 0:
+    stds = [stdev(values) for values in (first, second)]
+    if _only_rounding(stds, [*first, *second]):
         return Difference(mean, seeds, reason=NO_SPREAD)
+    u, v = (std**2 / count for std, count in zip(stds, seeds, strict=True))
     freedom = (u + v) ** 2 / (u**2 / (len(first) - 1) + v**2 / (len(second) - 1))
     return Difference(mean, seeds, _two_sided(mean / math.sqrt(u + v), freedom))
+
+
+def _only_rounding(stds: Iterable[float], values: Iterable[float]) -> bool:
+    """Whether these deviations are no larger than what rounding leaves of equal values: such a t has no meaning."""
+    return max(stds) <= _ROUNDING * max(map(abs, values))
 
 
 def _two_sided(t: float, freedom: float) -> float:
