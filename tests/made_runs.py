@@ -11,6 +11,7 @@ from steppe.figures.reading import Run
 from steppe.landscape.bound import Noisy
 from steppe.landscape.files import Landscape, Pair
 from steppe.landscape.flatness import Estimate, Flatness
+from steppe.landscape.owner import identity
 from steppe.landscape.settings import LandscapeSettings
 from steppe.runs import read_result
 
@@ -90,11 +91,14 @@ def write_landscape(
     *,
     surface: bool = False,
     points: int = POINTS,
+    **settings: Any,
 ) -> Run:
-    """Write landscape.json with these pairs (after, task), or all; gives the run read anew."""
+    """Write landscape.json with these pairs (after, task), or all; gives the run read anew. `settings` are those of the
+    landscape.
+    """
     found = Landscape(
-        {key: run.result[key] for key in ("benchmark", "method", "seed")} | {"config": ""},
-        LandscapeSettings(points=points, directions=DIRECTIONS, radius=1.0),
+        identity(run.result),
+        LandscapeSettings(points=points, directions=DIRECTIONS, radius=1.0, **settings),
         "steppe landscape RUN",
         {},
     )

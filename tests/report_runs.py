@@ -10,6 +10,7 @@ from typing import Any
 from steppe.landscape.bound import Noisy
 from steppe.landscape.files import Landscape, Pair
 from steppe.landscape.flatness import Estimate, Flatness
+from steppe.landscape.owner import identity
 from steppe.landscape.settings import LandscapeSettings
 
 HOSTILE = "<script>alert(1)</script>"
@@ -82,18 +83,23 @@ def _told(place: int, seed: int) -> dict[str, Any]:
     }
 
 
-def write_landscape(path: Path, tasks: int = 3, sharpness: float = 1.0, points: int = 21, **given: Any) -> None:
-    """landscape.json in a run directory: parabolas that grow steeper with every task learnt; `given` parts take the
-    place of its own.
+def write_landscape(
+    path: Path, tasks: int = 3, sharpness: float = 1.0, measured: dict[str, Any] | None = None, **given: Any
+) -> None:
+    """landscape.json in a run directory: parabolas that grow steeper with every task learnt; `measured` are settings,
+    `given` parts take the place of its own.
     """
-    settings = LandscapeSettings(points=points, directions=2, samples=10, radius=1.0)
-    run = {"benchmark": "pmnist", "method": "er", "seed": 0, "config": ""}
+    settings = LandscapeSettings(**{"points": 21, "directions": 2, "samples": 10, "radius": 1.0, **(measured or {})})
+    run = identity(json.loads((path / "result.json").read_text(encoding="utf-8")))
     found = Landscape(run, settings, "steppe landscape RUN", {})
     for after, task in [(column, row) for column in range(1, tasks + 1) for row in range(1, column + 1)]:
         flat = Flatness(
             0.3, Estimate(sharpness * after, 0.1, 0.07), Estimate(0.25, 0.01, 0.007), Estimate(1.5, 0.2, 0.14)
         )
-        losses = [[0.3 + steep * sharpness * after * alpha**2 for alpha in settings.alphas] for steep in (0.5, 1.0)]
+        losses = [
+            [0.3 + (number + 1) / 2 * sharpness * after * alpha**2 for alpha in settings.alphas]
+            for number in range(settings.directions)
+        ]
         noisy = Noisy(0.0, 0.0, flat.sharpness, flat.sharpness)
         found.pairs[after, task] = Pair(losses, flat, noisy, None if task > 1 else 12.5)
     file = path / "landscape.json"

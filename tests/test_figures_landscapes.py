@@ -123,7 +123,7 @@ def test_what_is_missing_of_landscapes_is_named_with_the_command(tmp_path: Path)
     with pytest.raises(UsageError, match=r"a surface of er: run steppe landscape .* --surface --after 3 --task 2"):
         FIGURES["surface"].drawn([part])
     other = write_landscape(write_run(tmp_path / "gpm", made_result("gpm")), points=7)
-    with pytest.raises(UsageError, match="the same alphas"):
+    with pytest.raises(UsageError, match=r"with the same points \(5 in .*seed-0, 7 in .*gpm: .* --points"):
         figure.drawn([part, other], Choices(afters=(1,)))
     many = [write_run(tmp_path / name, made_result(name)) for name in ("ewc", "gem", "sgp", "dgpm")]
     with pytest.raises(UsageError, match="the same of 1 more methods"):
@@ -134,8 +134,20 @@ def test_a_landscape_of_another_run_is_refused(tmp_path: Path) -> None:
     one = write_landscape(write_run(tmp_path / "one", made_result("er", 0)))
     two = write_run(tmp_path / "two", made_result("er", 1))
     (two.path / "landscape.json").write_bytes((one.path / "landscape.json").read_bytes())
-    with pytest.raises(RunError, match="another run"):
+    with pytest.raises(RunError, match=r"another run .seed 0, not 1"):
         FIGURES["landscapes"].drawn([two])
+    three = write_run(tmp_path / "three", made_result("er", 0, buffer=200))
+    (three.path / "landscape.json").write_bytes((one.path / "landscape.json").read_bytes())
+    with pytest.raises(RunError, match=r"another run .other settings"):
+        FIGURES["landscapes"].drawn([three])
+
+
+@pytest.mark.parametrize(("setting", "value"), [("samples", 50), ("seed", 1), ("range", 2.0)])
+def test_landscapes_measured_otherwise_do_not_share_a_figure(setting: str, value: float, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / method, made_result(method)) for method in ("er", "gpm")]
+    with pytest.raises(UsageError, match=f"measured with the same {setting}"):
+        FIGURES["landscapes"].drawn([write_landscape(runs[0]), write_landscape(runs[1], **{setting: value})])
+    FIGURES["landscapes"].drawn([runs[0], write_landscape(runs[1], sigma=0.1)])  # the bound's alone
 
 
 def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_runs import write_landscape, write_run
 
 from steppe.errors import RunError, UsageError
-from steppe.report.collect import Collected, collect
+from steppe.report.collect import Collected, collect, read_run
 from steppe.report.differences import reference, table_of_differences
 from steppe.report.sections import Section, sections
 from steppe.report.series import section_series
 from steppe.report.statistics import TOO_FEW
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def only_section(directory: Path) -> Section:
@@ -205,10 +209,13 @@ def test_landscapes_are_averaged_over_directions_and_seeds(tmp_path: Path) -> No
     for seed, sharpness in enumerate((1.0, 3.0)):
         write_run(tmp_path / f"seed-{seed}", seed=seed)
         write_landscape(tmp_path / f"seed-{seed}", sharpness=sharpness)
-    write_run(tmp_path / "seed-2", seed=2)
-    write_landscape(tmp_path / "seed-2", points=3)
+    others = ({"points": 3}, {"radius": 0.1}, {"samples": 20, "seed": 1}, {"range": 2.0})
+    for seed, measured in enumerate(others, 2):
+        write_run(tmp_path / f"seed-{seed}", seed=seed)
+        write_landscape(tmp_path / f"seed-{seed}", sharpness=0.1, measured=measured)
     found = section_series(only_section(tmp_path))["landscape"]
-    assert found["left_out"] == [f"{tmp_path.name}/seed-2"]
+    told = ("points=3", "radius=0.1", "samples=20, seed=1", "range=2.0")
+    assert found["left_out"] == [f"{tmp_path.name}/seed-{seed} ({words})" for seed, words in enumerate(told, 2)]
     moment = found["methods"][0]["moments"][1]
     assert (moment["after"], moment["task"]) == (2, 1)
     edges = [0.3 + steep * sharpness * 2 for sharpness in (1.0, 3.0) for steep in (0.5, 1.0)]
@@ -216,6 +223,32 @@ def test_landscapes_are_averaged_over_directions_and_seeds(tmp_path: Path) -> No
     assert moment["std"][0] == pytest.approx(statistics.stdev(edges), rel=1e-4)
     assert moment["flatness"]["sharpness"] == {"mean": 4.0, "std": pytest.approx(2 * 2**0.5, rel=1e-4)}
     assert moment["flatness"]["hessian"] == {"mean": 12.5, "std": 0.0}
+
+
+def test_more_directions_and_the_bounds_settings_leave_no_landscape_out(tmp_path: Path) -> None:
+    for seed, measured in enumerate(({}, {"directions": 3, "sigma": 0.1, "delta": 0.5})):
+        write_run(tmp_path / f"seed-{seed}", seed=seed)
+        write_landscape(tmp_path / f"seed-{seed}", measured=measured)
+    assert section_series(only_section(tmp_path))["landscape"]["left_out"] == []
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 1}, {"method": "gpm"}, {"benchmark": "split-mnist"}, {"settings": {"lr": 1}}]
+)
+def test_a_landscape_of_another_run_is_left_out_with_a_remark(tmp_path: Path, other: dict[str, Any]) -> None:
+    write_run(tmp_path / "one" / "run", **other)
+    write_landscape(tmp_path / "one" / "run")
+    write_run(tmp_path / "two" / "run")
+    shutil.copy(tmp_path / "one" / "run" / "landscape.json", tmp_path / "two" / "run")
+    run = collect([tmp_path / "two"]).runs[0]
+    assert run.landscape is None
+    assert "the landscape of another run" in run.remarks[0]
+    assert collect([tmp_path / "one"]).runs[0].landscape is not None
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.rglob("seed-*/landscape.json")), ids=lambda file: file.parts[-3])
+def test_recorded_landscapes_are_those_of_their_runs(file: Path) -> None:
+    assert read_run(file.parent, "run").landscape is not None
 
 
 def test_nothing_collected_gives_no_section() -> None:

@@ -78,13 +78,20 @@ def landscapes(runs: Sequence[Run], pairs: Iterable[tuple[int, int]]) -> list[st
             lacking.append(_to_measure(own, wanted))
     if len(lacking) > _SHOWN:
         return [*lacking[:_SHOWN], f"and the same of {len(lacking) - _SHOWN} more methods"]
-    if not lacking:
-        settings = {
-            (run.landscape.settings.points, run.landscape.settings.range) for run in runs if run.landscape is not None
-        }
-        if len(settings) > 1:
-            return ["landscapes measured at the same alphas (these are not: steppe landscape --points, --range)"]
-    return lacking
+    return lacking or _measured_alike(runs)
+
+
+def _measured_alike(runs: Iterable[Run]) -> list[str]:
+    """Landscapes that may be drawn together."""
+    from steppe.landscape.settings import PROFILES
+
+    measured = [run for run in runs if run.landscape is not None]
+    for run in measured:
+        own, first = (each.landscape.settings for each in (run, measured[0]))  # type: ignore[union-attr]
+        for name, value in first.apart(own, PROFILES).items():
+            there = f"{first.as_dict()[name]} in {measured[0].path}, {value} in {run.path}"
+            return [f"landscapes measured with the same {name} ({there}: remove one and measure it with --{name})"]
+    return []
 
 
 def _to_measure(runs: Sequence[Run], pairs: Sequence[tuple[int, int]]) -> str:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.errors import RunError
 from steppe.tables import seconds_per_task
 
 if TYPE_CHECKING:
@@ -70,16 +69,9 @@ class Run:
     @cached_property
     def landscape(self) -> Landscape | None:
         """The loss around the weights, None where it has not been measured."""
-        from steppe.landscape.files import LANDSCAPE, read_landscape
+        from steppe.landscape.owner import read_landscape_of
 
-        file = self.path / LANDSCAPE
-        if not file.exists():
-            return None
-        found = read_landscape(file)
-        own = {key: self.result[key] for key in ("benchmark", "method", "seed")}
-        if any(found.run[key] != value for key, value in own.items()):
-            raise RunError(f"{file} is the landscape of another run: remove it and measure again.")
-        return found
+        return read_landscape_of(self.path, self.result)
 
     def pair(self, after: int, task: int) -> Pair | None:
         """A task's landscape after another task, None where it has not been measured."""

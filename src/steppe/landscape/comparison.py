@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steppe.landscape.files import LANDSCAPE, Landscape, read_landscape
+from steppe.landscape.files import Landscape
+from steppe.landscape.owner import read_landscape_of
 
 _WHEN = ("at_the_end", "when_learnt")
 
@@ -18,7 +19,7 @@ def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     rows = []
     for path, result in results.items():
-        landscape = read_landscape(path / LANDSCAPE) if (path / LANDSCAPE).exists() else None
+        landscape = read_landscape_of(path, result)
         if landscape is not None and _is_whole(landscape, len(result["accuracy"])):
             known = {name: result[name] for name in ("method", "seed", "acc", "bwt")}
             rows.append({**known, **_means(landscape)})

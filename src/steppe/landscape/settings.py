@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from steppe.errors import UsageError
-from steppe.settings import Settings, setting
+from steppe.settings import Settings, Value, setting
+
+PROFILES = ("samples", "points", "range", "seed")
+"""What profiles must share to be averaged or drawn together: on what, where and along which draws they were taken. More
+directions only make them surer, and the bound's settings do not reach them.
+"""
+FLATNESS = (*PROFILES, "radius")
+"""The same for figures of flatness."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,11 @@ class LandscapeSettings(Settings):
                 f"radius = {self.radius:g} is out of range: it must be at least one step of alpha, {self.step:g}, and "
                 f"at most range = {self.range:g}."
             )
+
+    def apart(self, other: LandscapeSettings, names: Iterable[str]) -> dict[str, Value]:
+        """Which of these settings the other has otherwise, with its values."""
+        theirs = other.as_dict()
+        return {name: theirs[name] for name in names if theirs[name] != self.as_dict()[name]}
 
     @property
     def step(self) -> float:

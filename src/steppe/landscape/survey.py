@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ from steppe.landscape.directions import direction
 from steppe.landscape.files import Landscape, Pair, read_landscape, rounded
 from steppe.landscape.flatness import flatness
 from steppe.landscape.hessian import top_eigenvalue
+from steppe.landscape.owner import identity
 from steppe.landscape.profile import Surroundings, profile, surface
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network import Network
-from steppe.runs import CONFIG, kept_weights, task_weights
+from steppe.runs import CONFIG, RESULT, kept_weights, read_result, task_weights
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.task import Task
 from steppe.types import Batch
@@ -73,7 +74,7 @@ def survey(
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)
-    landscape = _begun(out, config, settings, command, resume)
+    landscape = _begun(out, _identity(run, config), settings, command, resume)
     with borrowed_global_generator():
         surveyor = _Surveyor(run, config, settings, wanted, device)
         if (last := max(task for _, task in pairs)) > len(surveyor.tasks):
@@ -101,12 +102,21 @@ def _pairs(run: Path, wanted: Wanted) -> list[tuple[int, int]]:
     return pairs
 
 
-def _begun(out: Path, config: RunConfig, settings: LandscapeSettings, command: str, resume: bool) -> Landscape:
-    """A new landscape, or the one that is to go on."""
+def _identity(run: Path, config: RunConfig) -> dict[str, Any]:
+    """What names the run; settings that came after it was finished are no part of it."""
     known = config.as_dict()
-    identity = {"seed": config.seed, **{key: part for key, part in known.items() if key != "run"}}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    run = {"benchmark": config.benchmark, "method": config.method, "seed": config.seed, "config": digest}
+    if (run / RESULT).exists():
+        told = read_result(run)["config"]
+        known = {
+            section: {key: value for key, value in values.items() if key in told[section]}
+            for section, values in known.items()
+        }
+    named = {"benchmark": config.benchmark, "method": config.method, "seed": config.seed}
+    return identity({**named, "config": known})
+
+
+def _begun(out: Path, run: dict[str, Any], settings: LandscapeSettings, command: str, resume: bool) -> Landscape:
+    """A new landscape, or the one that is to go on."""
     if not out.exists():
         return Landscape(run, settings, command, versions())
     if not resume:

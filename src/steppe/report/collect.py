@@ -72,7 +72,7 @@ def read_run(path: Path, name: str) -> Run:
             tasks[place] = str(event.get("name", ""))
             records[place] = told if isinstance(told, dict) else {}
             remarks += [str(remark) for remark in event.get("remarks") or []]
-    landscape, trouble = read_landscape(path)
+    landscape, trouble = read_landscape(path, result)
     return Run(name, result, tasks, records, tuple(dict.fromkeys([*remarks, *trouble])), landscape)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from steppe.errors import SteppeError
 from steppe.landscape import files
 from steppe.landscape.flatness import Estimate
+from steppe.landscape.owner import read_landscape_of
+from steppe.landscape.settings import LandscapeSettings
 
 MEASURES = ("sharpness", "mean_rise", "curvature", "hessian")
 
@@ -23,23 +27,23 @@ class Landscape:
     and standard deviation of each measure over the directions.
     """
 
-    alphas: tuple[float, ...]
+    settings: LandscapeSettings
     profiles: dict[Moment, list[list[float]]]
     flatness: dict[Moment, Measures]
 
 
-def read_landscape(path: Path) -> tuple[Landscape | None, list[str]]:
-    """The landscape of a run directory, or None with a remark that says why; without the file there is no remark."""
-    if not (path / files.LANDSCAPE).exists():
-        return None, []
+def read_landscape(path: Path, result: Mapping[str, Any]) -> tuple[Landscape | None, list[str]]:
+    """The landscape of a finished run, or None with a remark that says why; without the file there is no remark."""
     try:
-        found = files.read_landscape(path)
+        found = read_landscape_of(path, result)
     except SteppeError as error:
         return None, [f"its landscape is left out: {error}"]
+    if found is None:
+        return None, []
     if not found.pairs:
         return None, [f"its {files.LANDSCAPE} holds no profile and is left out."]
     return Landscape(
-        tuple(found.settings.alphas),
+        found.settings,
         {moment: pair.losses for moment, pair in found.pairs.items()},
         {moment: _measures(pair) for moment, pair in found.pairs.items()},
     ), []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from steppe.landscape.settings import FLATNESS
 from steppe.report.collect import is_number
 from steppe.report.landscape_file import MEASURES, Landscape
 from steppe.report.sections import Section, Variant
@@ -140,20 +141,28 @@ def _recorded(
 def landscapes(section: Section) -> Data | None:
     """Losses around the weights and measures of flatness, by method and moment; None where no run has any.
 
-    Only runs on the first run's alphas can be averaged; the others are named.
+    Only what was measured as the first run's can be averaged and compared; the others are named.
     """
     runs = [run for variant in section.variants for run in variant.runs]
-    alphas = next((run.landscape.alphas for run in runs if run.landscape), None)
-    if alphas is None:
+    first = next((run.landscape.settings for run in runs if run.landscape), None)
+    if first is None:
         return None
+
+    def apart(landscape: Landscape) -> Data:
+        return first.apart(landscape.settings, FLATNESS)
+
     methods = []
     for place, variant in enumerate(section.variants):
-        own = [run.landscape for run in variant.runs if run.landscape and run.landscape.alphas == alphas]
+        own = [run.landscape for run in variant.runs if run.landscape and not apart(run.landscape)]
         if own:
             moments = sorted({moment for landscape in own for moment in landscape.profiles})
             methods.append({"method": place, "moments": [_moment(own, *moment) for moment in moments]})
-    others = [run.name for run in runs if run.landscape and run.landscape.alphas != alphas]
-    return {"alphas": [rounded(alpha) for alpha in alphas], "methods": methods, "left_out": others}
+    others = [
+        f"{run.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})"
+        for run in runs
+        if run.landscape and (settings := apart(run.landscape))
+    ]
+    return {"alphas": [rounded(alpha) for alpha in first.alphas], "methods": methods, "left_out": others}
 
 
 def _moment(landscapes: Sequence[Landscape], after: int, task: int) -> Data:

@@ -73,7 +73,7 @@ function landscape(section, methods, part) {
     chart.host,
     table,
     make("p", { class: "note" }, words
-      + (data.left_out.length ? ` Left out, for they were measured at other α: ${data.left_out.join(", ")}.` : "")),
+      + (data.left_out.length ? ` Left out, for they were measured with other settings: ${data.left_out.join(", ")}.` : "")),
   );
   update();
   return true;

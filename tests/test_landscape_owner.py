@@ -1,0 +1,76 @@
+"""Whose a landscape is: what names a run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_result, write_landscape, write_run
+
+from steppe.config import RunConfig
+from steppe.errors import RunError
+from steppe.experiment import run
+from steppe.landscape.owner import identity, read_landscape_of
+from steppe.landscape.settings import LandscapeSettings
+from steppe.landscape.survey import Wanted, survey
+from steppe.runs import read_result
+
+QUICK = LandscapeSettings(samples=5, directions=1, points=3, radius=1.0)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "one"
+    run(RunConfig.make("split-mnist", "finetune", ["tasks=2", "samples=20"]), out)
+    return out
+
+
+def test_the_settings_name_a_run_and_where_it_was_computed_does_not() -> None:
+    def changed(**sections: Any) -> dict[str, Any]:
+        result = made_result("er", 0)
+        return {**result, "config": {**result["config"], **sections}}
+
+    own = identity(made_result("er", 0))
+    assert {key: own[key] for key in ("benchmark", "method", "seed")} == {
+        "benchmark": "pmnist", "method": "er", "seed": 0,
+    }  # fmt: skip
+    assert identity(changed(run={"threads": 8, "device": "cuda"})) == own
+    for other in ({"method": {"buffer": 1}}, {"benchmark": {"tasks": 4}}, {"training": {"epochs": 2}}):
+        assert identity(changed(**other))["config"] != own["config"]
+    assert identity(made_result("er", 1))["config"] != own["config"]
+
+
+def test_a_run_that_has_none(tmp_path: Path) -> None:
+    assert read_landscape_of(tmp_path, made_result()) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (made_result("gpm"), "method er, not gpm"),
+        (made_result("er", 1), "seed 0, not 1"),
+        (made_result("er", benchmark="pmnist-60k"), "benchmark pmnist, not pmnist-60k"),
+        (made_result("er", buffer=200), "other settings"),
+    ],
+)
+def test_one_of_another_run_is_refused(other: dict[str, Any], told: str, tmp_path: Path) -> None:
+    own = write_landscape(write_run(tmp_path / "own", made_result("er")))
+    assert read_landscape_of(own.path, own.result) is not None
+    with pytest.raises(RunError, match=rf"landscape\.json is the landscape of another run \({told}\): remove it"):
+        read_landscape_of(own.path, other)
+
+
+def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
+    out = finished / "landscape.json"
+    survey(finished, out, QUICK, Wanted(after=[1]))
+    assert read_landscape_of(finished, read_result(finished)) is not None
+    out.unlink()
+    # A result from before a setting was known: measured today, it is still that run's.
+    result = read_result(finished)
+    result["config"]["method"].pop("lr")
+    (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    for resume in (False, True):
+        survey(finished, out, QUICK, Wanted(after=[1]), resume=resume)
+        assert read_landscape_of(finished, read_result(finished)) is not None
