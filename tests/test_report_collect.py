@@ -193,6 +193,11 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     found = only_section(tmp_path)
     assert [each.label for each in found.variants] == ["together", "better", "er", "lone"]
     assert reference(found) == 1
+    for seed in range(3):  # sees every earlier task again, and has a BWT all the same
+        write_run(tmp_path / f"oracle-{seed}", "oracle", seed, lift=9 + seed)
+    with_oracle = only_section(tmp_path)
+    assert [each.label for each in with_oracle.variants][:3] == ["oracle", "together", "better"]
+    assert reference(with_oracle) == 2
     rows = {row.label: row for row in table_of_differences(found, 1)}
     assert list(rows) == ["together", "er", "lone"]
     (acc, p), (bwt, _) = rows["er"].found

@@ -88,6 +88,23 @@ def test_the_table_stands_without_script(pmnist: str) -> None:
     assert html.escape(table["command"]) in pmnist
 
 
+@pytest.mark.parametrize("bound", ["oracle", "multitask"])
+def test_a_method_that_sees_earlier_tasks_again_is_not_the_best(bound: str, tmp_path: Path) -> None:
+    """Oracle has a BWT as others do: by it alone it would be the best that learns in order."""
+    for method, lift in ((bound, 9.0), ("somebodys-own", 2.0), ("er", 1.0)):
+        write_run(tmp_path / method, method, lift=lift, bwt=lift)
+    table = page(collect([tmp_path]), "").partition("<table class='results'>")[2].partition("</table>")[0]
+    bold = dict(re.findall(r"<tr><th scope='row'>(.*?)</th>(.*?)</tr>", table))
+    assert {method: row.count("<b>") for method, row in bold.items()} == {bound: 0, "somebodys-own": 2, "er": 0}
+
+
+def test_recorded_methods_are_not_compared_with_oracle() -> None:
+    text = page(collect([RESULTS / "landscape-study"]), "")
+    chosen = re.search(r"<span class='unscripted'>compared with (.*?)</span>", text)
+    assert chosen is not None
+    assert chosen[1] not in ("oracle", "multitask")
+
+
 def test_changed_settings_stand_in_front(tmp_path: Path) -> None:
     both = " --set training.epochs=3 --set benchmark.tasks=3"
     write_run(tmp_path / "er", "er", changes=both)

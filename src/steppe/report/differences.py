@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
+from steppe.report.order import learns_in_order
 from steppe.report.sections import Section
 from steppe.report.statistics import Difference, difference, holm
 
@@ -39,7 +40,8 @@ def reference(section: Section) -> int:
 
     def rank(place: int) -> tuple[bool, float]:
         variant = section.variants[place]
-        return bool(variant.by_seed("bwt")), fmean(variant.by_seed("acc").values())
+        in_order = bool(variant.by_seed("bwt")) and learns_in_order(variant.runs[0].result["method"])
+        return in_order, fmean(variant.by_seed("acc").values())
 
     return max(range(len(section.variants)), key=rank)
 

@@ -11,6 +11,7 @@ from typing import Any
 from steppe.machine import described
 from steppe.published import Figure, notes_on_marks
 from steppe.report.differences import reference, table_of_differences
+from steppe.report.order import learns_in_order
 from steppe.report.sections import Section, Variant
 from steppe.results import flat, written
 from steppe.tables import Row, rows
@@ -72,8 +73,9 @@ def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mappi
 def _best(lines: Sequence[Row]) -> dict[str, Row]:
     """The best of each measure among methods that learn one task after another; no prize for a lone one."""
     found = {}
+    in_order = [line for line in lines if line.bwt is not None and learns_in_order(line.method)]
     for measure in MEASURES:
-        able = [line for line in lines if line.bwt is not None and getattr(line, measure) is not None]
+        able = [line for line in in_order if getattr(line, measure) is not None]
         if len(able) > 1:
             found[measure] = max(able, key=lambda line: getattr(line, measure).mean)
     return found
