@@ -15,7 +15,7 @@ from steppe.errors import RunError, UsageError
 from steppe.figures import FIGURES, Choices
 from steppe.figures.reading import Run
 from steppe.figures.saving import SUFFIXES, content, files_for
-from steppe.figures.style import LOOKS, label, look
+from steppe.figures.style import LOOKS, label, look, looks
 from steppe.registry import METHODS
 
 BEGINNINGS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -75,6 +75,49 @@ def test_methods_look_the_same_everywhere_and_differ_in_grey() -> None:
     assert own == look("somebody's own")
     assert (own.marker, own.line) not in {(each.marker, each.line) for each in LOOKS.values()}
     assert [label(name) for name in ("fs-dgpm", "la-maml", "der++", "mine")] == ["FS-DGPM", "La-MAML", "DER++", "mine"]
+
+
+PLUGINS = ["lwf", "si", "mir", "gss", "ocs", "my-er", "ours-v2"]  # by their names alone, some look alike
+
+
+@pytest.mark.parametrize("count", [21, 147])
+def test_methods_drawn_together_look_different(count: int) -> None:
+    """In grey too while there are pairs of marker and line left, of which there are 21; in colour up to 147."""
+    names = [*PLUGINS, *(f"own-{number}" for number in range(count - len(PLUGINS)))]
+    together = looks([*LOOKS, *names])
+    assert {method: together[method] for method in LOOKS} == LOOKS  # ours stay as they are
+    assert len(set(together.values())) == len(LOOKS) + count
+    if count == 21:
+        assert len({(each.marker, each.line) for each in together.values()}) == len(LOOKS) + count
+    assert looks(reversed([*LOOKS, *names])) == together
+    assert set(looks([*LOOKS, *names, "one more", "another"])) == {*LOOKS, *names, "one more", "another"}
+
+
+def test_a_figure_tells_methods_of_ones_own_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, made_result(name)) for name in ("er", *PLUGINS)]
+    first, _ = FIGURES["forgetting"].drawn(runs).axes
+    drawn = {line.get_label(): (line.get_marker(), line.get_linestyle()) for line in first.lines}
+    assert len(set(drawn.values())) == len(drawn) == 1 + len(PLUGINS)
+    assert drawn["ER"] == (LOOKS["er"].marker, LOOKS["er"].line)
+    (alone, _) = FIGURES["forgetting"].drawn(runs[1:2]).axes  # with nobody to be taken for, a look is the name's own
+    assert alone.lines[0].get_marker() == look("lwf").marker
+
+
+@pytest.mark.parametrize("name", [r"my$\foo$", "_mine", "$", "__", "a$b", r"a\$b$"])
+def test_names_are_drawn_sign_by_sign(name: str, tmp_path: Path) -> None:
+    results = [made_result(method, benchmark=name, buffer=1) for method in (name, "gpm", "er")]
+    runs = [write_run(tmp_path / str(place), result, record(3, 0.5)) for place, result in enumerate(results)]
+    runs.append(write_run(tmp_path / "other", made_result(name, benchmark="another one")))
+    for figure, shown in (("forgetting", runs[:3]), ("matrix", runs[:3]), ("comparison", runs)):
+        drawn = FIGURES[figure].drawn(shown)
+        for suffix in SUFFIXES:
+            assert content(drawn, suffix)
+        if figure != "matrix":
+            entries = [text.get_text() for text in drawn.legends[0].get_texts()]
+            expected = [label(name), "GPM", "ER", *([label(name), "another one"] if figure == "comparison" else [])]
+            assert entries == list(dict.fromkeys(expected))
+    assert label(name).replace(r"\$", "$").lstrip("\u200b") == name
+    assert FIGURES["ablation"].drawn(runs[:2], Choices(methods=(name, "gpm"))).axes[0].get_title() == label(name)
 
 
 def test_where_a_figure_goes(tmp_path: Path) -> None:

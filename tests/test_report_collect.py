@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 from pathlib import Path
@@ -14,6 +15,7 @@ from report_runs import write_landscape, write_run
 from steppe.errors import RunError, UsageError
 from steppe.report.collect import Collected, collect, read_run
 from steppe.report.differences import reference, table_of_differences
+from steppe.report.page import page, write_page
 from steppe.report.sections import Section, sections
 from steppe.report.series import section_series
 from steppe.report.statistics import TOO_FEW
@@ -87,6 +89,40 @@ def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
     method = section_series(only_section(tmp_path))["methods"][0]
     assert method["layers"] == []
     assert method["seconds"]["all"] == [2.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        (["a\ud800b", "two\nlines", 7, None, "\x1b"], ["ab", "twolines"]),
+        (7, []),
+        ("text", []),
+        ({"a": 1}, []),
+        (None, []),
+    ],
+)
+def test_remarks_of_a_log_are_texts_that_can_be_shown(told: object, kept: list[str], tmp_path: Path) -> None:
+    write_run(tmp_path / "er")
+    event = {"event": "TaskEnded", "task": 0, "name": "cats\udcff", "remarks": told}
+    (tmp_path / "er" / "log.jsonl").write_text(json.dumps(event), encoding="utf-8")
+    (run,) = collect([tmp_path]).runs
+    assert run.remarks == tuple(kept)
+    assert run.tasks == {0: "cats"}
+    page(collect([tmp_path]), "steppe report").encode()
+
+
+def test_directories_and_commands_that_are_no_utf_8_reach_the_page(tmp_path: Path) -> None:
+    study = tmp_path / os.fsdecode(b"study-\xff")
+    try:
+        write_run(study / "er")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    (study / "er" / "landscape.json").write_text("{}", encoding="utf-8")  # its remark names the file
+    (study / "table.json").write_text(json.dumps({"benchmark": "pmnist", "command": "a\udcff"}), encoding="utf-8")
+    (study / "broken-off").mkdir()
+    (study / "broken-off" / "config.toml").write_text("", encoding="utf-8")
+    write_page(collect([study]), tmp_path / "report.html", f"steppe report {study}")
+    assert "landscape is left out" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

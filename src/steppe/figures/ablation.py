@@ -9,7 +9,7 @@ from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import bars, fit_to_values, legend
 from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark
-from steppe.figures.style import BLACK, PAGE, new_figure
+from steppe.figures.style import BLACK, PAGE, new_figure, plain
 from steppe.tables import rows
 
 _FAMILY = ("gpm", "sgp", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm")
@@ -65,7 +65,7 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     for row, name in zip(panels, names, strict=True):
         for axes, measure in zip(row, _NAMES, strict=True):
             measure_bars(axes, of_benchmark(shown, name), measure)
-            axes.set_title(name)
+            axes.set_title(plain(name))
     if any(axes.get_legend_handles_labels()[1] for axes in panels.flat):
         legend(figure, panels.flat)
     return figure

@@ -10,7 +10,7 @@ from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import bars, legend, letter, mean_accuracy
 from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark
-from steppe.figures.style import BLACK, PAGE, label, look, new_figure
+from steppe.figures.style import BLACK, PAGE, label, look, new_figure, plain
 
 _HATCHES = ("", "////", "....", "xxxx", "----")
 _MIB = 2**20
@@ -26,7 +26,8 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     seconds = {method: [run.seconds_per_task for run in own] for method, own in by_method(first).items()}
     bars(panels[1], seconds, "seconds per task", lengthwise=True)
     _memory(panels[2], runs, names)
-    letter(panels, [f"accuracy, {names[0]}", f"training time, {names[0]}", "memory held in the end"])
+    where = plain(names[0])
+    letter(panels, [f"accuracy, {where}", f"training time, {where}", "memory held in the end"])
     legend(figure, panels[:1], _hatched(names))
     return figure
 
@@ -48,7 +49,7 @@ def _memory(axes: Any, runs: Sequence[Run], names: Sequence[str]) -> None:
             edgecolor=BLACK,
             alpha=0.75,
             hatch=_HATCHES[number % len(_HATCHES)],
-            label=name,
+            label=plain(name),
         )
     axes.set_yticks(range(len(every)), [label(method) for method in every])
     axes.invert_yaxis()
@@ -64,7 +65,7 @@ def _hatched(names: Sequence[str]) -> dict[str, Any]:
     if len(names) < 2:
         return {}
     return {
-        name: Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
+        plain(name): Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
         for number, name in enumerate(names)
     }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.errors import UsageError
-from steppe.figures.reading import Run
+from steppe.figures.reading import Run, methods
 from steppe.figures.style import styled
 
 
@@ -62,5 +62,5 @@ class Figure:
         chosen = choices.of(runs)
         if lacking := self.missing(chosen, choices):
             raise UsageError(f"{self.name}: missing: {'; '.join(lacking)}.")
-        with styled():
+        with styled(methods(chosen)):
             return self.draw(chosen, choices)

@@ -15,7 +15,7 @@ from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import curve, legend, over_tasks
 from steppe.figures.reading import Run, by_method, methods
-from steppe.figures.style import PAGE, label, look, new_figure
+from steppe.figures.style import PAGE, label, look, new_figure, plain
 
 _NESTED = ((0, 10, 0.12), (1, 9, 0.16), (2, 8, 0.2), (3, 7, 0.24), (4, 6, 0.28))
 """Pairs of deciles that bound a band, and how opaque it is."""
@@ -82,7 +82,7 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
             axes.tick_params(labelleft=axes is row[0])
         row[0].set_ylabel(f"λ, {label(method)}\nbasis {'before' if _of_basis_before(own) else 'after'}")
     for axes, layer in zip(panels[0], layers, strict=True):
-        axes.set_title(layer.removesuffix(".weight"))
+        axes.set_title(plain(layer.removesuffix(".weight")))
     for axes, layer in zip(panels[-1], layers, strict=True):
         _ranks(axes, runs, layer)
     panels[-1][0].set_ylabel("rank of the basis after")

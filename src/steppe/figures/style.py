@@ -7,13 +7,15 @@ line, so that they can be told apart in grey as well. Sizes are those of a paper
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from steppe.errors import RunError
+from steppe.machine import printable
 
 PAGE = 7.0
 """Inches: the width of a page's text."""
@@ -103,22 +105,59 @@ _NAMES = {
 }
 
 
+_drawn: ContextVar[Mapping[str, Look]] = ContextVar("looks of the methods in the figure being drawn")
+
+
 def look(method: str) -> Look:
-    """A method's look; one of somebody's own gets it from its name, so that it too is the same everywhere."""
-    if method in LOOKS:
-        return LOOKS[method]
+    """A method's look; one of somebody's own gets it from its name, so that it too is the same everywhere, unless
+    another one in the same figure has it.
+    """
+    return _drawn.get({}).get(method) or looks([method])[method]
+
+
+def looks(methods: Iterable[str]) -> dict[str, Look]:
+    """The looks of methods that are drawn together: no two share marker and line while there are pairs left, nor the
+    whole look after that. The order in which they are given does not matter.
+    """
+    names = sorted(set(methods))
+    found = {method: LOOKS[method] for method in names if method in LOOKS}
+    for method in names:
+        if method not in found:
+            pairs, taken = {_pair(each) for each in found.values()}, set(found.values())
+            own = list(_own(method))
+            free = [each for each in own if _pair(each) not in pairs] or [each for each in own if each not in taken]
+            found[method] = (free or own)[0]
+    return found
+
+
+def _pair(own: Look) -> tuple[str, str]:
+    return own.marker, own.line
+
+
+def _own(method: str) -> Iterator[Look]:
+    """Every look that no method of ours has, beginning at a place that the name says."""
     number = zlib.crc32(method.encode())
-    return Look(_COLOURS[number % len(_COLOURS)], *_FREE[number % len(_FREE)])
+    start, hue = number % len(_FREE), number // len(_FREE)
+    for turn, place in product(range(len(_COLOURS)), range(len(_FREE))):
+        yield Look(_COLOURS[(hue + turn) % len(_COLOURS)], *_FREE[(start + place) % len(_FREE)])
 
 
 def label(method: str) -> str:
     """A method's name as the paper writes it; somebody's own as it is."""
-    return _NAMES.get(method, method.upper() if method in LOOKS else method)
+    return _NAMES.get(method, method.upper()) if method in LOOKS else plain(method)
+
+
+def plain(text: str) -> str:
+    """A name from a file as matplotlib draws it sign by sign: $ begins no formula, and an underscore in front, for
+    which a legend would pass it over, stands behind a space of no width.
+    """
+    escaped = printable(text).replace("$", r"\$")
+    return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
 
 @contextmanager
-def styled() -> Iterator[None]:
-    """Drawing and saving in our style; matplotlib's own settings are as before afterwards."""
+def styled(methods: Iterable[str] = ()) -> Iterator[None]:
+    """Drawing and saving in our style, these methods told apart; matplotlib's own settings are as before afterwards."""
     try:
         import matplotlib
     except ImportError as error:
@@ -127,7 +166,11 @@ def styled() -> Iterator[None]:
         matplotlib.rcdefaults()  # a user's own matplotlibrc must not change the bytes
         settings: Any = matplotlib.rcParams
         settings.update(_SETTINGS)
-        yield
+        before = _drawn.set(looks(methods))
+        try:
+            yield
+        finally:
+            _drawn.reset(before)
 
 
 def new_figure(width: float, height: float, *, square: bool = False) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from steppe.files import read_bounded
 from steppe.logs import events
+from steppe.machine import printable
 from steppe.report.landscape_file import Landscape, read_landscape
 from steppe.runs import read_result, runs_within
 
@@ -69,25 +70,31 @@ def read_run(path: Path, name: str) -> Run:
     for event in events(path):
         place, told = event.get("task"), event.get("method")
         if event.get("event") == "TaskEnded" and isinstance(place, int):
-            tasks[place] = str(event.get("name", ""))
+            tasks[place] = printable(str(event.get("name", "")))
             records[place] = told if isinstance(told, dict) else {}
-            remarks += [str(remark) for remark in event.get("remarks") or []]
+            remarks += _texts(event.get("remarks"))
     landscape, trouble = read_landscape(path, result)
-    return Run(name, result, tasks, records, tuple(dict.fromkeys([*remarks, *trouble])), landscape)
+    return Run(name, result, tasks, records, tuple(dict.fromkeys([*remarks, *map(printable, trouble)])), landscape)
+
+
+def _texts(told: Any) -> list[str]:
+    """What a log holds where a list of texts should be: these alone, and of them what can be shown."""
+    found = [printable(each) for each in told if isinstance(each, str)] if isinstance(told, list) else []
+    return [text for text in found if text]
 
 
 def _studies(directory: Path) -> Iterator[Study]:
     for file in sorted(directory.rglob(TABLE)):
         try:
             table = json.loads(read_bounded(file))
-            yield Study(str(table["benchmark"]), str(table["command"]))
+            yield Study(str(table["benchmark"]), printable(str(table["command"])))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):  # the runs have commands of their own
             continue
 
 
 def _name(directory: Path, path: Path) -> str:
     """A run's name for the page: no more of its path than tells it apart."""
-    return str(Path(directory.resolve().name) / path.relative_to(directory))
+    return printable(str(Path(directory.resolve().name) / path.relative_to(directory)))
 
 
 def is_number(value: Any) -> TypeGuard[float]:

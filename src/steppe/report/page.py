@@ -38,7 +38,7 @@ def write_page(collected: Collected, out: Path, command: str) -> None:
     if out.is_dir():
         raise UsageError(f"{out} is a directory: give the name of a file, for example -o {out / 'report.html'}.")
     with writing(out):
-        write_whole(out, page(collected, command).encode())
+        write_whole(out, page(collected, command).encode(errors="backslashreplace"))  # names of files may be no UTF-8
 
 
 def page(collected: Collected, command: str) -> str:
