@@ -114,7 +114,7 @@ def test_what_is_missing_of_landscapes_is_named_with_the_command(tmp_path: Path)
     with pytest.raises(UsageError, match=r"landscape\.json in .*seed-0: run steppe landscape .*seed-0 --after 1,2,3"):
         figure.drawn([bare])
     part = write_landscape(bare, pairs=[(1, 1)])
-    with pytest.raises(UsageError, match=r"task 1 after task 2, task 1 after task 3 in .* --resume --after 1,2,3"):
+    with pytest.raises(UsageError, match=r"task 1 after task 2, task 1 after task 3 in .* --resume .*--after 1,2,3"):
         figure.drawn([part])
     with pytest.raises(UsageError, match=r"task 2 after task 1 .there are 3 tasks"):
         figure.drawn([part], Choices(tasks=(2,), afters=(1,)))
@@ -148,6 +148,9 @@ def test_landscapes_measured_otherwise_do_not_share_a_figure(setting: str, value
     with pytest.raises(UsageError, match=f"measured with the same {setting}"):
         FIGURES["landscapes"].drawn([write_landscape(runs[0]), write_landscape(runs[1], **{setting: value})])
     FIGURES["landscapes"].drawn([runs[0], write_landscape(runs[1], sigma=0.1)])  # the bound's alone
+    bare = write_run(tmp_path / "bare", made_result("sgp"))  # is to be measured as those it will stand beside
+    with pytest.raises(UsageError, match=rf"landscape .*bare .*--{setting} {value} .*--after"):
+        FIGURES["landscapes"].drawn([write_landscape(runs[0], **{setting: value}), bare])
 
 
 def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) -> None:

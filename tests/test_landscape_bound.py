@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from fractions import Fraction
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from reference_landscape import bowl, loss_at, moved, standing
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from steppe.errors import DivergedError
 from steppe.landscape.bound import Noisy, bound, complexity, gaussian_kl, noisy
 from steppe.landscape.directions import noise
 from steppe.landscape.flatness import Estimate
@@ -93,6 +95,38 @@ def test_kl_by_integration() -> None:
     assert gaussian_kl({"w": torch.tensor([[1.3]], dtype=torch.float64)}, None, 0.7) == pytest.approx(
         integral, rel=1e-6
     )
+
+
+@given(power=st.floats(-148, 30), w=st.floats(0.1, 100))
+def test_kl_where_the_square_of_sigma_is_hardly_a_number(power: float, w: float) -> None:
+    """Against the formula in fractions."""
+    sigma = 10**power
+    twin = Fraction(w) ** 2 / (2 * Fraction(sigma) ** 2)
+    assert gaussian_kl({"w": torch.tensor([[w]], dtype=torch.float64)}, None, sigma) == pytest.approx(
+        float(twin), rel=1e-12
+    )
+
+
+def test_a_bound_without_a_number_is_refused() -> None:
+    still = Noisy(0.0, 0.0, Estimate(0.0, None, None), Estimate(0.0, None, None))
+    weights = {"w": torch.tensor([[3.0]])}
+    for sigma, before in ((1e-156, None), (1e-170, weights), (1e-320, None)):
+        with pytest.raises(DivergedError, match=r"KL is not finite with sigma = .*: give a larger --sigma"):
+            bound([still], still, weights, before, samples=10, sigma=sigma, delta=0.1)
+
+
+@pytest.mark.parametrize("sigma", [1e25, 1e37])
+def test_noise_that_leaves_no_loss_is_refused(sigma: float) -> None:
+    network, batch = standing(OWN["mlp"].build(), *bright(8)(30, 0))
+    with pytest.raises(DivergedError, match=r"with noise of sigma = 1e\+.*: give a smaller --sigma"):
+        noisy(Surroundings(network, batch), network.parameters, sigma, 3, seed=0)
+
+
+@pytest.mark.parametrize("power", [1, 100, 307, 320])
+def test_complexity_of_a_bound_that_hardly_ever_fails(power: int) -> None:
+    """ln(2n/δ) by the logarithm of a whole number."""
+    twin = 4 * math.sqrt((5.0 + math.log(2 * 1000 * 10**power)) / 1000)
+    assert complexity(5.0, 1000, float(f"1e-{power}")) == pytest.approx(twin, rel=1e-6)
 
 
 def test_the_whole() -> None:

@@ -132,11 +132,8 @@ def _runs(directories: Sequence[Path]) -> list[Path]:
 
 
 def _command(options: argparse.Namespace, settings: LandscapeSettings) -> str:
-    """The command line that gives this landscape, for any run directory."""
-    line = ["steppe", "landscape", "RUN"]
-    for name, value in settings.as_dict().items():
-        if value != type(settings)().as_dict()[name]:
-            line += [f"--{name}", str(value)]
+    """The command line that measures this, for any run directory."""
+    line = ["steppe", "landscape", "RUN", *settings.options()]
     for name in ("after", "task"):
         if getattr(options, name) is not None:
             line += [f"--{name}", getattr(options, name)]

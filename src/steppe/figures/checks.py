@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from steppe.figures.reading import Run, benchmarks, by_method, of_benchmark
+
+if TYPE_CHECKING:
+    from steppe.landscape.settings import LandscapeSettings
 
 _SHOWN = 3  # of things of one kind that are missing, the first few are named
 
@@ -66,16 +71,17 @@ def curves(runs: Sequence[Run]) -> list[str]:
     return ["a run that learnt its tasks one after another (there is no forgetting in learning them together)"]
 
 
-def landscapes(runs: Sequence[Run], pairs: Iterable[tuple[int, int]]) -> list[str]:
-    """For every method, at least one seed with these pairs (after, task) of its landscape."""
+def landscapes(runs: Sequence[Run], pairs: Iterable[tuple[int, int]], *, surface: bool = False) -> list[str]:
+    """For every method, at least one seed with these pairs (after, task) of its landscape, or with their surfaces."""
     wanted = list(pairs)
     for after, task in wanted:
         if not 1 <= task <= after <= runs[0].tasks:
             return [f"task {task} after task {after} (there are {runs[0].tasks} tasks, and a task is learnt first)"]
+    usual = next((run.landscape.settings for run in runs if run.landscape is not None), None)
     lacking = []
     for own in by_method(runs).values():
-        if not any(all(run.pair(*pair) for pair in wanted) for run in own):
-            lacking.append(_to_measure(own, wanted))
+        if not any(all(_measured(run, pair, surface) for pair in wanted) for run in own):
+            lacking.append(_to_measure(own, wanted, usual, surface))
     if len(lacking) > _SHOWN:
         return [*lacking[:_SHOWN], f"and the same of {len(lacking) - _SHOWN} more methods"]
     return lacking or _measured_alike(runs)
@@ -94,13 +100,30 @@ def _measured_alike(runs: Iterable[Run]) -> list[str]:
     return []
 
 
-def _to_measure(runs: Sequence[Run], pairs: Sequence[tuple[int, int]]) -> str:
-    """The command that adds what lacks, for the first of a method's runs."""
+def _measured(run: Run, pair: tuple[int, int], surface: bool) -> bool:
+    found = run.pair(*pair)
+    return found is not None and (found.surface is not None or not surface)
+
+
+def _to_measure(
+    runs: Sequence[Run], pairs: Sequence[tuple[int, int]], usual: LandscapeSettings | None, surface: bool
+) -> str:
+    """The command that adds what lacks, for the first of a method's runs: with the settings of its file, else with
+    those of the others, beside which it is to be drawn.
+    """
     run = next((run for run in runs if run.landscape is not None), runs[0])
-    afters = ",".join(map(str, sorted({after for after, _ in pairs})))
-    tasks = ",".join(map(str, sorted({task for _, task in pairs})))
-    options = f" --after {afters} --task {tasks}"
-    if run.landscape is None:
-        return f"landscape.json in {run.path}: run steppe landscape {run.path}{options}"
-    named = ", ".join(f"task {task} after task {after}" for after, task in pairs if run.pair(after, task) is None)
-    return f"{named} in {run.path / 'landscape.json'}: run steppe landscape {run.path} --resume{options}"
+    kept, file, settings, resume = run.landscape, run.path / "landscape.json", usual, []
+    lacks, first = f"landscape.json in {run.path}", ""
+    if kept is not None:
+        lacking = [pair for pair in pairs if not _measured(run, pair, surface)]
+        lacks = ", ".join(f"task {task} after task {after}" for after, task in lacking) + f" in {file}"
+        settings, resume = kept.settings, ["--resume"]
+    if surface:
+        lacks = f"a surface of {run.method}"
+        if settings is not None and settings.directions < 2:  # a file of one direction cannot take a surface in
+            settings, resume = settings.replace(directions=2), []
+            first = f"remove {file} and " if kept is not None else ""
+    options = [*resume, *([] if settings is None else settings.options()), *(["--surface"] if surface else [])]
+    afters, tasks = (",".join(map(str, sorted(set(places)))) for places in zip(*pairs, strict=True))
+    command = ["steppe", "landscape", str(run.path), *options, "--after", afters, "--task", tasks]
+    return f"{lacks}: {first}run {shlex.join(command)}"

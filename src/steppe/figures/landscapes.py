@@ -156,18 +156,8 @@ def _levels(values: Sequence[float], count: int = 16) -> list[float]:
 def _missing_surface(runs: Sequence[Run], choices: Choices) -> list[str]:
     if problems := checks.one_stream(runs):
         return problems
-    pair = _surface_pair(runs, choices)
-    if pair is None:
-        after, task = runs[0].tasks, middle_task(runs[0].tasks)
-    else:
-        after, task = pair
-        if problems := checks.landscapes(runs, [pair]):
-            return [problems[0] + " --surface"]
-    return [
-        f"a surface of {method}: run steppe landscape {own[0].path} --resume --surface --after {after} --task {task}"
-        for method, own in by_method(runs).items()
-        if _with_surface(own, (after, task)) is None
-    ]
+    pair = _surface_pair(runs, choices) or (runs[0].tasks, middle_task(runs[0].tasks))
+    return checks.landscapes(runs, [pair], surface=True)
 
 
 SURFACE = Figure(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steppe.errors import DivergedError
 from steppe.landscape.directions import noise
 from steppe.landscape.flatness import Estimate
 from steppe.landscape.profile import Surroundings, cross_entropy, zero_one
@@ -33,11 +34,13 @@ class Noisy:
 
 def noisy(surroundings: Surroundings, weights: Mapping[str, Tensor], sigma: float, draws: int, seed: int) -> Noisy:
     """Measured on a task's samples, over this many draws of v."""
-    measures = (cross_entropy, zero_one)
+    measures = (cross_entropy, zero_one)  # a loss that is no number has an error all the same
     loss, error = surroundings.means(measures=measures)[0].tolist()
     found = [
         surroundings.means([noise(weights, seed, number)], [(sigma,)], measures)[0].tolist() for number in range(draws)
     ]
+    if not all(math.isfinite(each[0]) for each in ((loss, error), *found)):
+        raise DivergedError(f"the loss is not finite with noise of sigma = {sigma:g}: give a smaller --sigma.")
     return Noisy(loss, error, Estimate.of([each[0] for each in found]), Estimate.of([each[1] for each in found]))
 
 
@@ -84,6 +87,8 @@ def bound(
     """Put together from what was measured on every task; several old tasks count as one, by their mean."""
     kl = gaussian_kl(weights, None, sigma)
     previous = None if before is None else gaussian_kl(weights, before, sigma)
+    if not all(math.isfinite(each) for each in (kl, previous or 0.0)):
+        raise DivergedError(f"the bound's KL is not finite with sigma = {sigma:g}: give a larger --sigma.")
     return Bound(
         Terms(_mean([each.noisy_error.mean for each in old]), new.error, new.noisy_error.mean - new.error),
         Terms(_mean([each.noisy_loss.mean for each in old]), new.loss, new.noisy_loss.mean - new.loss),
@@ -100,12 +105,12 @@ def gaussian_kl(weights: Mapping[str, Tensor], centre: Mapping[str, Tensor] | No
     for name, weight in weights.items():
         apart = weight.detach().double().cpu()
         squares += (apart if centre is None else apart - centre[name].detach().double().cpu()).square().sum()
-    return float(squares) / (2 * sigma**2)
+    return float(squares) / sigma / (2 * sigma)  # σ² may be no number where σ is one
 
 
 def complexity(kl: float, samples: int, delta: float) -> float:
     """4 √((KL + ln(2n/δ)) / n)."""
-    return 4 * math.sqrt((kl + math.log(2 * samples / delta)) / samples)
+    return 4 * math.sqrt((kl + math.log(2 * samples) - math.log(delta)) / samples)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steppe.errors import RunError, SteppeError, UsageError
+from steppe.errors import DivergedError, RunError, SteppeError, UsageError
 from steppe.files import read_bounded, write_whole, writing
 from steppe.landscape.bound import Bound, Noisy
 from steppe.landscape.flatness import Flatness
@@ -20,6 +20,7 @@ from steppe.landscape.settings import LandscapeSettings
 LANDSCAPE = "landscape.json"
 FORMAT = 1
 _DIGITS = 6  # significant ones, of every number
+_THEN, _WENT_ON = " && ", " --resume"
 
 Grid = list[list[float]]
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class Landscape:
     """benchmark, method, seed, and `config`, which differs whenever a setting of the run does."""
     settings: LandscapeSettings
     command: str
+    """What made the file, for any run directory: one command, or several that went on with it, in their order."""
     versions: dict[str, str]
     weights: dict[int, str] = field(default_factory=dict)
     """For every network looked at, what tells its weights from others."""
@@ -65,6 +67,11 @@ class Landscape:
     def tasks(self, after: int) -> list[int]:
         """The tasks measured at one of them, in order."""
         return sorted(task for column, task in self.pairs if column == after)
+
+    def made_by(self, command: str) -> None:
+        """Tell of a command that adds something, unless it is known to have done so: what was stopped goes on by it."""
+        if command not in [each.removesuffix(_WENT_ON) for each in self.command.split(_THEN)]:
+            self.command += f"{_THEN}{command}{_WENT_ON}"
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -94,9 +101,17 @@ class Landscape:
 
     def write(self, path: Path) -> None:
         """Write the file; it appears whole or not at all. Each part stands on a line of its own."""
-        lines = [f"{json.dumps(key)}:{json.dumps(part, separators=(',', ':'))}" for key, part in self.as_dict().items()]
+        try:
+            lines = [f"{json.dumps(key)}:{_line(part)}" for key, part in self.as_dict().items()]
+        except ValueError as error:  # it could not be read again
+            told = "a number of the landscape is not finite: look less far (--range), or change --sigma"
+            raise DivergedError(f"{path} is not written, for {told}.") from error
         with writing(path):
             write_whole(path, ("{" + ",\n".join(lines) + "}\n").encode())
+
+
+def _line(part: Any) -> str:
+    return json.dumps(part, separators=(",", ":"), allow_nan=False)
 
 
 def read_landscape(path: Path) -> Landscape:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy
 import torch
 from numpy.typing import NDArray
@@ -62,7 +64,8 @@ def top_eigenvalue(network: Network, batch: Batch, seed: int = 0) -> float | Non
         )
     except ArpackError:
         return None
-    return float(found[0])
+    value = float(found[0])
+    return value if math.isfinite(value) else None
 
 
 def _flat(direction: Direction) -> _Flat:

@@ -68,7 +68,8 @@ def survey(
 ) -> Landscape:
     """Measure what is wanted of a run and write it to `out`, again and again as it grows.
 
-    With `resume`, what `out` holds is kept and what it lacks is added; it must be of the same run and settings.
+    With `resume`, what `out` holds is kept and what it lacks is added; it must be of the same run and settings. The
+    file tells of every command that added to it.
     """
     config = RunConfig.load(run / CONFIG)
     if wanted.surface and settings.directions < 2:
@@ -79,7 +80,7 @@ def survey(
         surveyor = _Surveyor(run, config, settings, wanted, device)
         if (last := max(task for _, task in pairs)) > len(surveyor.tasks):
             raise UsageError(f"task {last} does not exist: {run} has {len(surveyor.tasks)} tasks.")
-        surveyor.measure(landscape, pairs, out, watch)
+        surveyor.measure(landscape, pairs, out, command, watch)
     return landscape
 
 
@@ -143,7 +144,9 @@ class _Surveyor:
         for task in self.tasks:
             self.network.open_head(task.head, outputs)
 
-    def measure(self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, watch: Watch) -> None:
+    def measure(
+        self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, command: str, watch: Watch
+    ) -> None:
         """Measure pairs that are not there yet, or not wholly."""
         each = self.settings.directions + 1 + self.wanted.hessian + self.settings.points * self.wanted.surface
         done, total, written = 0, each * len(pairs), time.monotonic()
@@ -157,8 +160,11 @@ class _Surveyor:
                     done += count
                     watch(Step(done, total, after, task))
 
+                known = landscape.pairs.get((after, task))
                 with self.network.mode(training=False):
-                    landscape.pairs[after, task] = self._pair(landscape.pairs.get((after, task)), task, tick)
+                    landscape.pairs[after, task] = self._pair(known, task, tick)
+                if landscape.pairs[after, task] is not known:
+                    landscape.made_by(command)
                 if time.monotonic() - written > _WRITE_EVERY:
                     landscape.write(out)
                     written = time.monotonic()
@@ -231,9 +237,11 @@ class _Surveyor:
         old = [landscape.pairs[after, task].noisy for task in range(1, after)]
         before = task_weights(self.run, place - 1) if place - 1 in kept_weights(self.run) else None
         new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
-        found = bound(
-            old, new, self.network.parameters, before, samples=count, sigma=settings.sigma, delta=settings.delta
-        )
+        weights, chosen = self.network.parameters, {"sigma": settings.sigma, "delta": settings.delta}
+        try:
+            found = bound(old, new, weights, before, samples=count, **chosen)
+        except SteppeError as error:
+            raise type(error)(f"{self.run}, after task {after}: {error}") from error
         landscape.bounds[after] = rounded(found)
 
 
