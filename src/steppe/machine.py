@@ -77,4 +77,4 @@ def _system() -> str:
 
 def printable(text: str) -> str:
     """A text that somebody else wrote, on one line and without what a terminal would take for commands."""
-    return re.sub(r"\s+", " ", "".join(sign for sign in text if sign.isprintable())).strip()
+    return "".join(sign for sign in re.sub(r"\s+", " ", text) if sign.isprintable()).strip()
