@@ -115,7 +115,7 @@ def test_broken_off_at_every_moment_there_is(tmp_path: Path) -> None:
     assert moment > 9
 
 
-def erratic(curriculum: Curriculum, network: Network) -> float:
+def erratic(curriculum: Curriculum, network: Network, outputs: int) -> float:
     """A validation loss that depends on the weights alone and goes up as often as down."""
     first = next(iter(network.parameters.values()))
     return float(first.detach().double().abs().sum()) * 1e4 % 1.0
