@@ -62,6 +62,7 @@ def test_log_has_a_record_per_task_and_epoch(finished: tuple[Path, dict[str, Any
     records = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     kinds = [record["event"] for record in records]
     assert kinds == ["RunStarted", *["EpochEnded", "TaskEnded"] * 3]
+    assert (records[0]["ends"], records[0]["batches"]) == ([6, 12, 18], 18)
     ended = [record for record in records if record["event"] == "TaskEnded"]
     assert [record["accuracy"] for record in ended] == [row[: i + 1] for i, row in enumerate(result["accuracy"])]
     assert ended[0]["method"]["importances"] == {}

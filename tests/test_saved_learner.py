@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import steppe
 from steppe import Learner, Task, training
-from steppe.errors import ModelError, UsageError
+from steppe.errors import ModelError, RunError, UsageError
 from steppe.events import Event, Progress
 from steppe.registry import METHODS
 from steppe.saving import read_state, write_state
@@ -80,6 +80,17 @@ def test_a_file_from_before_it_said_how_inputs_are_prepared(tmp_path: Path) -> N
     del state["prepared"]
     write_state(file, "learner", state)
     assert steppe.load(file, BENCHMARK.model(0), prepare=lambda x: x.float() / 2).tasks_learnt == 0
+
+
+def test_a_model_that_nothing_was_loaded_into_is_as_it_was(tmp_path: Path) -> None:
+    file, model = tmp_path / "learner.safetensors", BENCHMARK.model(5)
+    one = learner("er")
+    one.learn(tasks()[0], **HOW)
+    write_state(file, "learner", {**one.state(), "streams": {}})  # the weights are read before these are missed
+    before = weights(model)
+    with pytest.raises(RunError, match="holds no learner"):
+        steppe.load(file, model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
 
 
 class Counting(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from steppe import ER, Learner, Task
 from steppe.data.pixels import Normalise
 from steppe.data.samples import Reordering, TensorSamples
+from steppe.errors import DataError
 from steppe.linear_chain import LinearChain
 
 WIDTH, OUTPUTS = 12, 6
@@ -75,6 +76,16 @@ def test_together_as_one_by_one(products: list[int], heads: bool, bias: bool) ->
     assert learner.evaluate(listed) == pytest.approx([by_hand(learner, task) for task in listed])
     assert products == [5]
     assert learner.evaluate(listed[3]) == pytest.approx([by_hand(learner, listed[3])])
+
+
+def test_labels_that_no_output_stands_for_are_refused_together_too(products: list[int]) -> None:
+    good, bad = tasks(2)
+    learner = Learner(model(), ER())
+    learner.learn(good)
+    bad.test.y[3] = OUTPUTS  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=f"order 1: the test data has labels 0 to {OUTPUTS}, outside the head"):
+        learner.evaluate([good, bad])
+    assert products == []
 
 
 @given(samples=st.integers(1, 60), batch=st.integers(1, 25), at_once=st.integers(1, 6 * WIDTH * 9))
