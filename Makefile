@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test docs torture fuzz lint format clean
+.PHONY: run test docs torture fuzz lint format clean anew
 
 run: $(VENV)/.installed
 	$(BIN)/steppe run pmnist fs-dgpm
@@ -33,14 +33,23 @@ format: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python tests/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+# The environment is made anew where its interpreter is gone, where making it broke off, and for another PYTHON.
+ASKED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
+USED := $(shell test -x $(BIN)/python && cat $(VENV)/.made 2>/dev/null)
+STALE := $(if $(USED),$(if $(ASKED),$(filter-out $(USED),$(ASKED))),yes)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.made: $(if $(STALE),anew)
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+		"Python %d.%d is too old, 3.11 or newer is needed: make PYTHON=python3.12, or where it is." % sys.version_info[:2])'
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	echo $(PYTHON) > $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[figures]'
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[figures,docs,dev]'
 	touch $@ $(VENV)/.installed
 

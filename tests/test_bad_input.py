@@ -217,7 +217,7 @@ DATA = {
     "folder not named": Row("run folder er", "folder", 2),
 }
 PLUGINS = {
-    "plugin missing": Row("run pmnist er --plugin missing.py", "missing.py is no Python file"),
+    "plugin missing": Row("run pmnist er --plugin missing.py", "missing.py is not there"),
     "plugin that raises": Row("run pmnist er --plugin p.py", "ZeroDivisionError", 2, put("p.py", "1 / 0")),
     "plugin that raises lines": Row("list --plugin p.py", "a b", 2, put("p.py", "raise ValueError('a\\n\\nb')")),
     "plugin that ends the program": Row("run pmnist er --plugin p.py", "SystemExit", 2, put("p.py", "exit(0)")),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from steppe.cli import main
 from steppe.config import RunConfig
 from steppe.errors import UsageError
 from steppe.protocol import Training
@@ -77,6 +78,29 @@ def test_the_command_gives_the_run_again() -> None:
     assert words[:4] == ["steppe", "run", "pmnist", "fs-dgpm"]
     sets = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     assert RunConfig.make("pmnist", "fs-dgpm", sets, seed=int(words[words.index("--seed") + 1])) == config
+
+
+def test_blanks_around_a_value_are_no_part_of_it_but_in_a_free_text() -> None:
+    given = ["training.freeze_norms = true", "ascent_form= chunked ", " buffer = 5"]
+    config = RunConfig.make("pmnist", "fs-dgpm", given).as_dict()
+    assert config["training"]["freeze_norms"] is True
+    assert (config["method"]["ascent_form"], config["method"]["buffer"]) == ("chunked", 5)
+    assert RunConfig.make("folder", "er", ["path=/a b "]).as_dict()["benchmark"]["path"].endswith("/a b ")
+
+
+def test_a_file_that_begins_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    config = RunConfig.make("pmnist", "er")
+    (tmp_path / "config.toml").write_text(config.as_toml(), encoding="utf-8-sig")
+    assert RunConfig.load(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize("words", ["run folder:~nobody-of-that-name/x er", "data where"])
+def test_a_home_that_nobody_has(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPPE_DATA", "~nobody-of-that-name/x")
+    assert main(words.split()) == 2
+    assert "~nobody-of-that-name/x: there is no such home directory" in capsys.readouterr().err
 
 
 def test_a_plugin_adds_a_method(tmp_path: Path) -> None:

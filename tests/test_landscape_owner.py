@@ -74,3 +74,23 @@ def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
     for resume in (False, True):
         survey(finished, out, QUICK, Wanted(after=[1]), resume=resume)
         assert read_landscape_of(finished, read_result(finished)) is not None
+
+
+def test_what_an_earlier_version_measured_is_still_the_runs(finished: Path) -> None:
+    """It took the settings that came after the run into account, with their defaults."""
+    out = finished / "landscape.json"
+    out.unlink(missing_ok=True)
+    whole = RunConfig.load(finished / "config.toml").as_dict()
+    result = read_result(finished)
+    survey(finished, out, QUICK, Wanted(after=[1]))
+    told = json.loads(out.read_text(encoding="utf-8"))
+    told["run"]["config"] = identity({**result, "config": whole})["config"]
+    out.write_text(json.dumps(told), encoding="utf-8")
+    result["config"]["training"].pop("freeze_statistics", None)
+    (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    assert identity(result)["config"] != told["run"]["config"]
+    assert read_landscape_of(finished, read_result(finished)) is not None
+    survey(finished, out, QUICK, Wanted(after=[1]), resume=True)
+    result["config"]["run"]["plugins"] = ["nowhere.py"]  # which nobody runs for it
+    with pytest.raises(RunError, match="other settings"):
+        read_landscape_of(finished, result)

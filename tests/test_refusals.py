@@ -236,6 +236,13 @@ def test_what_no_prediction_could_get_right(case: str) -> None:
         Learner(mlp(), ER()).evaluate([task])
 
 
+def test_batches_without_a_sample_are_no_test() -> None:
+    empty = DataLoader(TensorDataset(X[None, :0], Y[None, :0]), batch_size=None)
+    task = Task((X, Y), empty, name="digits")
+    with pytest.raises(DataError, match="digits: the test data gave no batch"):
+        Learner(mlp(), ER()).evaluate(task)
+
+
 def test_labels_of_a_validating_dataset_are_looked_at() -> None:
     task = Task((X, Y % 2 + 2), valid=TensorDataset(X, Y % 2), head=range(2, 4), name="digits")
     with pytest.raises(DataError, match="digits: the validation data has labels 0 to 1, outside the head"):
@@ -260,15 +267,6 @@ def test_a_task_that_was_refused_binds_nobody() -> None:
     with pytest.raises(DataError, match="has labels"):
         learner.learn(Task((X.double(), Y + 4)))
     learner.learn(Task((X, Y)))
-
-
-def test_an_expanded_buffer() -> None:
-    model = mlp()
-    model.register_buffer("mean", torch.tensor([0.5]).expand(8))
-    with pytest.raises(ModelError, match=r"the buffer 'mean' was expanded.*model\.mean = model\.mean\.clone"):
-        Learner(model, ER())
-    model.mean = model.mean.clone()
-    Learner(model, FSDGPM()).learn(Task((X, Y)))
 
 
 @pytest.mark.parametrize("change", ["added", "unfrozen"])

@@ -73,6 +73,8 @@ def _benchmark(entry: BenchmarkEntry) -> str:
 
 def _settings(settings: Settings) -> list[str]:
     values = settings.as_dict()
+    if not values:
+        return ["  none"]
     width = max(len(f"{key} = {value}") for key, value in values.items()) + 2
     lines = []
     for key, (_, limits) in settings.schema().items():

@@ -20,7 +20,7 @@ from steppe.files import read_bounded
 from steppe.methods.base import MethodSettings
 from steppe.protocol import Training
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
-from steppe.settings import Settings
+from steppe.settings import Limits, Settings
 
 _SECTIONS = ("benchmark", "method", "training")
 _LARGEST_FILE = 1_000_000  # bytes
@@ -75,7 +75,7 @@ class RunConfig:
     def load(cls, path: Path) -> RunConfig:
         """From a config.toml."""
         try:
-            return cls.from_toml(read_bounded(path, _LARGEST_FILE).decode())
+            return cls.from_toml(read_bounded(path, _LARGEST_FILE).decode("utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             why = disk_refusal(error) if isinstance(error, OSError) else in_one_line(error)
             raise UsageError(f"{path} cannot be read as a run's configuration: {why}.") from error
@@ -230,6 +230,8 @@ def load_plugins(paths: Iterable[str]) -> None:
         if name in sys.modules:
             continue
         spec = importlib.util.spec_from_file_location(name, file)
+        if not file.exists():
+            raise UsageError(f"the plugin {path} is not there: what was made with it needs it in this place.")
         if spec is None or spec.loader is None or not file.is_file():
             raise UsageError(f"the plugin {path} is no Python file.")
         module = importlib.util.module_from_spec(spec)
@@ -254,11 +256,16 @@ def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, st
             raise unknown("section in --set", section, kinds)
         if key not in kinds[section].schema():
             raise unknown(f"setting of the {section}", key, kinds[section].schema())
-        return section, key, value
+        return section, key, _bare(value, *kinds[section].schema()[key])
     holders = [section for section, kind in kinds.items() if name in kind.schema()]
     if not holders:
         every = [f"{section}.{key}" for section, kind in kinds.items() for key in kind.schema()]
         raise unknown("setting", name, every)
     if len(holders) > 1:
         raise UsageError(f"--set {override}: which one? {' or '.join(f'{holder}.{name}' for holder in holders)}.")
-    return holders[0], name, value
+    return holders[0], name, _bare(value, *kinds[holders[0]].schema()[name])
+
+
+def _bare(value: str, kind: type, limits: Limits) -> str:
+    """A value without the blanks around it, which may be part of a free text alone."""
+    return value if kind is str and not limits.choices else value.strip()

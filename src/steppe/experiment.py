@@ -194,7 +194,7 @@ class _Run:
         """Stand where the state stands; without one, at the start."""
         self._told = list(remarks)
         if not self._resumable:
-            self._told.append(f"{self._config.method} does not say what has to be kept of it: if it stops, it is lost.")
+            self._told.append(f"{self._config.method}, or its network, cannot be kept: if the run stops, it is lost.")
         if state is None:
             return
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from steppe.errors import RunError, disk_refusal
+from steppe.errors import RunError, UsageError, disk_refusal
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -34,6 +34,14 @@ def _flush_directory(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def expanded(path: str) -> Path:
+    """A path with the home directory in the place of its ~, which a user must have."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{path}: there is no such home directory: write the path out.") from error
 
 
 def read_bounded(path: Path, limit: int = 100_000_000) -> bytes:

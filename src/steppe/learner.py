@@ -15,7 +15,7 @@ from steppe.curriculum import Curriculum
 from steppe.data.samples import TensorSamples
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
-from steppe.learner_checks import check_can_be_kept, check_given, check_same, listed_tasks
+from steppe.learner_checks import check_given, check_same, has_extra_state, listed_tasks
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
@@ -211,12 +211,18 @@ class Learner:
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether the method says what has to be kept of it."""
-        return self._method is None or self._method.kept is not None
+        """Whether a file can hold all of it: the method says what has to be kept of it, and the model has nothing
+        beside weights and buffers.
+        """
+        return (self._method is None or self._method.kept is not None) and not has_extra_state(self.model)
 
     def state(self) -> State:
         """Model, method, streams and all else that learning depends on, as plain values and tensors."""
-        check_can_be_kept(self.model)
+        if has_extra_state(self.model):
+            raise ModelError(
+                "the model has a state (get_extra_state) beside its weights and buffers, which would be lost: make it "
+                "buffers."
+            )
         if self._fitting is not None:
             self._check_weights(self._fitting.name)
         return {

@@ -26,12 +26,6 @@ def check_given(
             raise ModelError(
                 f"the layer {name!r} has sparse gradients, which methods cannot use: give it sparse=False."
             )
-    for name, buffer in model.named_buffers():
-        if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
-            raise ModelError(
-                f"the buffer {name!r} was expanded, so that its values share memory and cannot be put back after "
-                f"a trial: register a copy of it (model.{name} = model.{name}.clone())."
-            )
     if not isinstance(method, MethodSettings):
         raise UsageError(f"method is {shown(method)}: give a method's settings, such as steppe.FSDGPM().")
     if type(seed) is not int:
@@ -43,14 +37,9 @@ def check_given(
     check_device(device)
 
 
-def check_can_be_kept(model: nn.Module) -> None:
-    """Refuse a model of which a file could hold only a part."""
-    for name, module in model.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise ModelError(
-                f"the layer {name!r} has a state of its own (get_extra_state) beside weights and buffers, which would "
-                "be lost: make it buffers."
-            )
+def has_extra_state(model: nn.Module) -> bool:
+    """Whether it has a state beside weights and buffers, so that a file could hold only a part of it."""
+    return any(type(module).get_extra_state is not nn.Module.get_extra_state for module in model.modules())
 
 
 def check_device(device: object) -> None:

@@ -46,7 +46,11 @@ class Network:
             raise ModelError(f"the model's weights are {self.dtype}: give them as float32 or float64 (model.float()).")
         self._prepare = prepare or UnitRange()
         self._partial = len(self.parameters) != sum(1 for _ in model.parameters())
-        self._has_buffers = any(True for _ in model.buffers())
+        buffers = _buffers(model)
+        for module, name, buffer in buffers:
+            if 0 in buffer.stride():  # expanded: its values share memory and could not be put back
+                setattr(module, name, buffer.clone())
+        self._has_buffers = bool(buffers)
         self._room: Direction = {}
         self._shares: dict[int, tuple[Tensor, Tensor]] = {}  # 1/n and a column of −1/n, by n
         self._numbers: dict[float, Tensor] = {}
@@ -302,15 +306,8 @@ class Network:
     @contextmanager
     def _still(self, active: bool) -> Iterator[None]:
         """Whatever forwards do to buffers inside is undone: changing one, or putting another in its place."""
-        kept = (
-            [
-                (module, name, buffer, buffer.clone())
-                for module in self.model.modules()
-                for name, buffer in module.named_buffers(recurse=False)
-            ]
-            if active and self._has_buffers
-            else []
-        )
+        found = _buffers(self.model) if active and self._has_buffers else []
+        kept = [(module, name, buffer, buffer.clone()) for module, name, buffer in found]
         try:
             yield
         finally:
@@ -396,3 +393,8 @@ def _is_frozen(module: nn.Module) -> bool:
     """Whether a part has weights, and none of them is to be learnt."""
     weights = list(module.parameters())
     return bool(weights) and not any(weight.requires_grad for weight in weights)
+
+
+def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Every buffer with the module that holds it and its name there."""
+    return [(module, name, each) for module in model.modules() for name, each in module.named_buffers(recurse=False)]

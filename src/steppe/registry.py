@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from steppe.errors import unknown
+from steppe.errors import UsageError, shown, unknown
 from steppe.settings import Settings
 
 S = TypeVar("S", bound=type[Settings])
@@ -39,6 +40,7 @@ class BenchmarkEntry:
     """The setting that may be given behind the name and a colon, as in `folder:PATH`."""
 
 
+Entry = MethodEntry | BenchmarkEntry
 METHODS: dict[str, MethodEntry] = {}
 BENCHMARKS: dict[str, BenchmarkEntry] = {}
 
@@ -58,6 +60,7 @@ def register_method(
     entry = MethodEntry(name, settings, summary, variant or {}, presets or {}, training or {})
     for benchmark in ("", *entry.presets):  # a preset that could not be used is found out here, not in a run
         settings.from_mapping(entry.values(benchmark))
+    _check_name("method", entry, METHODS.get(name))
     METHODS[name] = entry
 
 
@@ -65,10 +68,29 @@ def register_benchmark(name: str, summary: str, *, argument: str = "") -> Callab
     """Make a benchmark known by name; `argument` is the setting that may follow the name and a colon."""
 
     def register(settings: S) -> S:
-        BENCHMARKS[name] = BenchmarkEntry(name, settings, summary, argument)
+        entry = BenchmarkEntry(name, settings, summary, argument)
+        _check_name("benchmark", entry, BENCHMARKS.get(name))
+        if lacking := sorted(getattr(settings, "__abstractmethods__", ())):
+            raise UsageError(f"the benchmark {name!r} lacks {', '.join(lacking)}: write it in {settings.__name__}.")
+        BENCHMARKS[name] = entry
         return settings
 
     return register
+
+
+def _check_name(kind: str, new: Entry, there: Entry | None) -> None:
+    """Refuse a name that is no name of a directory, or somebody else's: its published figures would stand beside other
+    results. What is registered once more from the same place, as in a notebook, takes the place of what was there.
+    """
+    if not re.fullmatch(r"\w[\w.+-]*", new.name):
+        raise UsageError(
+            f"the {kind} {shown(new.name)} cannot be called so: use letters, digits and + - _ . in its name."
+        )
+    if there is None or there == new:
+        return
+    module, name = there.settings.__module__, there.settings.__qualname__
+    if module.startswith("steppe.") or (module, name) != (new.settings.__module__, new.settings.__qualname__):
+        raise UsageError(f"there is a {kind} {new.name!r} already ({module}.{name}): choose another name.")
 
 
 def find_method(name: str) -> MethodEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,15 +35,15 @@ def load(
         raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module like the one that was saved.")
     place = device if device is not None else next((p.device for p in model.parameters()), "cpu")
     state = read_state(Path(path), "learner", place)
-    before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    undo: Callable[[], None] | None = None
     try:
         settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
         learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude)
+        undo = partial(learner.network.restore, learner.network.snapshot())
         learner.load_state(state)
     except Exception as error:
-        with torch.no_grad():
-            for tensor, value in before:
-                tensor.copy_(value)
+        if undo is not None:
+            undo()
         if not isinstance(error, CANNOT_BE_A_STATE):
             raise
         told = f"{type(error).__name__}: {in_one_line(error)}"

@@ -88,11 +88,14 @@ class Settings:
     @classmethod
     def schema(cls) -> dict[str, tuple[type, Limits]]:
         """Every setting's type and limits, in the order of declaration."""
-        kinds = typing.get_type_hints(cls)
-        return {
-            field.name: (kinds[field.name], field.metadata["limits"])
-            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
-        }
+        kinds, found = typing.get_type_hints(cls), {}
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if "limits" not in field.metadata:
+                raise UsageError(f"{cls.__name__}.{field.name}: declare it by steppe.setting(default, help).")
+            if kinds[field.name] not in (bool, int, float, str):
+                raise UsageError(f"{cls.__name__}.{field.name}: its type must be bool, int, float or str.")
+            found[field.name] = kinds[field.name], field.metadata["limits"]
+        return found
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

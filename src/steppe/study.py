@@ -139,8 +139,11 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
     """Which runs the study consists of, so that it can be resumed from its directory alone; refused where runs are
     there that have other settings or would no longer be part of it.
     """
+    if not (out / PLAN).exists():
+        refuse_taken(out, for_study=True)
     _finished(jobs)
-    if missing := _planned(out) - {job.out for job in jobs}:
+    begun = {path for path in _planned(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
+    if missing := begun - {job.out for job in jobs}:
         names = sorted(str(path.relative_to(out)) for path in missing)
         told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise UsageError(

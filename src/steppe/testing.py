@@ -80,7 +80,7 @@ def _test_batches(task: Task) -> Iterator[Pair]:
                 raise DataError("gave no batch (a DataLoader that drops its last?).")
         if pair is None:
             return
-        given += 1
+        given += len(pair[1])
         yield pair
 
 

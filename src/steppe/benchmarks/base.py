@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -16,7 +17,8 @@ from steppe.task import Task
 class Benchmark(Settings, ABC):
     """Base of every benchmark's settings."""
 
-    training: Training
+    training: ClassVar[Training] = Training()
+    """How its tasks are learnt, unless a command says otherwise."""
 
     @abstractmethod
     def stream(self, seed: int) -> Sequence[Task]:

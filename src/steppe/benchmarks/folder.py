@@ -13,6 +13,7 @@ from steppe.data import folder
 from steppe.data.images import ImageSet
 from steppe.data.pixels import CropAndFlip, Normalise
 from steppe.errors import UsageError
+from steppe.files import expanded
 from steppe.models.alexnet import AlexNet
 from steppe.models.four_conv import FourConv
 from steppe.models.lenet import LeNet
@@ -43,7 +44,7 @@ class Folder(ImageBenchmark):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.path:  # so that a config file works from anywhere
-            object.__setattr__(self, "path", str(Path(self.path).expanduser().resolve()))
+            object.__setattr__(self, "path", str(expanded(self.path).resolve()))
 
     @property
     def full_length(self) -> bool:

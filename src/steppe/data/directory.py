@@ -10,6 +10,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from steppe.errors import DataError, UsageError, disk_refusal
+from steppe.files import expanded
 
 VARIABLE = "STEPPE_DATA"
 
@@ -17,7 +18,7 @@ VARIABLE = "STEPPE_DATA"
 def data_directory() -> Path:
     """The directory that STEPPE_DATA names, else one in the user's cache; it need not be there yet."""
     named = os.environ.get(VARIABLE)
-    return Path(named).expanduser().absolute() if named else user_cache_path("steppe") / "data"
+    return expanded(named).absolute() if named else user_cache_path("steppe") / "data"
 
 
 def missing(title: str, name: str) -> DataError:

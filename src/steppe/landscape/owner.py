@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import RunError
+from steppe.config import RunConfig
+from steppe.errors import RunError, SteppeError
 from steppe.landscape.files import LANDSCAPE, Landscape, read_landscape
 
 
@@ -29,8 +30,26 @@ def read_landscape_of(path: Path, result: Mapping[str, Any]) -> Landscape | None
     if not file.exists():
         return None
     found, own = read_landscape(file), identity(result)
-    for key, words in (("benchmark", ""), ("method", ""), ("seed", ""), ("config", "other settings")):
+    for key in ("benchmark", "method", "seed"):
         if found.run[key] != own[key]:
-            told = words or f"{key} {found.run[key]}, not {own[key]}"
-            raise RunError(f"{file} is the landscape of another run ({told}): remove it and measure again.")
+            raise _of_another(file, f"{key} {found.run[key]}, not {own[key]}")
+    if found.run["config"] not in (own["config"], _with_later_settings(result)):
+        raise _of_another(file, "other settings")
     return found
+
+
+def _with_later_settings(result: Mapping[str, Any]) -> str | None:
+    """The digest of the run with the defaults of settings that came after it, as earlier versions took it. Nobody's
+    plugin is run for it.
+    """
+    if result["config"]["run"].get("plugins"):
+        return None
+    try:
+        filled = RunConfig.from_mapping(result["config"]).as_dict()
+    except SteppeError:  # settings of a later version, or of a method of somebody's own
+        return None
+    return str(identity({**result, "config": filled})["config"])
+
+
+def _of_another(file: Path, told: str) -> RunError:
+    return RunError(f"{file} is the landscape of another run ({told}): remove it and measure again.")

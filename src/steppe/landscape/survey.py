@@ -75,7 +75,7 @@ def survey(
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)
-    landscape = _begun(out, _identity(run, config), settings, command, resume)
+    landscape = _begun(out, _identities(run, config), settings, command, resume)
     with borrowed_global_generator():
         surveyor = _Surveyor(run, config, settings, wanted, device)
         if (last := max(task for _, task in pairs)) > len(surveyor.tasks):
@@ -103,9 +103,9 @@ def _pairs(run: Path, wanted: Wanted) -> list[tuple[int, int]]:
     return pairs
 
 
-def _identity(run: Path, config: RunConfig) -> dict[str, Any]:
-    """What names the run; settings that came after it was finished are no part of it."""
-    known = config.as_dict()
+def _identities(run: Path, config: RunConfig) -> list[dict[str, Any]]:
+    """What names the run: settings that came after it was finished are no part of it, but were in earlier versions."""
+    known = whole = config.as_dict()
     if (run / RESULT).exists():
         told = read_result(run)["config"]
         known = {
@@ -113,17 +113,19 @@ def _identity(run: Path, config: RunConfig) -> dict[str, Any]:
             for section, values in known.items()
         }
     named = {"benchmark": config.benchmark, "method": config.method, "seed": config.seed}
-    return identity({**named, "config": known})
+    return [identity({**named, "config": each}) for each in (known, whole)]
 
 
-def _begun(out: Path, run: dict[str, Any], settings: LandscapeSettings, command: str, resume: bool) -> Landscape:
+def _begun(
+    out: Path, names: Sequence[dict[str, Any]], settings: LandscapeSettings, command: str, resume: bool
+) -> Landscape:
     """A new landscape, or the one that is to go on."""
     if not out.exists():
-        return Landscape(run, settings, command, versions())
+        return Landscape(names[0], settings, command, versions())
     if not resume:
         raise UsageError(f"{out} is there already: --resume adds what it lacks; or remove it, or choose another -o.")
     found = read_landscape(out)
-    if found.run != run:
+    if found.run not in names:
         raise UsageError(f"{out} is the landscape of another run: choose another -o.")
     for key, value in settings.as_dict().items():
         if (other := found.settings.as_dict()[key]) != value:

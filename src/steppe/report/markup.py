@@ -90,7 +90,7 @@ def _table_note(section: Section, sources: Sequence[str], ahead: bool) -> str:
         words.append("Forward transfer: accuracy on a task before it is learnt, less the untrained network’s (means). ")
     if sources:
         quoted = {"paper": "paper: the figures of the FS-DGPM paper", "released": "its code: the paper’s code run anew"}
-        words.append("; ".join(quoted[source] for source in sources) + " (5 seeds). ")
+        words.append("; ".join(quoted[source] for source in sources) + " (± over 5 seeds). ")
     if any(not run.result["full_length"] for variant in section.variants for run in variant.runs):
         words.append("Tasks or training differ from the benchmark’s own, so published figures do not apply. ")
     if len(section.variants) > 1:
