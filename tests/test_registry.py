@@ -111,3 +111,19 @@ def test_a_benchmark_of_two_methods_is_enough(capsys: pytest.CaptureFixture[str]
 def test_a_method_without_settings_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "bare", *plugin(BARE)]) == 0
     assert "  none\n" in capsys.readouterr().out + "\n"
+
+
+def test_a_network_that_cannot_be_kept_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its extra state would be lost with the run, which says so."""
+    network = """
+    def network(self):
+        return Counting(4, 2)
+
+class Counting(nn.Linear):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state): ...
+"""
+    assert main(["run", "points", "er", "--out", "r", *plugin(POINTS + network)]) == 0
+    assert "er, or its network, cannot be kept: if the run stops, it is lost." in capsys.readouterr().err
