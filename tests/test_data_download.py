@@ -18,15 +18,23 @@ from steppe.data.download import differs, download
 from steppe.data.sets import SETS, Archive
 from steppe.errors import DataError
 
-CONTENT = random.Random(0).randbytes(1_000_000)
-OTHER = random.Random(1).randbytes(1_000_000)
+GZIP = b"\x1f\x8b"
+CONTENT = GZIP + random.Random(0).randbytes(999_998)
+OTHER = GZIP + random.Random(1).randbytes(999_998)
+PAGE = b"<html>please log in</html>"
 
 
-def unannounced(handler: BaseHTTPRequestHandler) -> None:
-    """No length, and more than the archive has."""
-    handler.send_response(200)
-    handler.end_headers()
-    handler.wfile.write(CONTENT + OTHER)
+def unannounced(content: bytes, kind: str | None = None) -> Answer:
+    """An answer from the beginning on, whatever was asked for, that does not tell its length."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        if kind is not None:
+            handler.send_header("Content-Type", kind)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
 
 
 def wrong_part(handler: BaseHTTPRequestHandler) -> None:
@@ -45,7 +53,14 @@ TEMPERS: dict[str, Answer] = {
     "/breaks-for-good": lambda handler: send(handler, CONTENT, asked_from(handler), max(400_000, asked_from(handler))),
     "/other": lambda handler: send(handler, OTHER, asked_from(handler)),
     "/short": lambda handler: send(handler, CONTENT[:-1], asked_from(handler)),
-    "/unannounced": unannounced,
+    "/unannounced": unannounced(CONTENT),
+    "/unannounced-half": unannounced(CONTENT[:500_000]),
+    "/unannounced-other": unannounced(OTHER),
+    "/too-much": unannounced(CONTENT + OTHER),
+    "/page": unannounced(PAGE, "text/html; charset=utf-8"),
+    "/packed-page": unannounced(GZIP + PAGE, "text/html"),
+    "/notice": unannounced(b"please log in", "text/plain"),
+    "/no-range-breaks": lambda handler: send(handler, CONTENT, stop=300_000),
     "/wrong-part": wrong_part,
     "/missing": lambda handler: handler.send_error(404),
     "/busy": lambda handler: handler.send_error(503),
@@ -86,6 +101,54 @@ def test_a_server_that_cannot_continue_starts_over(server: Server, tmp_path: Pat
     assert download(archive(server, "/no-range"), tmp_path, nothing).read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/page", "sent a web page"),
+        ("/packed-page", "sent a web page"),
+        ("/notice", "sent something else (it does not begin as"),
+        ("/unannounced-half", "began anew and broke off at 500,000 of 1,000,000"),
+        ("/unannounced-other", "sent something else (its hash is not the publisher's)"),
+        ("/too-much", "sent something else (1,"),
+        ("/no-range-breaks", ""),
+    ],
+)
+def test_no_answer_costs_what_was_there(path: str, reason: str, server: Server, tmp_path: Path) -> None:
+    part = tmp_path / "set.tar.gz.part"
+    part.write_bytes(CONTENT[:999_000])
+    with pytest.raises(DataError, match=re.escape(f"{path}: {reason}")) as caught:
+        download(archive(server, path), tmp_path, nothing)
+    assert "The 999,000 bytes that came are kept" in str(caught.value)
+    assert left(tmp_path) == {"set.tar.gz.part": 999_000}
+    assert part.read_bytes() == CONTENT[:999_000]
+    assert download(archive(server, path, "/good"), tmp_path, nothing).read_bytes() == CONTENT
+    assert server.asked[-1] == ("/good", "bytes=999000-")
+
+
+def test_beginning_anew_counts_where_it_brings_more(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set.tar.gz.part").write_bytes(OTHER[:200_000])
+    with pytest.raises(DataError, match="The 500,000 bytes that came are kept"):
+        download(archive(server, "/unannounced-half"), tmp_path, nothing)
+    assert (tmp_path / "set.tar.gz.part").read_bytes() == CONTENT[:500_000]
+    assert download(archive(server, "/unannounced"), tmp_path, nothing).read_bytes() == CONTENT
+    assert list(left(tmp_path)) == ["set.tar.gz"]
+
+
+@pytest.mark.parametrize(("fresh", "goes_on"), [(700_000, "bytes=700000-"), (500_000, "bytes=600000-")])
+def test_killed_while_it_began_anew(fresh: int, goes_on: str, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set.tar.gz.part").write_bytes(CONTENT[:600_000])
+    (tmp_path / "set.tar.gz.fresh.part").write_bytes(CONTENT[:fresh])
+    assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
+    assert server.asked == [("/good", goes_on)]
+    assert list(left(tmp_path)) == ["set.tar.gz"]
+
+
+def test_a_notice_that_was_kept_is_not_gone_on_from(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set.tar.gz.part").write_bytes(PAGE)
+    assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
+    assert server.asked == [("/good", None)]
+
+
 def test_a_whole_part_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
     """Stopped between the last byte and the renaming."""
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT)
@@ -115,7 +178,10 @@ def test_the_next_mirror_goes_on_where_the_first_gave_up(server: Server, tmp_pat
     ("path", "reason", "kept"),
     [
         ("/other", "sent something else (its hash is not the publisher's)", 0),
-        ("/unannounced", "sent something else", 0),
+        ("/too-much", "sent something else", 0),
+        ("/page", "sent a web page instead of the archive", 0),
+        ("/packed-page", "sent a web page instead of the archive", 0),
+        ("/notice", "sent something else (it does not begin as set.tar.gz does)", 0),
         ("/short", "has a file of 999,999 bytes instead of 1,000,000", 0),
         ("/missing", "answered 404", 0),
         ("/busy", "answered 503", 0),

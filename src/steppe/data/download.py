@@ -1,7 +1,8 @@
 """Fetching an archive: from mirrors in turn, going on where an earlier attempt stopped, and taken only if it is right.
 
 What has arrived lies in NAME.part. It gets the archive's name when its size and hashes are the publisher's, never
-before; where they are not, it is removed.
+before; where they are not, it is removed. A server that can only begin anew fills NAME.fresh.part, which takes the
+other's place when it is longer: what has arrived is not given up for what may never come.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Progress = Callable[[int, int], None]
 _TIMEOUT = 30.0  # seconds that a server may be silent
 _CHUNK = 1 << 18
 _ATTEMPTS = 5  # at one mirror, as long as each brings something
+_OPENINGS = {".gz": b"\x1f\x8b", ".zip": b"PK\x03\x04"}  # what such files begin with, and notices in their place do not
 
 
 class _MirrorError(Exception):
@@ -37,6 +39,7 @@ def download(archive: Archive, directory: Path, progress: Progress) -> Path:
     part, final = directory / f"{archive.name}.part", directory / archive.name
     with filling(directory):
         directory.mkdir(parents=True, exist_ok=True)
+        _take_up(archive, part)
     failures = []
     for url in archive.urls:
         try:
@@ -102,26 +105,56 @@ def _one_connection(url: str, archive: Archive, part: Path, progress: Progress) 
     if done:
         headers["Range"] = f"bytes={done}-"
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
+        if answer.headers.get_content_type() == "text/html":  # to log in, or a proxy's notice
+            raise _MirrorError("sent a web page instead of the archive")
         start = _start(answer.status, answer.headers.get("Content-Range", ""), done)
         length = answer.headers.get("Content-Length", "")
         if length.isdecimal() and start + int(length) != archive.size:
             raise _MirrorError(f"has a file of {start + int(length):,} bytes instead of {archive.size:,}")
+        if start == done:
+            _receive(answer, archive, part, start, progress)
+        else:
+            _begin_anew(answer, archive, part, progress)
+
+
+def _begin_anew(answer: http.client.HTTPResponse, archive: Archive, part: Path, progress: Progress) -> None:
+    """Take a whole archive where only the rest was asked for; what was there goes when more than that is here."""
+    fresh, before = _fresh(part), _size(part)
+    try:
+        _receive(answer, archive, fresh, 0, progress)
+        came = _size(fresh)
+        problem = differs(fresh, archive) if came >= archive.size else None
+        if problem is not None:
+            fresh.unlink()
+            raise _MirrorError(f"sent something else ({problem})")
+    finally:
         with filling(part):
-            file = part.open("r+b" if done else "wb")
-        with file:
-            file.truncate(start)
-            file.seek(start)
-            done = start
-            while done <= archive.size and (block := answer.read(_CHUNK)):
-                with filling(part):
-                    file.write(block)
-                done += len(block)
-                progress(min(done, archive.size), archive.size)
-            with filling(part):
-                file.flush()
-                os.fsync(file.fileno())
-    if start == 0 and done == 0:
+            _keep_longer(fresh, part)
+    if came <= before:
+        raise _MirrorError(f"began anew and broke off at {came:,} of {archive.size:,} bytes")
+
+
+def _receive(answer: http.client.HTTPResponse, archive: Archive, path: Path, start: int, progress: Progress) -> None:
+    """Put what comes into the file from `start` on; nothing is written of what does not begin as the archive does."""
+    block = answer.read(_CHUNK)
+    if start == 0 and not block:
         raise _MirrorError("sent nothing")
+    if start == 0 and not block.startswith(_opening(archive)):
+        raise _MirrorError(f"sent something else (it does not begin as {archive.name} does)")
+    with filling(path):
+        file = path.open("r+b" if start else "wb")
+    done = start
+    with file:
+        file.seek(start)
+        while block:
+            with filling(path):
+                file.write(block)
+            done += len(block)
+            progress(min(done, archive.size), archive.size)
+            block = answer.read(_CHUNK) if done <= archive.size else b""
+        with filling(path):
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _start(status: int, content_range: str, asked: int) -> int:
@@ -132,6 +165,32 @@ def _start(status: int, content_range: str, asked: int) -> int:
     if told is None or int(told[1]) != asked:
         raise _MirrorError(f"sent another part of the file ({content_range or 'unnamed'}) than asked for")
     return asked
+
+
+def _take_up(archive: Archive, part: Path) -> None:
+    """Of what earlier attempts left, keep the longest that begins as the archive does."""
+    for path in (part, _fresh(part)):
+        if _size(path):
+            with path.open("rb") as file:
+                opening = file.read(len(_opening(archive)))
+            if not _opening(archive).startswith(opening):
+                path.unlink()
+    _keep_longer(_fresh(part), part)
+
+
+def _keep_longer(fresh: Path, part: Path) -> None:
+    if _size(fresh) > _size(part):
+        fresh.replace(part)
+    else:
+        fresh.unlink(missing_ok=True)
+
+
+def _fresh(part: Path) -> Path:
+    return part.with_suffix(".fresh.part")
+
+
+def _opening(archive: Archive) -> bytes:
+    return _OPENINGS[Path(archive.name).suffix]
 
 
 def _size(path: Path) -> int:
