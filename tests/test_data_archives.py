@@ -52,11 +52,13 @@ def left(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.parametrize("ending", ["", ".part"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_folder_appears(name: str, tmp_path: Path) -> None:
-    archive = MAKERS[name](tmp_path / name, GOOD)
+def test_the_folder_appears(name: str, ending: str, tmp_path: Path) -> None:
+    """From an archive put there by hand, or from what was fetched."""
+    archive = MAKERS[name](tmp_path / f"{name}{ending}", GOOD)
     assert unpack(archive, "set", LIMITS) == tmp_path / "set"
-    assert left(tmp_path) == ["set", name]
+    assert left(tmp_path) == ["set", f"{name}{ending}"]
     assert all((tmp_path / inside).read_bytes() == content for inside, content in GOOD)
 
 

@@ -85,7 +85,7 @@ def test_a_good_server(server: Server, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     path = download(archive(server, "/good"), tmp_path / "new", lambda *pair: told.append(pair))
     assert path.read_bytes() == CONTENT
-    assert left(path.parent) == {"set.tar.gz": len(CONTENT)}
+    assert left(path.parent) == {"set.tar.gz.part": len(CONTENT)}
     assert told[-1] == (len(CONTENT), len(CONTENT))
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
@@ -131,7 +131,7 @@ def test_beginning_anew_counts_where_it_brings_more(server: Server, tmp_path: Pa
         download(archive(server, "/unannounced-half"), tmp_path, nothing)
     assert (tmp_path / "set.tar.gz.part").read_bytes() == CONTENT[:500_000]
     assert download(archive(server, "/unannounced"), tmp_path, nothing).read_bytes() == CONTENT
-    assert list(left(tmp_path)) == ["set.tar.gz"]
+    assert list(left(tmp_path)) == ["set.tar.gz.part"]
 
 
 @pytest.mark.parametrize(("fresh", "goes_on"), [(700_000, "bytes=700000-"), (500_000, "bytes=600000-")])
@@ -140,7 +140,7 @@ def test_killed_while_it_began_anew(fresh: int, goes_on: str, server: Server, tm
     (tmp_path / "set.tar.gz.fresh.part").write_bytes(CONTENT[:fresh])
     assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked == [("/good", goes_on)]
-    assert list(left(tmp_path)) == ["set.tar.gz"]
+    assert list(left(tmp_path)) == ["set.tar.gz.part"]
 
 
 def test_a_notice_that_was_kept_is_not_gone_on_from(server: Server, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_notice_that_was_kept_is_not_gone_on_from(server: Server, tmp_path: Pa
 
 
 def test_a_whole_part_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
-    """Stopped between the last byte and the renaming."""
+    """Stopped between the last byte and the unpacking."""
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT)
     assert download(archive(server, "/missing"), tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked == []
@@ -227,7 +227,7 @@ def test_a_directory_that_cannot_be_written(server: Server, tmp_path: Path) -> N
         download(archive(server, "/good"), tmp_path / "file" / "inner", nothing)
 
 
-def test_stopped_in_the_middle_nothing_bears_the_name(server: Server, tmp_path: Path) -> None:
+def test_stopped_in_the_middle(server: Server, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done > total // 2:
             raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 import shlex
@@ -101,6 +102,77 @@ def test_the_other_archive_will_do(served: dict[str, bytes], small_cifar100: Pat
     assert left(small_cifar100) == ["cifar-100-python"]
 
 
+def stopped_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Stop a fetch as it comes to this function of the store."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, name, stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.fetch("cifar-100")
+
+
+@pytest.mark.parametrize(("function", "after"), [("unpack", []), ("_check", ["cifar-100-binary"])])
+def test_stopped_after_the_download_the_next_fetch_removes_it(
+    function: str,
+    after: list[str],
+    served: dict[str, bytes],
+    small_cifar100: Path,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (small_cifar100 / f"{PYTHON}.part").write_bytes(served[PYTHON][:1000])
+    (small_cifar100 / f"{PYTHON}.fresh.part").write_bytes(served[PYTHON][:1000])
+    stopped_in(monkeypatch, function)
+    assert left(small_cifar100) == sorted([*after, f"{BINARY}.part", f"{PYTHON}.fresh.part", f"{PYTHON}.part"])
+    assert store.fetch("cifar-100").name == "cifar-100-binary"
+    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("function", ["unpack", "_check"])
+def test_an_archive_put_there_by_hand_stays_though_a_fetch_was_stopped(
+    function: str, served: dict[str, bytes], small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one of the same name as what was fetched."""
+    stopped_in(monkeypatch, function)
+    for name in (BINARY, PYTHON):
+        (small_cifar100 / name).write_bytes(served[name])
+    stopped_in(monkeypatch, "_check")
+    store.fetch("cifar-100")
+    assert left(small_cifar100) == ["cifar-100-binary", BINARY, PYTHON]
+    assert len(server.asked) == 1
+
+
+def test_a_whole_set_where_nothing_may_be_written(
+    served: dict[str, bytes], small_cifar100: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "denied")
+
+    lines: list[str] = []
+    folder = store.fetch("cifar-100")
+    monkeypatch.setattr(store.FileLock, "acquire", refuse)
+    assert store.fetch("cifar-100", report=lines.append) == folder
+    assert [line for line in lines if "already" in line] == lines
+    (folder / "test.bin").write_bytes(b"half")
+    with pytest.raises(DataError, match=r"cannot write .*: permission is denied"):
+        store.fetch("cifar-100")
+
+
+def test_what_cannot_be_removed_is_told(served: dict[str, bytes], small_cifar100: Path) -> None:
+    """A directory in the place of a file cannot be, not even by root."""
+    lines: list[str] = []
+    folder = store.fetch("cifar-100")
+    (small_cifar100 / f"{PYTHON}.part").mkdir()
+    (small_cifar100 / f"{BINARY}.part").write_bytes(b"half")
+    assert store.fetch("cifar-100", report=lines.append) == folder
+    assert left(small_cifar100) == ["cifar-100-binary", f"{PYTHON}.part"]
+    assert f"{PYTHON}.part is of no more use, but cannot be removed" in lines[-1]
+
+
 def test_when_nothing_serves_what_is_there_stays(
     served: dict[str, bytes], small_cifar100: Path, server: Server
 ) -> None:
@@ -115,6 +187,9 @@ def test_when_nothing_serves_what_is_there_stays(
 def test_two_do_not_fetch_at_once(served: dict[str, bytes]) -> None:
     with store._alone("cifar-100"), pytest.raises(DataError, match="being fetched by another process"):
         store.fetch("cifar-100")
+    folder = store.fetch("cifar-100")
+    with store._alone("cifar-100"):
+        assert store.fetch("cifar-100") == folder  # whole: there is nothing to wait for
 
 
 def test_verify_tells_each_form(served: dict[str, bytes], small_cifar100: Path) -> None:

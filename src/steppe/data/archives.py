@@ -43,7 +43,7 @@ def unpack(archive: Path, folder: str, limits: Limits = LIMITS) -> Path:
         with filling(target):
             draft.mkdir()
         writer = _Writer(archive, folder, draft, limits)
-        if archive.name.endswith(".zip"):
+        if ".zip" in archive.suffixes:  # .part may follow
             _unzip(archive, writer)
         else:
             _untar(archive, writer)

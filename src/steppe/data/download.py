@@ -1,8 +1,9 @@
 """Fetching an archive: from mirrors in turn, going on where an earlier attempt stopped, and taken only if it is right.
 
-What has arrived lies in NAME.part. It gets the archive's name when its size and hashes are the publisher's, never
-before; where they are not, it is removed. A server that can only begin anew fills NAME.fresh.part, which takes the
-other's place when it is longer: what has arrived is not given up for what may never come.
+What has arrived lies in NAME.part and is handed on when its size and hashes are the publisher's; where they are not, it
+is removed. It never gets the archive's own name: what bears that was put there by hand, and is not ours to remove. A
+server that can only begin anew fills NAME.fresh.part, which takes the other's place when it is longer: what has arrived
+is not given up for what may never come.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class _MirrorError(Exception):
 
 
 def download(archive: Archive, directory: Path, progress: Progress) -> Path:
-    """Bring the archive into the directory; what failed at each mirror is told where all fail."""
-    part, final = directory / f"{archive.name}.part", directory / archive.name
+    """Bring the archive into the directory, as NAME.part; what failed at each mirror is told where all fail."""
+    part, _ = parts(archive, directory)
     with filling(directory):
         directory.mkdir(parents=True, exist_ok=True)
         _take_up(archive, part)
@@ -47,11 +48,15 @@ def download(archive: Archive, directory: Path, progress: Progress) -> Path:
         except _MirrorError as error:
             failures.append(f"  {url}: {error}")
             continue
-        with filling(final):
-            part.replace(final)
-        return final
+        return part
     kept = f" The {_size(part):,} bytes that came are kept, and the same command goes on there." if _size(part) else ""
     raise DataError(f"{archive.name} could not be fetched:\n" + "\n".join(failures) + f"\nTry again later.{kept}")
+
+
+def parts(archive: Archive, directory: Path) -> tuple[Path, Path]:
+    """The files that fetching the archive fills: the one that it goes on with, and the one to begin anew in."""
+    part = directory / f"{archive.name}.part"
+    return part, _fresh(part)
 
 
 def differs(path: Path, archive: Archive) -> str | None:

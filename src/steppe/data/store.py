@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from filelock import FileLock, Timeout
 from steppe.data import cifar100, mnist, tiny_imagenet
 from steppe.data.archives import unpack
 from steppe.data.directory import data_directory, filling, missing
-from steppe.data.download import Progress, differs, download
+from steppe.data.download import Progress, differs, download, parts
 from steppe.data.sets import SETS, Archive, DataSet, find
 from steppe.data.tiny_imagenet import TinyImageNet
-from steppe.errors import DataError
+from steppe.errors import DataError, disk_refusal
 
 Report = Callable[[str], None]
 """Told in a line what is being done."""
@@ -92,38 +92,62 @@ def verify(name: str, progress: Progress = lambda done, total: None) -> list[Che
 def fetch(name: str, progress: Progress = lambda done, total: None, report: Report = lambda line: None) -> Path:
     """Make sure that the data set is there and whole; returns the folder.
 
-    An archive that lies in the data directory already is used rather than fetched anew; one that was fetched is
-    removed once it is unpacked.
+    An archive that lies in the data directory already is used rather than fetched anew, and stays; what was fetched is
+    removed once it is unpacked, by the next call where this one is stopped. A set that is whole needs no writing.
     """
     entry = find(name)
     if not entry.archives:
         return where(name)
-    with _alone(name):
-        for form in found(name):
-            if form.packed:
-                continue
-            check = _check(entry, form, progress)
-            if check.whole and not _share(form):
-                report(f"{entry.title} is in {form.path} already: {check.text}.")
-                return form.path
-            report(f"{form.path} is not the whole set ({check.text}): getting that.")
-        archive, brought = _archive(entry, progress, report)
-        report(f"unpacking {archive.name}")
-        folder = unpack(data_directory() / archive.name, archive.folder)
-        check = _check(entry, Found(folder, archive), progress)
-        if not check.whole:
-            raise DataError(f"{entry.title} was unpacked, but is not whole: {check.text}")
-        with filling(folder):
-            for other in entry.archives:
-                (data_directory() / f"{other.name}.part").unlink(missing_ok=True)
-            if brought:
-                (data_directory() / archive.name).unlink()
-        report(f"{entry.title} is in {folder}: {check.text}.")
+    with ExitStack() as held:
+        try:
+            held.enter_context(_alone(name))
+        except DataError:  # nothing can be written here, or another process is at it: no matter if all is there
+            folder = _whole_folder(entry, progress, report)
+            if folder is None:
+                raise
+            return folder
+        folder = _whole_folder(entry, progress, report) or _bring(entry, progress, report)
+        _tidy(entry, report)
     return folder
 
 
-def _archive(entry: DataSet, progress: Progress, report: Report) -> tuple[Archive, bool]:
-    """An archive of the data set that is right, and whether it was fetched just now."""
+def _whole_folder(entry: DataSet, progress: Progress, report: Report) -> Path | None:
+    """The folder that holds all of the data set, if one does."""
+    for form in found(entry.name):
+        if form.packed:
+            continue
+        check = _check(entry, form, progress)
+        if check.whole and not _share(form):
+            report(f"{entry.title} is in {form.path} already: {check.text}.")
+            return form.path
+        report(f"{form.path} is not the whole set ({check.text}).")
+    return None
+
+
+def _bring(entry: DataSet, progress: Progress, report: Report) -> Path:
+    """Unpack an archive, fetched where there is none, and check what comes of it."""
+    archive, path = _archive(entry, progress, report)
+    report(f"unpacking {archive.name}")
+    folder = unpack(path, archive.folder)
+    check = _check(entry, Found(folder, archive), progress)
+    if not check.whole:
+        raise DataError(f"{entry.title} was unpacked, but is not whole: {check.text}")
+    report(f"{entry.title} is in {folder}: {check.text}.")
+    return folder
+
+
+def _tidy(entry: DataSet, report: Report) -> None:
+    """Remove what fetching left behind; the set is there without it, so that a refusal is only told."""
+    for archive in entry.archives:
+        for path in parts(archive, data_directory()):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                report(f"{path} is of no more use, but cannot be removed: {disk_refusal(error)}.")
+
+
+def _archive(entry: DataSet, progress: Progress, report: Report) -> tuple[Archive, Path]:
+    """An archive of the data set that is right, and where it lies."""
     directory = data_directory()
     for archive in entry.archives:
         path = directory / archive.name
@@ -131,16 +155,18 @@ def _archive(entry: DataSet, progress: Progress, report: Report) -> tuple[Archiv
             problem = differs(path, archive)
             report(f"{path} " + ("is the publisher's" if problem is None else f"is passed over: {problem}"))
             if problem is None:
-                return archive, False
+                return archive, path
     failures = []
     for archive in entry.archives:
         report(f"fetching {archive.name} ({archive.size / 1e6:.0f} MB; {entry.origin}; {entry.licence})")
         try:
-            download(archive, directory, progress)
+            path = download(archive, directory, progress)
         except DataError as error:
             failures.append(str(error))
             continue
-        return archive, True
+        with filling(directory):
+            (directory / archive.name).unlink(missing_ok=True)  # passed over above: damaged, and now replaced
+        return archive, path
     raise DataError("\n".join(failures))
 
 
