@@ -94,7 +94,7 @@ def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "kept"),
     [
-        (["a\ud800b", "two\nlines", 7, None, "\x1b"], ["ab", "twolines"]),
+        (["a\ud800b", "two\nlines", 7, None, "\x1b"], ["ab", "two lines"]),
         (7, []),
         ("text", []),
         ({"a": 1}, []),

@@ -137,7 +137,7 @@ def test_what_validation_decided_is_kept(method: str, tmp_path: Path, monkeypatc
         assert_same_run(tmp_path / "whole", tmp_path / f"{moment}")
 
 
-@pytest.mark.parametrize("other", [{"processor": "an abacus\n\x1b[2J"}, {"system": "an abacus[2J"}])
+@pytest.mark.parametrize("other", [{"processor": "an abacus\n\x1b[2J"}, {"system": "an abacus [2J"}])
 def test_a_run_that_moved_to_another_machine_says_so(
     other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_run_that_moved_to_another_machine_says_so(
         patched.setattr(experiment, "machine", lambda: other)
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
-    assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus[2J.")]
+    assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus [2J.")]
     assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
     assert result["machine"] == experiment.machine()
 
