@@ -37,7 +37,9 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="which (see --list)")
     parser.add_argument("--list", action="store_true", help="what there is, and how much of it is done in --out")
-    parser.add_argument("--methods", metavar="M,M,…", help="only these of its methods")
+    parser.add_argument(
+        "--methods", metavar="M,M,…", help="only these of its methods, and those whose runs are there already"
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1, instead of the recipe's own number")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
