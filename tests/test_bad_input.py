@@ -126,6 +126,8 @@ NUMBERS = {
     "seed beyond 64 bits": Row("run pmnist er --seed 9999999999999999999", "2**63 - 1"),
     "seed that is a word": Row("run pmnist er --seed one", "invalid int value: 'one'"),
     "no seeds": Row("run pmnist er --seeds 0", "at least 1"),
+    "seeds that are words": Row("run pmnist er --seeds five", "such as 5, or"),
+    "seeds the wrong way round": Row("study pmnist er --seeds 9-5", "at least 1"),
     "a million seeds": Row("study pmnist er --seeds 1000000000", "at most 10,000"),
     "no threads": Row("run pmnist er --threads 0", "at least 1"),
     "a million threads": Row("run pmnist er --threads 1000000", "at most 1024"),

@@ -161,6 +161,13 @@ def test_study_writes_tables_and_matches_single_runs(capsys: pytest.CaptureFixtu
     assert main(["study", "pmnist", "er", "--seeds", "1", *SHORT, "--out", "s"]) == 2
 
 
+def test_seeds_from_one_to_another() -> None:
+    assert main(["run", "pmnist", "finetune", "--seeds", "7-8", "--jobs", "1", *SHORT]) == 0
+    table = json.loads(Path("runs/pmnist-finetune-seeds7-8/table.json").read_text(encoding="utf-8"))
+    assert table["rows"][0]["seeds"] == [7, 8]
+    assert "--seeds 7-8" in table["command"]
+
+
 def test_a_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["study", "pmnist", "finetune", "--seeds", "2", "--jobs", "1", *SHORT, "--out", "s"]
     assert main(command) == 0

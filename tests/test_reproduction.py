@@ -31,7 +31,7 @@ def test_recorded_results_were_made_with_the_recipes_settings(name: str) -> None
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_done(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
-    jobs = [job for part in recipe.parts for job in part.jobs(tmp_path, recipe.seeds)]
+    jobs = [job for part in recipe.parts for job in part.jobs(tmp_path, range(recipe.seeds))]
     assert len({job.out for job in jobs}) == len(jobs)
     assert set(recipe.figures) <= FIGURES.keys()
     assert {job.config.method for job in jobs} <= METHODS.keys()
@@ -52,29 +52,29 @@ def test_a_small_one_for_real(
     monkeypatch.setitem(
         RECIPES, "small", Recipe("Small.", parts, figures=("landscapes", "memory-size"), landscapes=True)
     )
-    command = ["reproduce", "small", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
+    command = ["reproduce", "small", "--seeds", "3-3", "--jobs", "1", "--out", str(tmp_path / "out")]
     assert main([*command, "--list"]) == 0
     assert "2 runs, 0 done" in capsys.readouterr().out
     assert main(command) == 0
     told = capsys.readouterr()
-    assert "steppe study pmnist er fs-er --seeds 1" in told.out
+    assert "steppe study pmnist er fs-er --seeds 3-3" in told.out
     assert "memory-size is not drawn" in told.err  # one size alone is no study of sizes
     made = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {"pmnist/table.md", "pmnist/report.html", "pmnist/er/seed-0/landscape.json", "landscapes.pdf"} <= made
+    assert {"pmnist/table.md", "pmnist/report.html", "pmnist/er/seed-3/landscape.json", "landscapes.pdf"} <= made
     rows = json.loads((tmp_path / "out" / "flatness.json").read_text(encoding="utf-8"))["rows"]
     assert {row["method"] for row in rows} == {"er", "fs-er"}
     assert rows[0]["acc"] >= rows[1]["acc"]
-    measured = json.loads((tmp_path / "out/pmnist/er/seed-0/landscape.json").read_text(encoding="utf-8"))["flatness"]
+    measured = json.loads((tmp_path / "out/pmnist/er/seed-3/landscape.json").read_text(encoding="utf-8"))["flatness"]
     at_the_end = [measured["2"][task]["sharpness"]["mean"] for task in ("1", "2")]
     (er,) = (row for row in rows if row["method"] == "er")
     assert er["sharpness_at_the_end"] == pytest.approx(sum(at_the_end) / 2)
     results = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
-    shutil.rmtree(tmp_path / "out/pmnist/er/seed-0/checkpoints")  # what was measured of the weights remains
+    shutil.rmtree(tmp_path / "out/pmnist/er/seed-3/checkpoints")  # what was measured of the weights remains
     assert main(command) == 0
     assert {path: path.stat().st_mtime_ns for path in results} == results
     table = (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8")
     assert main([*command, "--methods", "er"]) == 2  # the table would lose a method
-    assert "holds a study to which fs-er/seed-0 belong as well" in capsys.readouterr().err
+    assert "holds a study to which fs-er/seed-3 belong as well" in capsys.readouterr().err
     assert (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8") == table
 
 
@@ -85,6 +85,7 @@ def test_a_small_one_for_real(
         ("reproduce pmnist-tabel", "Did you mean 'pmnist-table'"),
         ("reproduce --list pmnist-tabel", "Did you mean 'pmnist-table'"),
         ("reproduce k-study --seeds 0", "--seeds 0"),
+        ("reproduce --list --seeds 9-5", "--seeds 9-5"),
         ("reproduce k-study --methods er", "unknown method of this reproduction 'er'"),
         ("reproduce superclass-table --samples 10", "unknown setting of the benchmark 'samples'"),
     ],

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ from steppe.benchmarks.base import Benchmark
 from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
 from steppe.files import read_bounded
 from steppe.methods.base import MethodSettings
+from steppe.plugins import load_plugins, moved
 from steppe.protocol import Training
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.settings import Limits, Settings
@@ -55,8 +53,7 @@ class RunConfig:
         plugins: Sequence[str] = (),
     ) -> RunConfig:
         """From names on a command line: the presets, then `key=value` overrides; everything is checked here."""
-        plugins = [str(Path(plugin).resolve()) for plugin in plugins]  # so that a config file works from anywhere
-        load_plugins(plugins)
+        found = load_plugins(plugins)  # by whole paths, so that a config file works from anywhere
         benchmark, given = named_benchmark(benchmark)
         kind, entry = find_benchmark(benchmark), find_method(method)
         values: dict[str, dict[str, Any]] = {
@@ -69,13 +66,13 @@ class RunConfig:
             section, key, value = _parsed(override, kinds)
             values[section][key] = value
         made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
-        return cls._checked(benchmark, method, made, seed, device, threads, tuple(plugins))
+        return cls._checked(benchmark, method, made, seed, device, threads, found)
 
     @classmethod
-    def load(cls, path: Path) -> RunConfig:
-        """From a config.toml."""
+    def load(cls, path: Path, plugins: Sequence[str] = ()) -> RunConfig:
+        """From a config.toml; `plugins` as in `from_mapping`."""
         try:
-            return cls.from_toml(read_bounded(path, _LARGEST_FILE).decode("utf-8-sig"))
+            return cls.from_mapping(tomllib.loads(read_bounded(path, _LARGEST_FILE).decode("utf-8-sig")), plugins)
         except (OSError, ValueError, RecursionError) as error:
             why = disk_refusal(error) if isinstance(error, OSError) else in_one_line(error)
             raise UsageError(f"{path} cannot be read as a run's configuration: {why}.") from error
@@ -86,8 +83,11 @@ class RunConfig:
         return cls.from_mapping(tomllib.loads(text))
 
     @classmethod
-    def from_mapping(cls, data: Mapping[str, Any]) -> RunConfig:
-        """From the plain values of `as_dict`; what they leave out takes its default."""
+    def from_mapping(cls, data: Mapping[str, Any], plugins: Sequence[str] = ()) -> RunConfig:
+        """From the plain values of `as_dict`; what they leave out takes its default.
+
+        Where plugins that they name have moved, `plugins` has the files of the same names.
+        """
         if not isinstance(data, Mapping):
             raise UsageError(f"the configuration is {shown(data)}: it must have the section [run].")
         for section in data:
@@ -100,16 +100,16 @@ class RunConfig:
         for key, name in names.items():
             if not isinstance(name, str):
                 raise UsageError(f"the configuration names no {key} in its section [run].")
-        plugins = run.pop("plugins", [])
-        if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
-            raise UsageError(f"plugins = {shown(plugins)}: it must be a list of names of files.")
-        load_plugins(plugins)
+        named = run.pop("plugins", [])
+        if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
+            raise UsageError(f"plugins = {shown(named)}: it must be a list of names of files.")
+        found = load_plugins(moved(named, plugins))
         kinds = _kinds(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
         for key in run:
             raise unknown("key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins"))
-        return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, tuple(plugins))
+        return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, found)
 
     @classmethod
     def _checked(
@@ -179,14 +179,22 @@ class RunConfig:
 
 
 def same_work(one: Any, other: Any) -> bool:
-    """Whether two configurations, as plain values, are one experiment; the number of threads may differ."""
-    return bool(_without_threads(one) == _without_threads(other))
+    """Whether two configurations, as plain values, are one experiment; the number of threads may differ, and where the
+    files of plugins lie.
+    """
+    return bool(_what_matters(one) == _what_matters(other))
 
 
-def _without_threads(described: Any) -> Any:
+def _what_matters(described: Any) -> Any:
     if not isinstance(described, dict) or not isinstance(described.get("run"), dict):
         return described
-    return {**described, "run": {key: value for key, value in described["run"].items() if key != "threads"}}
+    run = {key: value for key, value in described["run"].items() if key != "threads"}
+    return {**described, "run": {**run, "plugins": plugin_names(run)}}
+
+
+def plugin_names(run: Mapping[str, Any]) -> list[str]:
+    """The names of the plugins' files, from the section [run] of a configuration."""
+    return [Path(str(plugin)).name for plugin in run.get("plugins", [])]
 
 
 def named_benchmark(name: str) -> tuple[str, dict[str, Any]]:
@@ -217,31 +225,6 @@ def command_line(action: str, config: RunConfig, words: Sequence[str], overrides
 def _kinds(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Settings]]:
     """The settings behind each section."""
     return {"benchmark": benchmark.settings, "method": method.settings, "training": Training}
-
-
-def load_plugins(paths: Iterable[str]) -> None:
-    """Import the user's own files, which register methods or benchmarks; each once per process."""
-    for path in paths:
-        try:
-            file = Path(path).resolve()
-            name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
-        except ValueError as error:  # no file can have such a name
-            raise UsageError(f"the plugin {shown(path)} is no Python file: {error}.") from error
-        if name in sys.modules:
-            continue
-        spec = importlib.util.spec_from_file_location(name, file)
-        if not file.exists():
-            raise UsageError(f"the plugin {path} is not there: what was made with it needs it in this place.")
-        if spec is None or spec.loader is None or not file.is_file():
-            raise UsageError(f"the plugin {path} is no Python file.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            del sys.modules[name]
-            told = f"{type(error).__name__}: {in_one_line(error)}"
-            raise UsageError(f"the plugin {path} cannot be imported: {told}") from error
 
 
 def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, str, str]:

@@ -20,6 +20,7 @@ from steppe.learner import Learner
 from steppe.machine import described, machine, printable
 from steppe.metrics import AccuracyMatrix
 from steppe.numerics import loaded_left_alone
+from steppe.plugins import digests
 from steppe.runs import CHECKPOINTS, CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
 from steppe.state import CANNOT_BE_A_STATE, State
 from steppe.tables import run_report
@@ -75,7 +76,7 @@ def left_as_it_is(out: Path) -> dict[str, Any]:
 
 def refuse_other(out: Path, config: RunConfig) -> None:
     """Refuse to go on with a run that has other settings."""
-    there = RunConfig.load(out / CONFIG)
+    there = RunConfig.load(out / CONFIG, config.plugins)
     if not same_work(there.as_dict(), config.as_dict()):
         raise UsageError(f"{out} holds a run with other settings: choose another --out.")
 
@@ -85,7 +86,8 @@ class _Run:
 
     def __init__(self, config: RunConfig, out: Path | None, watch: Watch, checkpoint_every: float) -> None:
         self._config, self._out, self._watch, self._every = config, out, watch, checkpoint_every
-        versions()  # those of the code that runs, whatever happens to its files meanwhile
+        # Those of the code that runs, whatever happens to its files meanwhile.
+        self._versions = {**versions(), **digests(config.plugins)}
         torch.set_num_threads(config.threads)
         self._tasks = config.benchmark_settings.stream(config.seed)
         self._learner = _learner(config)
@@ -176,7 +178,7 @@ class _Run:
             return
         state = {
             "config": self._config.as_dict(),
-            "versions": versions(),
+            "versions": self._versions,
             "machine": machine(),
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
@@ -223,7 +225,7 @@ class _Run:
         self._epochs_before = 0 if fitting is None else int(fitting["epoch"])
         within = "" if fitting is None else f", in epoch {self._epochs_before + 1} of {fitting['task']!r}"
         self._told.append(f"resumed after {self._stage} of {len(self._tasks)} tasks{within}.")
-        if state["versions"] != versions():
+        if state["versions"] != self._versions:
             told = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
             self._remarks = [*self._remarks, f"the first part of the run was done with other versions: {told}."]
         before = state.get("machine", {})  # states of older versions have none
@@ -255,7 +257,7 @@ class _Run:
             "full_length": config.full_length and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
             "remarks": self._remarks,
             "command": config.command(),
-            "versions": versions(),
+            "versions": self._versions,
             "machine": machine(),
             "config": config.as_dict(),
         }

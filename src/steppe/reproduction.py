@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ class Part:
     methods: tuple[str, ...]
     changes: tuple[str, ...] = ()
 
-    def jobs(self, out: Path, seeds: int, changes: Sequence[str] = ()) -> list[Job]:
+    def jobs(self, out: Path, seeds: Iterable[int], changes: Sequence[str] = ()) -> list[Job]:
         """Its runs, in the recipe's directory."""
         return [
             Job(
@@ -28,13 +28,13 @@ class Part:
                 out / self.name / method / f"seed-{seed}",
             )
             for method in self.methods
-            for seed in range(seeds)
+            for seed in seeds
         ]
 
-    def command(self, seeds: int, changes: Sequence[str] = ()) -> str:
-        """The same as a command of its own."""
+    def command(self, seeds: str, changes: Sequence[str] = ()) -> str:
+        """The same as a command of its own; `seeds` as --seeds has them."""
         first = RunConfig.make(self.benchmark, self.methods[0], [*self.changes, *changes])
-        return command_line("study", first, [*self.methods, "--seeds", str(seeds)], [*self.changes, *changes])
+        return command_line("study", first, [*self.methods, "--seeds", seeds], [*self.changes, *changes])
 
 
 @dataclass(frozen=True)

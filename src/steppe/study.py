@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from steppe.config import RunConfig, same_work
+from steppe.config import RunConfig, plugin_names, same_work
 from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
 from steppe.events import Event
 from steppe.experiment import CHECKPOINT_EVERY, left_as_it_is, refuse_other, run
@@ -126,9 +126,9 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
             found[number] = left_as_it_is(job.out)
-            described = found[number]["config"]
-            same_code = described["run"].get("plugins", []) == list(job.config.plugins)  # or none is run
-            if not same_code or not same_work(RunConfig.from_mapping(described).as_dict(), job.config.as_dict()):
+            described, wanted = found[number]["config"], job.config.as_dict()
+            same_code = plugin_names(described["run"]) == plugin_names(wanted["run"])  # or none is run
+            if not same_code or not same_work(RunConfig.from_mapping(described, job.config.plugins).as_dict(), wanted):
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
         elif (job.out / CONFIG).exists():
             refuse_other(job.out, job.config)
@@ -164,11 +164,13 @@ def _planned(out: Path) -> set[Path]:
         return set()
 
 
-def read_plan(out: Path) -> tuple[list[Job], str]:
-    """The runs of a study and the command that it was started by."""
+def read_plan(out: Path, plugins: Sequence[str] = ()) -> tuple[list[Job], str]:
+    """The runs of a study and the command that it was started by; `plugins` has the files of those that have moved."""
     try:
         plan = json.loads(read_bounded(out / PLAN))
-        jobs = [Job(RunConfig.from_mapping(entry["config"]), _within(out, entry["out"])) for entry in plan["runs"]]
+        jobs = [
+            Job(RunConfig.from_mapping(entry["config"], plugins), _within(out, entry["out"])) for entry in plan["runs"]
+        ]
         if not jobs or len({job.out for job in jobs}) < len(jobs):
             raise ValueError("it has no run, or two in one directory")
         return jobs, str(plan["command"])

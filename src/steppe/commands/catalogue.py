@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
 def _list(options: argparse.Namespace) -> int:
     if options.plugin:
         from steppe.catalogue import catalogue
-        from steppe.config import load_plugins
+        from steppe.plugins import load_plugins
 
         load_plugins(options.plugin)
         print(catalogue(options.name))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.parsing import Commands, add_data_option, task_numbers
+from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_data_option, add_plugin_option, task_numbers
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 
@@ -61,6 +61,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to compute")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads to compute with (default: 1)")
     add_data_option(parser)
+    add_plugin_option(parser, MOVED_PLUGIN)
 
 
 def _landscape(options: argparse.Namespace) -> int:
@@ -85,8 +86,16 @@ def _landscape(options: argparse.Namespace) -> int:
     use_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:
-        command = _command(options, settings)
-        measure(run, options.out, settings, wanted, device=device, resume=options.resume, command=command)
+        measure(
+            run,
+            options.out,
+            settings,
+            wanted,
+            device=device,
+            plugins=options.plugin,
+            resume=options.resume,
+            command=_command(options, settings),
+        )
     return 0
 
 
@@ -97,6 +106,7 @@ def measure(
     wanted: Wanted,
     *,
     device: str = "cpu",
+    plugins: Sequence[str] = (),
     resume: bool,
     command: str,
 ) -> None:
@@ -106,7 +116,17 @@ def measure(
 
     out = out or run / LANDSCAPE
     with _shown(str(run)) as watch:
-        landscape = survey(run, out, settings, wanted, device=device, resume=resume, command=command, watch=watch)
+        landscape = survey(
+            run,
+            out,
+            settings,
+            wanted,
+            device=device,
+            plugins=plugins,
+            resume=resume,
+            command=command,
+            watch=watch,
+        )
     print(_table(landscape))
     print(f"  everything is in {out}\n")
 

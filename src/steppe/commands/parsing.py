@@ -12,6 +12,12 @@ from steppe.errors import UsageError
 if TYPE_CHECKING:
     _Parsers = argparse._SubParsersAction[Any]
 
+_MOST_SEEDS = 10_000
+_MOST_DIGITS = 18  # of a seed, which has 63 bits
+PLUGIN = "a Python file that registers methods or benchmarks of your own"
+MOVED_PLUGIN = "where a plugin lies that is no longer where it was"
+SEEDS = "seeds 0 to N-1; or the first and the last, such as 5-9"
+
 Action = Callable[[argparse.Namespace], int]
 
 
@@ -40,14 +46,14 @@ class Commands:
         return parser
 
 
-def add_plugin_option(parser: argparse.ArgumentParser) -> None:
+def add_plugin_option(parser: argparse.ArgumentParser, text: str = PLUGIN) -> None:
     """`--plugin FILE`."""
     parser.add_argument(
         "--plugin",
         action="append",
         default=[],
         metavar="FILE",
-        help="a Python file that registers methods or benchmarks of your own",
+        help=text,
     )
 
 
@@ -99,6 +105,17 @@ def _minutes(text: str) -> float:
     if not 0 <= minutes < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes: give 0 or more")
     return minutes
+
+
+def chosen_seeds(text: str) -> range:
+    """The seeds that `--seeds` names: 5 are 0 to 4, and 5-9 are 5 to 9."""
+    parts = text.split("-")
+    if len(parts) > 2 or not all(part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts):
+        raise UsageError(f"--seeds {text}: give how many, such as 5, or the first and the last, such as 5-9.")
+    seeds = range(int(parts[0])) if len(parts) == 1 else range(int(parts[0]), int(parts[1]) + 1)
+    if not 1 <= len(seeds) <= _MOST_SEEDS:
+        raise UsageError(f"--seeds {text}: these are {len(seeds):,}; give at least 1 and at most {_MOST_SEEDS:,}.")
+    return seeds
 
 
 def task_numbers(option: str, text: str | None) -> tuple[int, ...] | None:

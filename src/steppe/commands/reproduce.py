@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.parsing import Commands, add_checkpoint_option, add_data_option
+from steppe.commands.parsing import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError, unknown
 
@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--methods", metavar="M,M,…", help="only these of its methods, and those whose runs are there already"
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1, instead of the recipe's own number")
+    parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's own number)")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="its directory (default: reproduction/NAME)")
@@ -52,10 +52,10 @@ def _reproduce(options: argparse.Namespace) -> int:
     from steppe.reproduction import RECIPES
 
     use_directory(options.data)
-    for name, least in (("seeds", 1), ("samples", 1), ("jobs", 1)):
+    for name in ("samples", "jobs"):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise UsageError(f"--{name} {value}: give at least {least}.")
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value}: give at least 1.")
     if options.list:
         return _list(options)
     if options.name is None:
@@ -67,7 +67,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         recipe = recipe.only(options.methods.split(","))
     code = _studies(options, recipe, out)
     if code == 0 and recipe.landscapes:
-        _landscapes(recipe, out, _command(options))
+        _landscapes(recipe, out, _seeds(options, recipe)[0], _command(options))
     if code == 0:
         _figures(recipe, out)
     return code
@@ -89,12 +89,16 @@ def _list(options: argparse.Namespace) -> int:
         if options.name not in (None, name):
             continue
         out = options.out or Path("reproduction") / name
-        jobs = [job for part in recipe.parts for job in part.jobs(out, options.seeds or recipe.seeds, [])]
+        jobs = [job for part in recipe.parts for job in part.jobs(out, _seeds(options, recipe))]
         done = sum((job.out / RESULT).exists() for job in jobs)
         print(f"{name}: {recipe.text}")
         drawn = f"; figures: {', '.join(recipe.figures)}" if recipe.figures else ""
         print(f"    {len(jobs)} run{'' if len(jobs) == 1 else 's'}, {done} done in {out}{drawn}")
     return 0
+
+
+def _seeds(options: argparse.Namespace, recipe: Recipe) -> range:
+    return range(recipe.seeds) if options.seeds is None else chosen_seeds(options.seeds)
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
@@ -108,11 +112,11 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     from steppe.runs import locked
     from steppe.study import write_plan
 
-    seeds, code = options.seeds or recipe.seeds, 0
+    seeds, changes, code = _seeds(options, recipe), _changes(options), 0
     for part in recipe.parts:
-        refuse_unsuitable([job.config for job in part.jobs(out, 1, _changes(options))])
+        refuse_unsuitable([job.config for job in part.jobs(out, seeds[:1], changes)])
     for part in recipe.parts:
-        jobs, command = part.jobs(out, seeds, _changes(options)), part.command(seeds, _changes(options))
+        jobs, command = part.jobs(out, seeds, changes), part.command(options.seeds or str(recipe.seeds), changes)
         print(f"{part.name}: {command}")
         with locked(out / part.name):
             write_plan(out / part.name, jobs, command)
@@ -120,8 +124,8 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     return code
 
 
-def _landscapes(recipe: Recipe, out: Path, command: str) -> None:
-    """Measure the landscapes that are missing: of the first seed of each method, every task after every task."""
+def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
+    """Measure the landscapes that are missing: of one seed of each method, every task after every task."""
     import torch
 
     from steppe.commands.finished import finished_runs
@@ -137,7 +141,7 @@ def _landscapes(recipe: Recipe, out: Path, command: str) -> None:
     torch.set_num_threads(1)
     for part in recipe.parts:
         for method in part.methods:
-            run = out / part.name / method / "seed-0"
+            run = out / part.name / method / f"seed-{seed}"
             if (run / LANDSCAPE).exists() and not kept_weights(run):
                 continue  # measured where the weights were; they are often thrown away afterwards
             measure(run, None, LandscapeSettings(), Wanted(), resume=True, command="steppe landscape RUN")

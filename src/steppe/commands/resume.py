@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.parsing import Commands, add_checkpoint_option, add_data_option
+from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_checkpoint_option, add_data_option, add_plugin_option
 from steppe.commands.run import do_run
 from steppe.commands.study import do_study
 from steppe.data.directory import use_directory
@@ -40,6 +40,7 @@ def add(commands: Commands) -> None:
     )
     add_checkpoint_option(parser)
     add_data_option(parser)
+    add_plugin_option(parser, MOVED_PLUGIN)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -52,15 +53,16 @@ def _resume(options: argparse.Namespace) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     if (out / CONFIG).exists():
-        return do_run(options, _with_threads(RunConfig.load(out / CONFIG), options.threads), out, resume=True)
+        config = RunConfig.load(out / CONFIG, options.plugin)
+        return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
-        planned, command = read_plan(out)
+        planned, command = read_plan(out, options.plugin)
         with locked(out):
             jobs = [
                 job if (job.out / RESULT).exists() else replace(job, config=_with_threads(job.config, options.threads))
                 for job in planned
             ]
-            if options.threads is not None:
+            if options.threads is not None or options.plugin:
                 write_plan(out, jobs, command)
             return do_study(options, out, jobs, command, resume=True)
     raise UsageError(f"{out} holds no run and no study ({CONFIG} or {PLAN}): there is nothing to go on with.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.commands.choices import config_of, free
-from steppe.commands.parsing import Commands, add_training_options
+from steppe.commands.parsing import SEEDS, Commands, add_training_options
 from steppe.commands.study import run_many
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="which tasks (see steppe list)")
     parser.add_argument("method", nargs="?", metavar="METHOD", help="how to learn them (see steppe list)")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="run seeds 0 to N-1 and give mean ± std")
+    parser.add_argument("--seeds", metavar="N", help=f"several runs, and mean ± std: {SEEDS}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one under runs/)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="rerun a run from its config.toml")
     add_training_options(parser)
@@ -47,14 +47,17 @@ def _run(options: argparse.Namespace) -> int:
     use_directory(options.data)
     if options.config is not None:
         apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
-        if any(getattr(options, name) is not None for name in apart) or options.set or options.plugin:
-            raise UsageError("--config holds the whole run: give nothing but --out, --resume and --data with it.")
-        return _run_one(options, RunConfig.load(options.config))
+        if any(getattr(options, name) is not None for name in apart) or options.set:
+            raise UsageError(
+                "--config holds the whole run: give nothing but --out, --resume, --data and, if it has moved, --plugin "
+                "with it."
+            )
+        return _run_one(options, RunConfig.load(options.config, options.plugin))
     if options.benchmark is None or options.method is None:
         raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
     if options.seeds is not None:
         if options.seed is not None:
-            raise UsageError("give --seed N (one run) or --seeds N (seeds 0 to N-1), not both.")
+            raise UsageError("give --seed N (one run) or --seeds N (several), not both.")
         return run_many(options, [options.method])
     if options.jobs is not None:
         raise UsageError("--jobs is for several runs at a time: give --seeds N with it.")

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.commands.choices import config_of, free, overrides
-from steppe.commands.parsing import Commands, add_training_options
+from steppe.commands.parsing import SEEDS, Commands, add_training_options, chosen_seeds
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 
 if TYPE_CHECKING:
     from steppe.study import Job
 
-_MOST_SEEDS = 10_000
 _EXAMPLES = """\
 examples:
   steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
   steppe study pmnist --methods paper --seeds 5 --jobs 2     the paper's whole table
   steppe study pmnist fs-dgpm fs-sgpm --seeds 3 --set benchmark.tasks=10 --out short
+  steppe study pmnist fs-sgpm fs-dgpm --seeds 5-9            seeds that no setting was picked by
 """
 
 
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--methods", choices=("paper",), help="paper: every method with published figures on the benchmark"
     )
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 of each (default: 5)")
+    parser.add_argument("--seeds", default="5", metavar="N", help=f"{SEEDS} (default: 5)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
     )
@@ -47,7 +47,8 @@ def add(commands: Commands) -> None:
 
 
 def _study(options: argparse.Namespace) -> int:
-    from steppe.config import load_plugins, named_benchmark
+    from steppe.config import named_benchmark
+    from steppe.plugins import load_plugins
     from steppe.published import methods_with_figures
     from steppe.registry import METHODS, find_benchmark
 
@@ -73,25 +74,20 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     from steppe.runs import locked, refuse_taken
     from steppe.study import Job, write_plan
 
-    if options.seeds is None or not 1 <= options.seeds <= _MOST_SEEDS:
-        raise UsageError(
-            f"--seeds {options.seeds}: give how many seeds to run, at least 1 and at most {_MOST_SEEDS:,}."
-        )
+    seeds = chosen_seeds(options.seeds)
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
     benchmark, given = named_benchmark(options.benchmark)
-    first = Path("runs") / f"{benchmark}-{name}-{options.seeds}seeds"
+    chosen = f"seeds{options.seeds}" if "-" in options.seeds else f"{options.seeds}seeds"
+    first = Path("runs") / f"{benchmark}-{name}-{chosen}"
     out = options.out or (first if options.resume else free(first))
     jobs = [
-        Job(config_of(options, method, seed), out / method / f"seed-{seed}")
-        for method in methods
-        for seed in range(options.seeds)
+        Job(config_of(options, method, seed), out / method / f"seed-{seed}") for method in methods for seed in seeds
     ]
-    refuse_unsuitable([job.config for job in jobs[:: options.seeds]])
-    words = [*methods, "--seeds", str(options.seeds)]
+    refuse_unsuitable([job.config for job in jobs[:: len(seeds)]])
     changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
-    command = command_line("study", jobs[0].config, words, changes)
+    command = command_line("study", jobs[0].config, [*methods, "--seeds", options.seeds], changes)
     with locked(out):
         if not options.resume:
             refuse_taken(out, for_study=True)

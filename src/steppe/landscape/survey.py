@@ -62,6 +62,7 @@ def survey(
     wanted: Wanted = Wanted(),  # noqa: B008
     *,
     device: str = "cpu",
+    plugins: Sequence[str] = (),
     resume: bool = False,
     command: str = "steppe landscape RUN",
     watch: Watch = lambda step: None,
@@ -69,9 +70,9 @@ def survey(
     """Measure what is wanted of a run and write it to `out`, again and again as it grows.
 
     With `resume`, what `out` holds is kept and what it lacks is added; it must be of the same run and settings. The
-    file tells of every command that added to it.
+    file tells of every command that added to it. Where plugins of the run have moved, `plugins` has their files.
     """
-    config = RunConfig.load(run / CONFIG)
+    config = RunConfig.load(run / CONFIG, plugins)
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)

@@ -1,0 +1,63 @@
+"""Users' own files, which register methods and benchmarks."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from steppe.errors import UsageError, disk_refusal, in_one_line, shown
+
+_DIGESTS: dict[Path, str] = {}  # of the files imported so far, as they were then
+
+
+def load_plugins(paths: Iterable[str]) -> tuple[str, ...]:
+    """Import the files, each once per process; gives their whole paths."""
+    return tuple(str(_imported(path)) for path in paths)
+
+
+def moved(paths: Iterable[str], given: Iterable[str]) -> list[str]:
+    """The files where they lie now: of those given, the ones of the same names serve in their place."""
+    places = {Path(path).name: path for path in given}
+    return [places.get(Path(path).name, path) for path in paths]
+
+
+def digests(paths: Iterable[str]) -> dict[str, str]:
+    """The files by name, with a digest of what was imported from them, for a result to name its code by."""
+    found: dict[str, str] = {}
+    for path in map(Path, paths):
+        others = [found[path.name]] if path.name in found else []
+        found[path.name] = " and ".join([*others, f"sha256:{_DIGESTS[path][:16]}"])
+    return found
+
+
+def _imported(path: str) -> Path:
+    try:
+        file = Path(path).resolve()
+        name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+    except ValueError as error:  # no file can have such a name
+        raise UsageError(f"the plugin {shown(path)} is no Python file: {error}.") from error
+    if file in _DIGESTS:
+        return file
+    if not file.exists():
+        raise UsageError(f"the plugin {path} is not there: if it lies elsewhere now, say where, by --plugin FILE.")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise UsageError(f"the plugin {path} is no Python file.")
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"the plugin {path} cannot be read: {disk_refusal(error)}.") from error
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UsageError(
+            f"the plugin {path} cannot be imported: {type(error).__name__}: {in_one_line(error)}"
+        ) from error
+    _DIGESTS[file] = digest
+    return file
