@@ -126,7 +126,8 @@ def _bench_table(found: list[dict[str, object]] | dict[str, dict[str, object]]) 
     """
     rows = found if isinstance(found, list) else [{"": name, **row} for name, row in found.items()]
     columns = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
-    return _lines([columns, *([_short(row[column]) for column in columns] for row in rows)])
+    header = [column.replace("_", " ") for column in columns]  # which can be broken where a table is wide
+    return _lines([header, *([_short(row[column]) for column in columns] for row in rows)])
 
 
 def _short(value: object) -> str:
