@@ -102,6 +102,10 @@ def test_sweeps_read_the_setting_from_the_configuration(
     assert [s[1][1] - s[0][1] for s in acc[2][0].get_segments()] == pytest.approx([2 * STD] * len(values))
     if name == "ascent-steps":
         assert panels[2].containers[0][0].get_ydata() == pytest.approx([6.5 / 3] * 3)
+    else:
+        kept = [sum(runs[0].result["bytes"].values()) / 1000] * len(values)
+        assert list(panels[2].containers[0][0].get_xdata()) == pytest.approx(kept)
+        assert panels[2].containers[0][0].get_ydata() == pytest.approx(acc[0].get_ydata())
 
 
 def test_matrix_shows_means_over_seeds(tmp_path: Path) -> None:

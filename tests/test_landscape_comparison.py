@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from made_runs import made_result, write_landscape, write_run
 
 from steppe.errors import RunError
-from steppe.landscape.comparison import compared, rank_correlations
+from steppe.landscape.comparison import compared, rank_correlations, without_bounds
 from steppe.landscape.files import read_landscape
 
 
@@ -33,6 +35,31 @@ def test_the_rank_correlation_is_one_minus_six_times_the_squared_differences(acc
     count = len(accs)
     assert found["measure"] == "sharpness_at_the_end"
     assert found["rank_correlation_with_acc"] == pytest.approx(1 - 6 * squares / (count * (count**2 - 1)))
+
+
+@given(st.permutations(range(5)))
+def test_p_is_the_share_of_all_orders_that_go_as_far(order: list[int]) -> None:
+    def distance(permuted: Sequence[int]) -> int:
+        return sum((place - value) ** 2 for place, value in enumerate(permuted))
+
+    middle = 20  # of all orders: no correlation
+    going_as_far = [
+        abs(distance(other) - middle) >= abs(distance(order) - middle) for other in itertools.permutations(range(5))
+    ]
+    rows: list[dict[str, object]] = [
+        {"method": f"m{place}", "acc": place, "bwt": -place, "loss_when_learnt": value}
+        for place, value in enumerate(order)
+    ]
+    (found,) = rank_correlations(rows)
+    assert found["p_with_acc"] == pytest.approx(sum(going_as_far) / 120)
+    assert found["p_with_bwt"] == found["p_with_acc"]
+    assert found["rank_correlation_with_bwt"] == pytest.approx(-found["rank_correlation_with_acc"])
+    assert found["runs"] == 5
+
+
+def test_bounds_are_left_out() -> None:
+    rows = [{"method": method} for method in ("oracle", "er", "finetune", "gpm", "multitask")]
+    assert [row["method"] for row in without_bounds(rows)] == ["er", "gpm"]
 
 
 def test_there_must_be_something_to_correlate() -> None:

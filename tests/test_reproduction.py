@@ -20,7 +20,9 @@ SHORT = ("benchmark.tasks=2", "benchmark.samples=40", "benchmark.test_samples=50
 RECORDED = Path(__file__).parents[1] / "results"
 
 
-@pytest.mark.parametrize("name", ["fs-er-ablation", "case-study-released", "pmnist-controls", "k-study", "memory-study"])
+@pytest.mark.parametrize(
+    "name", ["fs-er-ablation", "case-study-released", "pmnist-controls", "k-study", "memory-study"]
+)
 def test_recorded_results_were_made_with_the_recipes_settings(name: str) -> None:
     for part in RECIPES[name].parts:
         told = json.loads((RECORDED / name / part.name / "table.json").read_text(encoding="utf-8"))["command"]

@@ -131,7 +131,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     from steppe.commands.finished import finished_runs
     from steppe.commands.landscape import measure
     from steppe.files import write_whole, writing
-    from steppe.landscape.comparison import compared, rank_correlations
+    from steppe.landscape.comparison import compared, rank_correlations, without_bounds
     from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.settings import LandscapeSettings
     from steppe.landscape.survey import Wanted
@@ -146,7 +146,13 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
                 continue  # measured where the weights were; they are often thrown away afterwards
             measure(run, None, LandscapeSettings(), Wanted(), resume=True, command="steppe landscape RUN")
     rows = compared(finished_runs([out]))
-    told = {"command": command, "versions": versions(), "rows": rows, "correlations": rank_correlations(rows)}
+    told = {
+        "command": command,
+        "versions": versions(),
+        "rows": rows,
+        "correlations": rank_correlations(rows),
+        "correlations_without_bounds": rank_correlations(without_bounds(rows)),
+    }
     text = json.dumps(told, indent=1) + "\n"
     with writing(out / FLATNESS):
         write_whole(out / FLATNESS, text.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from steppe.figures import checks
@@ -15,6 +16,17 @@ from steppe.figures.style import PAGE, label, look, new_figure
 Measure = Callable[[Run], float]
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """What is drawn upwards, and against what if not the setting."""
+
+    words: str
+    measure: Measure
+    title: str
+    place: Measure | None = None
+    axis: str = ""
+
+
 def _acc(run: Run) -> float:
     return float(run.result["acc"])
 
@@ -23,8 +35,8 @@ def _bwt(run: Run) -> float:
     return float(run.result["bwt"])
 
 
-def _seconds(run: Run) -> float:
-    return run.seconds_per_task
+def _kilobytes(run: Run) -> float:
+    return float(sum(run.result["bytes"].values())) / 1000
 
 
 def _varied(runs: Sequence[Run], setting: str) -> list[Run]:
@@ -37,14 +49,16 @@ def _varied(runs: Sequence[Run], setting: str) -> list[Run]:
     ]
 
 
-def _lines(axes: Any, runs: Sequence[Run], setting: str, measure: Measure) -> None:
+def _lines(axes: Any, runs: Sequence[Run], setting: str, panel: _Panel) -> None:
     """A method's mean at each value, with a bar of one standard deviation over seeds."""
     for method, own in by_method(runs).items():
         values = sorted({run.setting(setting) for run in own})
-        samples = [[measure(run) for run in own if run.setting(setting) == value] for value in values]
+        of_value = [[run for run in own if run.setting(setting) == value] for value in values]
+        samples = [[panel.measure(run) for run in found] for found in of_value]
+        place = panel.place
         style = look(method)
         axes.errorbar(
-            values,
+            values if place is None else [statistics.fmean(map(place, found)) for found in of_value],
             [statistics.fmean(found) for found in samples],
             yerr=[statistics.stdev(found) if len(found) > 1 else 0.0 for found in samples],
             color=style.colour,
@@ -57,23 +71,24 @@ def _lines(axes: Any, runs: Sequence[Run], setting: str, measure: Measure) -> No
     axes.grid(axis="y")
 
 
-def _figure(name: str, text: str, setting: str, axis: str, measures: dict[str, Measure], *, log: bool) -> Figure:
+def _figure(name: str, text: str, setting: str, axis: str, panels: Sequence[_Panel], *, log: bool) -> Figure:
     def draw(runs: Sequence[Run], choices: Choices) -> Any:
         shown = _varied(runs, setting)
-        figure = new_figure(PAGE * len(measures) / 3, 2.2)
-        panels = figure.subplots(1, len(measures))
+        figure = new_figure(PAGE * len(panels) / 3, 2.2)
+        drawn = figure.subplots(1, len(panels))
         values = sorted({run.setting(setting) for run in shown})
-        for axes, (words, measure) in zip(panels, measures.items(), strict=True):
-            _lines(axes, shown, setting, measure)
+        for axes, panel in zip(drawn, panels, strict=True):
+            _lines(axes, shown, setting, panel)
             if log:
                 axes.set_xscale("log")
-            axes.set_xticks(values, [f"{value:g}" for value in values])
-            axes.minorticks_off()
+            if panel.place is None:
+                axes.set_xticks(values, [f"{value:g}" for value in values])
+                axes.minorticks_off()
             axes.margins(x=0.1)
-            axes.set_xlabel(axis)
-            axes.set_ylabel(words)
-        letter(panels, [words.split(" (")[0] for words in measures])
-        legend(figure, panels)
+            axes.set_xlabel(panel.axis or axis)
+            axes.set_ylabel(panel.words)
+        letter(drawn, [panel.title for panel in panels])
+        legend(figure, drawn)
         return figure
 
     def missing(runs: Sequence[Run], choices: Choices) -> list[str]:
@@ -96,14 +111,22 @@ ASCENT_STEPS = _figure(
     "ACC, BWT and time against the steps K of the perturbation.",
     "ascent_steps",
     "ascent steps K",
-    {"ACC (%)": _acc, "BWT (%)": _bwt, "training time (s per task)": _seconds},
+    (
+        _Panel("ACC (%)", _acc, "ACC"),
+        _Panel("BWT (%)", _bwt, "BWT"),
+        _Panel("training time (s per task)", lambda run: run.seconds_per_task, "training time"),
+    ),
     log=False,
 )
 MEMORY_SIZE = _figure(
     "memory-size",
-    "ACC and BWT against the size of the replay buffer.",
+    "ACC and BWT against the size of the replay buffer, and ACC against all that is kept.",
     "buffer",
     "samples in the replay buffer",
-    {"ACC (%)": _acc, "BWT (%)": _bwt},
+    (
+        _Panel("ACC (%)", _acc, "ACC"),
+        _Panel("BWT (%)", _bwt, "BWT"),
+        _Panel("ACC (%)", _acc, "ACC for the bytes", _kilobytes, "kB kept: samples, bases and all"),
+    ),
     log=True,
 )

@@ -11,6 +11,8 @@ from steppe.landscape.files import Landscape
 from steppe.landscape.owner import read_landscape_of
 
 _WHEN = ("at_the_end", "when_learnt")
+_BOUNDS = ("finetune", "multitask", "oracle")
+_PAIRINGS = 50_000  # all of eight runs
 
 
 def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -27,18 +29,42 @@ def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rank_correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How far the order of the runs by each measure is their order by ACC (Spearman): −1 if the flattest is always the
-    best. Of fewer than three runs, or where all are alike, there is nothing to say.
+    """How far the order of the runs by each measure is their order by ACC, and by BWT (Spearman): −1 if the flattest is
+    always the best; and how often chance alone gives as much, either way. Of fewer than three runs, or where all are
+    alike, there is nothing to say.
     """
-    from scipy.stats import spearmanr  # here: it takes a second to load
-
-    measures = [name for name in (rows[0] if rows else ()) if name.endswith(_WHEN)]
     found = []
-    for measure in measures:
-        values = [[row[name] for row in rows] for name in (measure, "acc")]
-        if len(rows) > 2 and all(len(set(column)) > 1 for column in values):
-            found.append({"measure": measure, "rank_correlation_with_acc": float(spearmanr(*values).statistic)})
+    for measure in [name for name in (rows[0] if rows else ()) if name.endswith(_WHEN)]:
+        told: dict[str, Any] = {"measure": measure, "runs": len(rows)}
+        for figure in ("acc", "bwt"):
+            values = [[row[name] for row in rows] for name in (measure, figure)]
+            if len(rows) > 2 and all(len(set(column)) > 1 for column in values):
+                told[f"rank_correlation_with_{figure}"], told[f"p_with_{figure}"] = _spearman(*values)
+        if len(told) > 2:
+            found.append(told)
     return found
+
+
+def without_bounds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of methods that are no upper or lower bounds: these are far from all others by what they are."""
+    return [row for row in rows if row["method"] not in _BOUNDS]
+
+
+def _spearman(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """The rank correlation, and the share of all pairings that have as large a one (of many, if there are too many)."""
+    import numpy as np
+    from scipy.stats import permutation_test, rankdata  # here: they take a second to load
+
+    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (first, second)]
+    length = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
+
+    def correlation(paired: Any, axis: int = -1) -> Any:
+        return (paired * ranks[1]).sum(axis=axis) / length
+
+    tested = permutation_test(
+        (ranks[0],), correlation, permutation_type="pairings", vectorized=True, n_resamples=_PAIRINGS, rng=0
+    )
+    return float(tested.statistic), float(tested.pvalue)
 
 
 def _is_whole(landscape: Landscape, tasks: int) -> bool:
