@@ -60,7 +60,7 @@ def test_any_values_survive_the_file(method: str, benchmark: str, data: st.DataO
 
 def test_presets_then_variants_then_overrides() -> None:
     assert RunConfig.make("pmnist", "er").method_settings.as_dict()["lr"] == 0.005
-    assert RunConfig.make("pmnist", "fs-er").method_settings.as_dict()["ascent_steps"] == 2
+    assert RunConfig.make("pmnist-60k", "fs-er").method_settings.as_dict()["ascent_steps"] == 2
     assert RunConfig.make("pmnist", "fs-gpm").method_settings.as_dict()["importance"] == "ones"
     assert RunConfig.make("pmnist", "fs-gpm", ["importance=spectral"]).changes() == {"method.importance": "spectral"}
     assert RunConfig.make("pmnist", "multitask").training.epochs == 5

@@ -82,12 +82,12 @@ RECIPES = {
         figures=("ablation", "importances"),
     ),
     "pmnist-controls": Recipe(
-        "What gains on Permuted MNIST are made of: importances or form, a smaller ascent, a buffer of as many bytes.",
+        "What gains on Permuted MNIST are made of: importances or form, the ascent, a buffer of as many bytes.",
         (
             # fs-sgpm's preset differs from fs-gpm's in the importances, the form and the size of the ascent.
             Part("ones-chunked", "pmnist", ("fs-gpm",), ("ascent_form=chunked", "ascent_lr=0.075")),
             Part("spectral-whole", "pmnist", ("fs-sgpm",), ("ascent_form=whole", "ascent_lr=0.05")),
-            Part("small-ascent", "pmnist", ("fs-er",), ("ascent_steps=1", "ascent_lr=0.01")),
+            Part("large-ascent", "pmnist", ("fs-er",), ("ascent_steps=2", "ascent_lr=0.05")),  # FS-DGPM's
             Part("buffer-1000", "pmnist", ("der++",), ("buffer=1000",)),
         ),
     ),
