@@ -186,3 +186,25 @@ def test_views_at_hand_are_made_once() -> None:
     assert calls == [6]
     assert samples.take(torch.tensor([2]))[0].tolist() == [[3.0]]
     assert calls == [6, 1]
+
+
+@pytest.mark.parametrize("own", [ER, Mirrored])
+@pytest.mark.parametrize("head", [None, range(2, 5)])
+def test_any_number_of_samples_is_predicted_in_batches(own: type[ER], head: range | None) -> None:
+    """As many as there are when they are tested, so that what can be tested can be predicted."""
+    learner = Learner(nn.Sequential(model(), nn.Softmax(1)), own())
+    x, y = torch.randn(1200, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(1200) % 3 + 2
+    task = Task((x, y), (x, y), head=head)
+    learner.check(task)
+    seen: list[int] = []
+    hook = learner.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    found = learner.predict(x, head)
+    assert seen == [512, 512, 176]
+    [accuracy] = learner.evaluate(task)
+    assert seen[3:] == seen[:3]
+    hook.remove()
+    assert accuracy == 100 * int((found == y).sum()) / 1200
+    one_by_one = [int(learner.predict(sample[None], head)) for sample in x[500:530]]
+    assert found[500:530].tolist() == one_by_one
+    assert len(set(one_by_one)) > 1
+    assert learner.predict(x[:0], head).shape == (0,)

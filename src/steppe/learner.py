@@ -26,7 +26,7 @@ from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.state import State
 from steppe.task import Task, check_head
-from steppe.testing import accuracies, predicted, scores
+from steppe.testing import accuracies, predictions
 from steppe.training import Fitting
 from steppe.types import Batch
 
@@ -161,12 +161,12 @@ class Learner:
             return accuracies(listed, self.network, self._method)
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
-        """The most likely output row of each sample, within the head if one is given."""
+        """The most likely output row of each sample, within the head if one is given. Samples are taken in batches, as
+        in `evaluate`, so that there may be any number of them.
+        """
         check_head(head)
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
-            found = scores(torch.as_tensor(x), self.network, self._method)
-            check_head(head, found.shape[1])
-            return predicted(found, head)
+            return predictions(torch.as_tensor(x), head, self.network, self._method)
 
     def _started(self, task: Task) -> Method:
         """The method, made when the first task shows what the model's input and head are."""

@@ -17,7 +17,7 @@ from steppe.errors import DataError
 from steppe.linear_chain import LinearChain
 from steppe.methods.base import Method
 from steppe.network import Network
-from steppe.task import Task
+from steppe.task import Task, check_head
 
 _BATCH = 512  # larger ones fall out of the cache
 _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
@@ -49,6 +49,16 @@ def predicted(scores: Tensor, head: range | None) -> Tensor:
     if head is None:
         return scores.max(1).indices  # what argmax gives, in a seventh of the time
     return scores[:, head.start : head.stop].max(1).indices + head.start
+
+
+def predictions(x: Tensor, head: range | None, network: Network, method: Method | None) -> Tensor:
+    """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
+    found = []
+    for part in x.split(_BATCH):
+        compared = scores(part, network, method)
+        check_head(head, compared.shape[1])
+        found.append(predicted(compared, head))
+    return torch.cat(found)
 
 
 def scores(x: Tensor, network: Network, method: Method | None) -> Tensor:
