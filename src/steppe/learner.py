@@ -96,8 +96,9 @@ class Learner:
 
         With `patience` the task's validation data decides: after so many epochs without a lower validation loss the
         step sizes are divided by `lr_divisor`, below `lr_min` learning stops, and the best weights are kept.
-        `freeze_norms` leaves scale and shift of normalisation layers alone from the second task on,
-        `freeze_statistics` their running statistics.
+        `freeze_norms` leaves scale and shift of normalisation layers alone in every task but the first,
+        `freeze_statistics` their running statistics. Both hold for the call that is given them: without, a later task
+        learns them again (but those that a method's own settings freeze).
 
         A learner that was saved in the middle of a task (by `save`, called from `watch`) must be given the same task
         again, and goes on where it was.
@@ -116,10 +117,9 @@ class Learner:
                 "learn([task, task, …]), and make a new Learner to learn them anew."
             )
         method = self.check(curriculum.tasks)
-        if curriculum.first and freeze_norms:
-            self.network.freeze_norms()
-        if curriculum.first and freeze_statistics:
-            self.network.freeze_statistics()
+        if not interrupted:  # what is frozen in the middle of a task is part of the state
+            self.network.freeze_norms(freeze_norms and curriculum.first > 0)
+            self.network.freeze_statistics(freeze_statistics and curriculum.first > 0)
         fitting = Fitting(method, self.network, curriculum, self._outputs, training, self.streams, watch)
         with (
             torch.enable_grad(),

@@ -72,17 +72,17 @@ class Network:
             return self.parameters
         return {name: p for name, p in self.parameters.items() if name not in self._frozen}
 
-    def freeze_statistics(self) -> None:
-        """From now on normalisation layers use their running statistics as they are, in training too."""
-        self._resting = [
-            module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)
-        ]
+    def freeze_statistics(self, frozen: bool = True) -> None:
+        """From now on normalisation layers use their running statistics as they are, in training too; or no longer."""
+        layers = self.model.modules() if frozen else ()
+        self._resting = [module for module in layers if isinstance(module, nn.modules.batchnorm._NormBase)]
 
-    def freeze_norms(self) -> None:
-        """From now on the scales and shifts of normalisation layers stay: their gradients are 0. Running statistics
-        go on.
+    def freeze_norms(self, frozen: bool = True) -> None:
+        """From now on the scales and shifts of normalisation layers stay, or move again. While they stay their
+        gradients are 0; running statistics go on.
         """
-        own = {id(p) for module in self.model.modules() if isinstance(module, NORMS) for p in module.parameters()}
+        layers = self.model.modules() if frozen else ()
+        own = {id(p) for module in layers if isinstance(module, NORMS) for p in module.parameters()}
         self._frozen = frozenset(name for name, p in self.parameters.items() if id(p) in own)
 
     def seek_chain(self, batch: Batch) -> None:
