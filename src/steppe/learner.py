@@ -15,7 +15,16 @@ from steppe.curriculum import Curriculum
 from steppe.data.samples import TensorSamples
 from steppe.errors import DataError, DivergedError, ModelError, UsageError
 from steppe.events import Watch, ignore
-from steppe.learner_checks import check_given, check_same, has_extra_state, listed_tasks
+from steppe.learner_checks import (
+    check_at_rest,
+    check_given,
+    check_same,
+    check_trainable,
+    check_unchanged,
+    has_extra_state,
+    layers_at_rest,
+    listed_tasks,
+)
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
@@ -75,6 +84,8 @@ class Learner:
         self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
         self._fitting: Fitting | None = None  # while a task is being learnt
         self._interrupted: State = None  # where one broke off, until it is gone on with
+        self._at_rest: list[str] | None = None  # frozen layers in eval mode when a task was last begun
+        self._loaded = False  # and not gone on with since
         self._outputs = 0
         self._kind: tuple[tuple[int, ...], torch.dtype] | None = None  # shape and type of the inputs
 
@@ -117,6 +128,7 @@ class Learner:
                 "learn([task, task, …]), and make a new Learner to learn them anew."
             )
         method = self.check(curriculum.tasks)
+        self._at_rest, self._loaded = layers_at_rest(self.model), False
         if not interrupted:  # what is frozen in the middle of a task is part of the state
             self.network.freeze_norms(freeze_norms and curriculum.first > 0)
             self.network.freeze_statistics(freeze_statistics and curriculum.first > 0)
@@ -195,7 +207,9 @@ class Learner:
             if self._method is None:
                 self._method = self._started(listed[0])
                 self._seek_chain(listed[0], 0)
-        self._check_frozen()
+        check_unchanged(self.model, self.network.parameters)
+        if self._loaded:
+            check_at_rest(self._at_rest, self.model)
         return self._method
 
     def save(self, path: Path | str) -> None:
@@ -233,6 +247,8 @@ class Learner:
             "tasks_learnt": self.tasks_learnt,
             "outputs": self._outputs,
             "inputs": None if self._kind is None else [list(self._kind[0]), str(self._kind[1]).removeprefix("torch.")],
+            "trainable": list(self.network.parameters),
+            "at_rest": self._at_rest,
             "covered": self._covered,
             "network": self.network.state(),
             "method": None if self._method is None else self._method.state(),
@@ -253,6 +269,8 @@ class Learner:
                 else "the learner was saved without `prepare`: leave it out here, too."
             )
         self.network.load_state(state["network"], state["outputs"])
+        check_trainable(_names(state.get("trainable")), self.model)  # nor do older states say this
+        self._at_rest, self._loaded = _names(state.get("at_rest")), True
         self.tasks_learnt, self._outputs, self._interrupted = (
             state[name] for name in ("tasks_learnt", "outputs", "fitting")
         )
@@ -274,26 +292,6 @@ class Learner:
         """The covered weights that were found when the method was first made."""
         found = covered_weights(self.model, self._exclude) if self._covered else {}
         return {name: replace(found[name], factorable=factorable) for name, factorable in self._covered.items()}
-
-    def _check_frozen(self) -> None:
-        now = dict(self.model.named_parameters())
-        for name, parameter in self.network.parameters.items():
-            if now.get(name) is not parameter:
-                raise ModelError(
-                    f"the weight {name!r} was replaced after the learner was made, and would not be learnt: change the "
-                    "model before, or make a new learner."
-                )
-            if not parameter.requires_grad:
-                raise ModelError(
-                    f"the weight {name!r} was frozen after the learner was made: "
-                    "freeze weights before, or make a new learner."
-                )
-        for name, parameter in now.items():
-            if parameter.requires_grad and name not in self.network.parameters:
-                raise ModelError(
-                    f"the weight {name!r} was added or unfrozen after the learner was made, and would not be learnt: "
-                    "give the model all its outputs and weights before, or make a new learner."
-                )
 
     def _check_task(self, task: Task) -> None:
         with task.blamed("training"):
@@ -355,3 +353,9 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{name!r} is no type of numbers")
     return found
+
+
+def _names(names: State) -> list[str] | None:
+    if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return names
+    raise ValueError("there is something else than names of layers or weights")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,9 +10,12 @@ from torch import nn
 from steppe.curriculum import Curriculum
 from steppe.errors import DataError, ModelError, UsageError, shown
 from steppe.methods.base import MethodSettings
+from steppe.network import is_frozen
 from steppe.protocol import Training
 from steppe.state import State
 from steppe.task import Task
+
+_MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # layers that train and eval mode tell apart
 
 
 def check_given(
@@ -50,6 +53,78 @@ def check_device(device: object) -> None:
         raise UsageError(f"device {shown(device)} is unknown: give 'cpu' or 'cuda'.") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device}: this machine or this build of torch has no CUDA; use 'cpu'.")
+
+
+def check_unchanged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse a model whose weights are not those that it had to be learnt when the learner was made."""
+    now = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if now.get(name) is not parameter:
+            raise ModelError(
+                f"the weight {name!r} was replaced after the learner was made, and would not be learnt: change the "
+                "model before, or make a new learner."
+            )
+        if not parameter.requires_grad:
+            raise ModelError(
+                f"the weight {name!r} was frozen after the learner was made: "
+                "freeze weights before, or make a new learner."
+            )
+    for name, parameter in now.items():
+        if parameter.requires_grad and name not in parameters:
+            raise ModelError(
+                f"the weight {name!r} was added or unfrozen after the learner was made, and would not be learnt: "
+                "give the model all its outputs and weights before, or make a new learner."
+            )
+
+
+def check_trainable(saved: Sequence[str] | None, model: nn.Module) -> None:
+    """Refuse a model of which other weights would be learnt than when the learner was saved; None: nobody knows."""
+    if saved is None:
+        return
+    learnt, now = set(saved), dict(model.named_parameters())
+    loose = [name for name, weight in now.items() if weight.requires_grad and name not in learnt]
+    stuck = [name for name, weight in now.items() if not weight.requires_grad and name in learnt]
+    if loose:
+        raise ModelError(
+            f"the weight {_first(loose)} was frozen when the learner was saved, and would be learnt now: freeze what "
+            "was frozen, by requires_grad_(False), before loading."
+        )
+    if stuck:
+        raise ModelError(
+            f"the weight {_first(stuck)} was learnt when the learner was saved, and is frozen in the model: unfreeze "
+            "what was learnt, by requires_grad_(True), before loading."
+        )
+
+
+def layers_at_rest(model: nn.Module) -> list[str]:
+    """The layers of frozen parts in eval mode for which the mode matters; they stay in it while the model learns."""
+    parts = [module for module in model.modules() if not module.training and is_frozen(module)]
+    inside = {id(layer) for part in parts for layer in part.modules()}
+    return [name for name, layer in model.named_modules() if id(layer) in inside and isinstance(layer, _MODAL)]
+
+
+def check_at_rest(saved: Sequence[str] | None, model: nn.Module) -> None:
+    """Refuse to go on with frozen layers in another mode than they were learnt with; None: nobody knows."""
+    if saved is None:
+        return
+    before, now = set(saved), set(layers_at_rest(model))
+    moving = [name for name, _ in model.named_modules() if name in before - now]
+    resting = [name for name, _ in model.named_modules() if name in now - before]
+    if moving:
+        raise ModelError(
+            f"the frozen layer {_first(moving)} was in eval mode when the saved learner learnt, and is not now, "
+            "so that its statistics would move or its dropout set in: put the frozen part in eval mode, by eval(), as it was."
+        )
+    if resting:
+        raise ModelError(
+            f"the frozen layer {_first(resting)} was in train mode when the saved learner learnt, and is in eval mode "
+            "now: put it in train mode, by train(), as it was."
+        )
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first name, and how many there are beside it."""
+    return repr(names[0]) if len(names) == 1 else f"{names[0]!r} (and {len(names) - 1} more)"
 
 
 def check_same(interrupted: State, curriculum: Curriculum, training: Training) -> None:

@@ -378,7 +378,7 @@ class Network:
         in eval mode and has frozen stay in it.
         """
         found = [(module, module.training) for module in self.model.modules()]
-        frozen = [module for module, was in found if not was and _is_frozen(module)]
+        frozen = [module for module, was in found if not was and is_frozen(module)]
         self.model.train(training)
         for module in [*self._resting, *frozen]:
             module.eval()
@@ -389,7 +389,7 @@ class Network:
                 module.training = was
 
 
-def _is_frozen(module: nn.Module) -> bool:
+def is_frozen(module: nn.Module) -> bool:
     """Whether a part has weights, and none of them is to be learnt."""
     weights = list(module.parameters())
     return bool(weights) and not any(weight.requires_grad for weight in weights)

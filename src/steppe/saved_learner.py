@@ -27,8 +27,8 @@ def load(
 ) -> Learner:
     """The learner that was saved, at work on `model`, whose weights are replaced by the saved ones.
 
-    The file holds numbers and names, no code: a model of the same architecture and, where there was one, the same
-    `prepare` come from the caller. A method of one's own must be registered before.
+    The file holds numbers and names, no code: a model of the same architecture, with the same weights frozen, and the
+    same `prepare`, where there was one, come from the caller. A method of one's own must be registered before.
     """
     check_device(device)
     if not isinstance(model, nn.Module):

@@ -45,7 +45,7 @@ class Descent:
         self.lr, weights = float(state["lr"]), self._network.parameters
         saved = self._network.like_weights(state["velocity"])
         if saved and saved.keys() != self._network.learnable.keys():
-            raise ValueError("the momentum is not that of the weights that move")
+            raise ValueError("the momentum is not that of the weights that move (are others frozen than before?)")
         self._stop()
         self._go({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 
