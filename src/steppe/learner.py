@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
-from steppe.data.samples import TensorSamples
-from steppe.errors import DataError, DivergedError, ModelError, UsageError
-from steppe.events import Watch, ignore
+from steppe.errors import DivergedError, ModelError, UsageError
+from steppe.events import Event, Watch, ignore
 from steppe.learner_checks import (
+    Kind,
     check_at_rest,
     check_given,
+    check_last_batch,
     check_same,
     check_trainable,
     check_unchanged,
+    checked_task,
     has_extra_state,
     layers_at_rest,
     listed_tasks,
@@ -33,7 +35,7 @@ from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
 from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
-from steppe.state import State
+from steppe.state import State, copied
 from steppe.task import Task, check_head
 from steppe.testing import accuracies, predictions
 from steppe.training import Fitting
@@ -87,7 +89,7 @@ class Learner:
         self._at_rest: list[str] | None = None  # frozen layers in eval mode when a task was last begun
         self._loaded = False  # and not gone on with since
         self._outputs = 0
-        self._kind: tuple[tuple[int, ...], torch.dtype] | None = None  # shape and type of the inputs
+        self._kind: Kind | None = None  # of the inputs
 
     def learn(
         self,
@@ -113,6 +115,10 @@ class Learner:
 
         A learner that was saved in the middle of a task (by `save`, called from `watch`) must be given the same task
         again, and goes on where it was.
+
+        If learning fails, the task was never begun: its head, its place and its samples are given back, and it can be
+        learnt again; only the weights stay where they have got to. What `watch` or Ctrl-C breaks off has been learnt
+        as far as it went.
         """
         training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics)
         listed = listed_tasks(tasks)
@@ -127,11 +133,27 @@ class Learner:
                 f"{type(self.settings).__name__} learns all tasks at once: give them to one call, "
                 "learn([task, task, …]), and make a new Learner to learn them anew."
             )
-        method = self.check(curriculum.tasks)
+        before, stopped = self._before(), False
+
+        def tell(event: Event) -> None:
+            nonlocal stopped
+            stopped = True
+            watch(event)
+            stopped = False
+
+        try:
+            return self._learn(curriculum, training, tell)
+        except Exception:
+            if before is not None and not stopped:  # whoever stops it on purpose may want what has been learnt
+                self._give_back(before)
+            raise
+
+    def _learn(self, curriculum: Curriculum, training: Training, watch: Watch) -> Learnt:
+        method, interrupted = self.check(curriculum.tasks), self._interrupted
         self._at_rest, self._loaded = layers_at_rest(self.model), False
         if not interrupted:  # what is frozen in the middle of a task is part of the state
-            self.network.freeze_norms(freeze_norms and curriculum.first > 0)
-            self.network.freeze_statistics(freeze_statistics and curriculum.first > 0)
+            self.network.freeze_norms(training.freeze_norms and curriculum.first > 0)
+            self.network.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
         fitting = Fitting(method, self.network, curriculum, self._outputs, training, self.streams, watch)
         with (
             torch.enable_grad(),
@@ -145,9 +167,10 @@ class Learner:
             else:
                 for task in curriculum.tasks:
                     self.network.open_head(task.head, self._outputs)
-                self.tasks_learnt += len(curriculum.tasks)  # even if it fails: its samples and its head stay its own
+                self.tasks_learnt += len(curriculum.tasks)
                 self._seek_chain(curriculum.tasks[0], curriculum.first)
                 method.begin_task()
+                check_last_batch(method, self.network, curriculum, training.batch_size)
             self._fitting = fitting
             try:
                 fitting.run()
@@ -159,6 +182,23 @@ class Learner:
             ended = time.perf_counter()
         seconds = {"train": fitting.seconds - (ended - trained), "memory": ended - trained}
         return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record())
+
+    def _before(self) -> State:
+        """All that a task takes for itself, to be given back should it fail: everything but the weights. None where
+        that cannot be: in the middle of a task, or with a method that does not say what has to be kept of it.
+        """
+        first = self.tasks_learnt == 0  # a method that has not learnt anything is made anew
+        if self._interrupted or not (first or self._method is None or self._method.kept is not None):
+            return None
+        state = self._whole_state(bare=first)
+        state["network"]["weights"] = {}
+        return copied({**state, "loaded": self._loaded}, "cpu")  # a device may have no room to spare
+
+    def _give_back(self, before: State) -> None:
+        state = copied(before, self.network.device)
+        state["network"]["weights"] = self.network.state()["weights"]
+        self.load_state(state)
+        self._loaded = state["loaded"]
 
     def _seek_chain(self, task: Task, place: int) -> None:
         """Take gradients and outputs the quick way if the model, as it is now, is a chain of linear layers."""
@@ -196,12 +236,12 @@ class Learner:
         changed.
         """
         listed = listed_tasks(tasks)
-        heads = list(self.network.heads)
+        heads, kind, outputs = list(self.network.heads), self._kind, self._outputs
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         with borrowed_global_generator():  # a model may draw even when it is only looked at
             for task in listed:
-                self._check_task(task)
+                kind, outputs = checked_task(task, self.network, kind)
                 self.settings.check(task, heads)
                 heads.append(task.head)
             if self._method is None:
@@ -210,6 +250,7 @@ class Learner:
         check_unchanged(self.model, self.network.parameters)
         if self._loaded:
             check_at_rest(self._at_rest, self.model)
+        self._kind, self._outputs = kind, outputs
         return self._method
 
     def save(self, path: Path | str) -> None:
@@ -239,6 +280,11 @@ class Learner:
             )
         if self._fitting is not None:
             self._check_weights(self._fitting.name)
+        return self._whole_state()
+
+    def _whole_state(self, *, bare: bool = False) -> State:
+        """The state; with `bare`, without what the first task decides: the method, and the kind of inputs."""
+        kind, method = (None, None) if bare else (self._kind, self._method)
         return {
             "settings": {"kind": type(self.settings).__name__, "values": self.settings.as_dict()},
             "seed": self.streams.seed,
@@ -246,12 +292,12 @@ class Learner:
             "prepared": self._prepared,
             "tasks_learnt": self.tasks_learnt,
             "outputs": self._outputs,
-            "inputs": None if self._kind is None else [list(self._kind[0]), str(self._kind[1]).removeprefix("torch.")],
+            "inputs": None if kind is None else [list(kind[0]), str(kind[1]).removeprefix("torch.")],
             "trainable": list(self.network.parameters),
             "at_rest": self._at_rest,
-            "covered": self._covered,
+            "covered": {} if bare else self._covered,
             "network": self.network.state(),
-            "method": None if self._method is None else self._method.state(),
+            "method": None if method is None else method.state(),
             "streams": self.streams.state(),
             "fitting": self._interrupted if self._fitting is None else self._fitting.state(),
         }
@@ -274,10 +320,11 @@ class Learner:
         self.tasks_learnt, self._outputs, self._interrupted = (
             state[name] for name in ("tasks_learnt", "outputs", "fitting")
         )
+        self._kind = None
         if state["inputs"] is not None:
             shape, dtype = state["inputs"]
             self._kind = tuple(shape), _dtype(dtype)
-        self._covered = state["covered"]
+        self._covered, self._method = state["covered"], None
         if state["method"] is not None:
             self._method = self.settings.start(self.network, self._covered_again(), self.streams)
             validation = self._interrupted and self._interrupted["validation"]
@@ -292,46 +339,6 @@ class Learner:
         """The covered weights that were found when the method was first made."""
         found = covered_weights(self.model, self._exclude) if self._covered else {}
         return {name: replace(found[name], factorable=factorable) for name, factorable in self._covered.items()}
-
-    def _check_task(self, task: Task) -> None:
-        with task.blamed("training"):
-            x, _ = task.train.first()
-        kind = (tuple(x.shape[1:]), x.dtype)
-        if self._kind is not None and kind != self._kind:
-            raise DataError(
-                f"{task.name}: inputs are {x.dtype} of shape {kind[0]}, those of earlier tasks {self._kind[1]} of "
-                f"shape {self._kind[0]}: give all tasks inputs of one kind."
-            )
-        try:
-            with torch.no_grad(), self.network.mode(training=False):
-                prepared = self.network.prepare_inputs(x.clone())
-                version = prepared._version
-                output = self.model(prepared)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {error}") from error
-        if prepared._version != version:
-            raise ModelError(
-                "the model changes its input in place, and an update needs it several times: "
-                "let its forward begin with a copy (x = x.clone())."
-            )
-        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
-            found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {found}.")
-        outputs = output.shape[1]
-        task.check_head(outputs)
-        for words, part in (("training", task.train), ("test", task.test), ("validation", task.valid)):
-            if part is None:
-                continue
-            with task.blamed(words):
-                if isinstance(part, TensorSamples):
-                    task.check_labels(part.y, outputs)
-                shape = tuple(part.first()[0].shape[1:])
-            if shape != kind[0]:
-                raise DataError(
-                    f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: "
-                    "give both the same shape."
-                )
-        self._outputs, self._kind = outputs, kind
 
     def _check_weights(self, name: str) -> None:
         for weight, parameter in self.network.parameters.items():

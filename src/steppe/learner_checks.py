@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
+from steppe.data.samples import DatasetSamples, TensorSamples
 from steppe.errors import DataError, ModelError, UsageError, shown
-from steppe.methods.base import MethodSettings
-from steppe.network import is_frozen
+from steppe.methods.base import Method, MethodSettings
+from steppe.methods.lone_samples import single_batch, takes_alone
+from steppe.network import Network, is_frozen
 from steppe.protocol import Training
 from steppe.state import State
 from steppe.task import Task
+from steppe.types import Batch
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a task's inputs."""
 
 _MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # layers that train and eval mode tell apart
 
@@ -113,7 +119,7 @@ def check_at_rest(saved: Sequence[str] | None, model: nn.Module) -> None:
     if moving:
         raise ModelError(
             f"the frozen layer {_first(moving)} was in eval mode when the saved learner learnt, and is not now, "
-            "so that its statistics would move or its dropout set in: put the frozen part in eval mode, by eval(), as it was."
+            "so that statistics would move or dropout set in: put the frozen part in eval mode, by eval(), as it was."
         )
     if resting:
         raise ModelError(
@@ -125,6 +131,65 @@ def check_at_rest(saved: Sequence[str] | None, model: nn.Module) -> None:
 def _first(names: Sequence[str]) -> str:
     """The first name, and how many there are beside it."""
     return repr(names[0]) if len(names) == 1 else f"{names[0]!r} (and {len(names) - 1} more)"
+
+
+def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Kind, int]:
+    """What the task's inputs are and how many outputs the model has; refuses data that does not fit the model, its
+    head or the inputs of earlier tasks.
+    """
+    with task.blamed("training"):
+        x, _ = task.train.first()
+    kind = (tuple(x.shape[1:]), x.dtype)
+    if earlier is not None and kind != earlier:
+        raise DataError(
+            f"{task.name}: inputs are {x.dtype} of shape {kind[0]}, those of earlier tasks {earlier[1]} of "
+            f"shape {earlier[0]}: give all tasks inputs of one kind."
+        )
+    try:
+        with torch.no_grad(), network.mode(training=False):
+            prepared = network.prepare_inputs(x.clone())
+            version = prepared._version
+            output = network.model(prepared)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {error}") from error
+    if prepared._version != version:
+        raise ModelError(
+            "the model changes its input in place, and an update needs it several times: "
+            "let its forward begin with a copy (x = x.clone())."
+        )
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
+        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {found}.")
+    outputs = output.shape[1]
+    task.check_head(outputs)
+    for words, part in (("training", task.train), ("test", task.test), ("validation", task.valid)):
+        if part is None:
+            continue
+        with task.blamed(words):
+            first, label = part.first()
+            task.check_labels(part.y if isinstance(part, TensorSamples) else label, outputs)
+        shape = tuple(first.shape[1:])
+        if shape != kind[0]:
+            raise DataError(
+                f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: give both the same shape."
+            )
+    return kind, outputs
+
+
+def check_last_batch(method: Method, network: Network, curriculum: Curriculum, size: int) -> None:
+    """Refuse a last batch of one sample that the model, in the mode it is in, cannot take by itself, where the method
+    would give it so; what a DataLoader will give nobody knows.
+    """
+    sources = [task.train for task in curriculum.tasks]
+    norms = [module for module in network.model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    if not method.alone or not any(norm.training for norm in norms):
+        return
+    if not all(isinstance(source, (TensorSamples, DatasetSamples)) for source in sources):
+        return
+    if (sum(map(len, sources)) - 1) % size == 0:
+        x, y = sources[0].first()
+        if not takes_alone(network, network.prepare(Batch(x, y, torch.full_like(y, curriculum.first)))):
+            raise single_batch(curriculum.name)
 
 
 def check_same(interrupted: State, curriculum: Curriculum, training: Training) -> None:

@@ -39,6 +39,19 @@ class Stateful(Protocol):
         ...
 
 
+def copied(tree: State, device: torch.device | str) -> State:
+    """The same tree with tensors of its own, on the device."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to(device, copy=True)
+    if isinstance(tree, Batch):
+        return Batch(*(copied(part, device) for part in (tree.x, tree.y, tree.task)))
+    if isinstance(tree, (list, tuple)):
+        return [copied(item, device) for item in tree]
+    if isinstance(tree, Mapping):
+        return {key: copied(value, device) for key, value in tree.items()}
+    return tree
+
+
 def packed(tree: State) -> tuple[Any, dict[str, Tensor]]:
     """The tree as JSON, with its tensors beside it, each by the way that leads to it."""
     tensors: dict[str, Tensor] = {}

@@ -15,7 +15,7 @@ from steppe.curriculum import Curriculum
 from steppe.errors import DataError, DivergedError
 from steppe.events import EpochEnded, Progress, Watch
 from steppe.methods.base import Method
-from steppe.methods.lone_samples import too_few_for_norm
+from steppe.methods.lone_samples import single_batch, too_few_for_norm
 from steppe.network import Network
 from steppe.protocol import Training
 from steppe.seeding import Streams
@@ -210,10 +210,7 @@ def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
     except ValueError as error:
         if not too_few_for_norm(error):
             raise
-        raise DataError(
-            f"{name}: a batch of one sample is too small for the model's BatchNorm: choose a batch_size "
-            "that leaves no single sample at the end (with ascent_form=chunked, none in a chunk either)."
-        ) from error
+        raise single_batch(name) from error
 
 
 class _Losses:

@@ -57,6 +57,7 @@ class AGEM(MethodSettings):
 
 class _AGEM(Method):
     descent: Descent
+    alone = True
     kept = ("descent", "memory")
 
     def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:

@@ -53,6 +53,11 @@ class Method(ABC):
     runs of the method cannot be resumed.
     """
 
+    alone: bool = False
+    """Whether an update gives the model the batch by itself, with no other samples beside it: a batch of one sample
+    that BatchNorm could not take is then refused before the task is learnt.
+    """
+
     def begin_task(self) -> None:
         """The next task starts: step sizes are the first ones again, and momentum is forgotten."""
         if self.descent is not None:

@@ -43,6 +43,7 @@ class EWC(MethodSettings):
 
 class _EWC(Method):
     descent: Descent
+    alone = True
     kept = ("descent", "penalty", "first")
 
     def __init__(self, settings: EWC, network: Network) -> None:

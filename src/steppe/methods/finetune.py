@@ -32,6 +32,7 @@ class Finetune(MethodSettings):
 
 class _Finetune(Method):
     descent: Descent
+    alone = True
     kept = ("descent",)
 
     def __init__(self, settings: Finetune, network: Network) -> None:

@@ -57,6 +57,7 @@ class GEM(MethodSettings):
 
 class _GEM(Method):
     descent: Descent
+    alone = True
     kept = ("descent", "memory")
 
     def __init__(self, settings: GEM, network: Network) -> None:

@@ -82,6 +82,7 @@ class GPM(MethodSettings):
 
 class _GPM(Method):
     descent: Descent
+    alone = True
     kept = ("descent", "memory", "tasks_done", "_samples")
 
     def __init__(

@@ -108,6 +108,7 @@ class _ICaRL(Method):
     def begin_task(self) -> None:
         super().begin_task()
         self._pool = []
+        self.alone = self.exemplars is None  # else there is one of every old class beside the batch
 
     def observe(self, batch: Batch) -> Tensor:
         drawn, stored = self._one_of_each()
