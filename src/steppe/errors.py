@@ -26,6 +26,10 @@ class DataError(SteppeError):
     """The data of a task cannot be learnt from: empty, not finite, wrong shape, labels outside the head."""
 
 
+class ShapesDifferError(DataError):
+    """Samples of two shapes, where they must be kept together; whose they are is for the learner to say."""
+
+
 class ModelError(SteppeError):
     """The model cannot serve the method: no covered layer, weights tied in a way we cannot project."""
 

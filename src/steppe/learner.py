@@ -23,6 +23,7 @@ from steppe.learner_checks import (
     check_trainable,
     check_unchanged,
     checked_task,
+    explained,
     has_extra_state,
     layers_at_rest,
     listed_tasks,
@@ -143,9 +144,14 @@ class Learner:
 
         try:
             return self._learn(curriculum, training, tell)
-        except Exception:
-            if before is not None and not stopped:  # whoever stops it on purpose may want what has been learnt
+        except Exception as error:
+            if stopped:  # on purpose: whoever did may want what has been learnt
+                raise
+            if before is not None:
                 self._give_back(before)
+            told = explained(error, curriculum, self.network)
+            if told is not None:
+                raise told from error
             raise
 
     def _learn(self, curriculum: Curriculum, training: Training, watch: Watch) -> Learnt:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
 from steppe.data.samples import DatasetSamples, TensorSamples
-from steppe.errors import DataError, ModelError, UsageError, shown
+from steppe.errors import DataError, ModelError, ShapesDifferError, SteppeError, UsageError, shown
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.lone_samples import single_batch, takes_alone
 from steppe.network import Network, is_frozen
 from steppe.protocol import Training
+from steppe.seeding import borrowed_global_generator
 from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch
@@ -157,9 +158,8 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
             "the model changes its input in place, and an update needs it several times: "
             "let its forward begin with a copy (x = x.clone())."
         )
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
-        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {found}.")
+    if (wrong := _no_logits(output, len(x))) is not None:
+        raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {wrong}.")
     outputs = output.shape[1]
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.valid)):
@@ -174,6 +174,39 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
                 f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: give both the same shape."
             )
     return kind, outputs
+
+
+def _no_logits(output: object, samples: int) -> str | None:
+    """What a model gives instead of a row of logits for each sample; None where it gives just these."""
+    if not isinstance(output, Tensor):
+        return f"a {type(output).__name__}"
+    return None if output.ndim == 2 and len(output) == samples else str(tuple(output.shape))
+
+
+def explained(error: Exception, curriculum: Curriculum, network: Network) -> SteppeError | None:
+    """What an error in learning comes from, in words, where more can be told than it tells itself: a model is looked at
+    in train mode only after it has failed, as a forward in that mode may leave traces.
+    """
+    if isinstance(error, ShapesDifferError):
+        return DataError(f"{curriculum.name}: {error}")
+    if not isinstance(error, (TypeError, AttributeError, LookupError)):  # what comes of taking it for a tensor
+        return None
+    before = network.snapshot()
+    try:
+        x, _ = curriculum.tasks[0].train.first()
+        with torch.no_grad(), network.mode(training=True), borrowed_global_generator():
+            output = network.model(network.prepare_inputs(torch.cat([x, x])))  # BatchNorm wants two
+    except Exception:  # then there is nothing to tell beside what failed first
+        return None
+    finally:
+        network.restore(before)
+    wrong = _no_logits(output, 2)
+    if wrong is None:
+        return None
+    return ModelError(
+        f"in train mode, too, the model must give one row of logits per sample, (n, outputs), but gives {wrong}: "
+        "leave auxiliary outputs away (aux_logits=False, say), or let its forward return the logits alone."
+    )
 
 
 def check_last_batch(method: Method, network: Network, curriculum: Curriculum, size: int) -> None:

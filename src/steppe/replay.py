@@ -35,6 +35,7 @@ class Reservoir:
         if self._stored is None:
             self._stored = Batch(*(room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
             self._notes = None if notes is None else room(notes, self.capacity)
+        batch.require_like(self._stored)  # else a sample of one number would fill a whole row
         slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
         for sample in range(len(batch)):
             slot = self.age if self.age < self.capacity else self._pushes.randrange(self.age + 1)

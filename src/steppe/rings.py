@@ -34,6 +34,7 @@ class Rings:
         """Take in a batch of the current task."""
         if self._stored is None:
             self._stored = Batch(*(room(part, len(self._written)) for part in (batch.x, batch.y, batch.task)))
+        batch.require_like(self._stored)  # else a sample of one number would fill a whole row
         count = min(len(batch), self.slots - self._position)
         start = self._current * self.slots + self._position
         into = slice(start, start + count)

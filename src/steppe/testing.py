@@ -54,7 +54,7 @@ def predicted(scores: Tensor, head: range | None) -> Tensor:
 def predictions(x: Tensor, head: range | None, network: Network, method: Method | None) -> Tensor:
     """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
     found = []
-    for part in x.split(_BATCH):
+    for part in torch.split(x, _BATCH):
         compared = scores(part, network, method)
         check_head(head, compared.shape[1])
         found.append(predicted(compared, head))

@@ -9,6 +9,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from steppe.errors import ShapesDifferError
+
 Direction = dict[str, Tensor]
 """A vector in weight space: one tensor per trainable parameter, by the parameter's name."""
 
@@ -121,11 +123,25 @@ class Batch:
         """The samples of several batches, one batch after another."""
         if len(batches) == 1:
             return batches[0]
-        return Batch(
-            torch.cat([batch.x for batch in batches]),
-            torch.cat([batch.y for batch in batches]),
-            torch.cat([batch.task for batch in batches]),
-        )
+        try:
+            return Batch(
+                torch.cat([batch.x for batch in batches]),
+                torch.cat([batch.y for batch in batches]),
+                torch.cat([batch.task for batch in batches]),
+            )
+        except RuntimeError:
+            for batch in batches[1:]:
+                batches[0].require_like(batch)
+            raise
+
+    def require_like(self, other: Batch) -> None:
+        """Refuse to be kept together with samples of another shape."""
+        mine, its = self.x.shape[1:], other.x.shape[1:]
+        if mine != its:
+            raise ShapesDifferError(
+                f"inputs of shape {tuple(mine)} cannot be kept together with others of shape {tuple(its)}: give all "
+                "samples one shape (pad sequences to one length, not to the longest of each batch)."
+            )
 
     def flat(self) -> Batch:
         """The same with each sample as a row of numbers."""

@@ -146,6 +146,8 @@ class _ICaRL(Method):
         return total
 
     def remember(self, batch: Batch) -> None:
+        if self._pool:
+            batch.require_like(self._pool[0])  # now, rather than when they are put together at the task's end
         self._pool.append(batch)
 
     def end_task(self) -> list[str]:
