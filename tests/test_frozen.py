@@ -104,9 +104,9 @@ def test_frozen_layers_go_on_in_the_mode_they_were_learnt_with(rested: bool, tmp
     loaded.save(tmp_path / "learner")  # which changes nothing
     loaded = steppe.load(tmp_path / "learner", Adapted(rests=not rested))
     assert torch.equal(loaded.predict(torch.ones(3, 6)), learner.predict(torch.ones(3, 6)))
-    said = r"eval mode, by eval\(\)" if rested else r"train mode, by train\(\)"
+    said = r"eval mode \(part.eval\(\)\)" if rested else r"train mode \(layer.train\(\)\)"
     before = loaded.network.snapshot()
-    with pytest.raises(ModelError, match=rf"'backbone\.1' \(and 1 more\) was in .*{said}, as it was"):
+    with pytest.raises(ModelError, match=rf"'backbone\.1' \(and 1 more\) was in .*{said} as it was"):
         loaded.learn(numbers(1))
     assert all(torch.equal(before[name], value) for name, value in loaded.network.snapshot().items())
     loaded.model.backbone.train(not rested)

@@ -134,6 +134,7 @@ class Learner:
                 f"{type(self.settings).__name__} learns all tasks at once: give them to one call, "
                 "learn([task, task, …]), and make a new Learner to learn them anew."
             )
+        method = self.check(curriculum.tasks)
         before, stopped = self._before(), False
 
         def tell(event: Event) -> None:
@@ -143,7 +144,7 @@ class Learner:
             stopped = False
 
         try:
-            return self._learn(curriculum, training, tell)
+            return self._learn(method, curriculum, training, tell)
         except Exception as error:
             if stopped:  # on purpose: whoever did may want what has been learnt
                 raise
@@ -154,8 +155,8 @@ class Learner:
                 raise told from error
             raise
 
-    def _learn(self, curriculum: Curriculum, training: Training, watch: Watch) -> Learnt:
-        method, interrupted = self.check(curriculum.tasks), self._interrupted
+    def _learn(self, method: Method, curriculum: Curriculum, training: Training, watch: Watch) -> Learnt:
+        interrupted = self._interrupted
         self._at_rest, self._loaded = layers_at_rest(self.model), False
         if not interrupted:  # what is frozen in the middle of a task is part of the state
             self.network.freeze_norms(training.freeze_norms and curriculum.first > 0)

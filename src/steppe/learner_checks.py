@@ -120,12 +120,12 @@ def check_at_rest(saved: Sequence[str] | None, model: nn.Module) -> None:
     if moving:
         raise ModelError(
             f"the frozen layer {_first(moving)} was in eval mode when the saved learner learnt, and is not now, "
-            "so that statistics would move or dropout set in: put the frozen part in eval mode, by eval(), as it was."
+            "so that statistics would move or dropout set in: put the frozen part in eval mode (part.eval()) as it was."
         )
     if resting:
         raise ModelError(
             f"the frozen layer {_first(resting)} was in train mode when the saved learner learnt, and is in eval mode "
-            "now: put it in train mode, by train(), as it was."
+            "now: put it in train mode (layer.train()) as it was."
         )
 
 
@@ -167,7 +167,10 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
             continue
         with task.blamed(words):
             first, label = part.first()
-            task.check_labels(part.y if isinstance(part, TensorSamples) else label, outputs)
+            if isinstance(part, TensorSamples):
+                task.check_labels(part.y, outputs)
+            elif words == "training":  # with which the model is looked at before the others are
+                task.check_labels(label, outputs)
         shape = tuple(first.shape[1:])
         if shape != kind[0]:
             raise DataError(
