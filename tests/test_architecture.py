@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # within it imports may not go in a circle.
 LAYERS = [
     {"errors", "version", "machine", "results"},
-    {"settings", "types", "files"},
+    {"settings", "types", "files", "plugins"},
     {"state"},
     {"saving"},
     {"registry", "seeding", "numerics", "protocol", "events", "published", "metrics", "linear_calls", "linear_chain"},
