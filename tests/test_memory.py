@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from reference import leading_directions, no_hooks, widest_angle, windows
 from torch import Tensor, nn
 
+import steppe
 from steppe.errors import ModelError
 from steppe.network import Network
 from steppe.projection.capture import captured_calls, output_weight
@@ -166,3 +168,75 @@ def test_weights_of_several_types_have_importances_of_their_own() -> None:
         with nullcontext() if rule.dynamic is False else pytest.raises(ModelError, match="several types"):
             memory.rebuild(network, torch.randn(8, 6), 0.9)
             assert {p.importance.dtype for p in memory.projectors.values()} == {torch.float32, torch.float64}
+
+
+def faint(task: int) -> steppe.Task:
+    """Two strong directions, and in all others noise that holds a hundred-thousandth of the energy."""
+    generator = torch.Generator().manual_seed(task)
+    y = torch.arange(80) % 2
+    return steppe.Task((nn.functional.one_hot(y, 6) + 2e-3 * torch.randn(80, 6, generator=generator), y))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        steppe.FSDGPM(threshold=0.99, threshold_step=0.005),
+        steppe.GPM(thresholds="0.99", threshold_step=0.005),
+        steppe.SGP(thresholds="0.99", threshold_step=0.005),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_noise_does_not_fill_the_bases_however_many_tasks_come(method: steppe.MethodSettings) -> None:
+    learner = steppe.Learner(nn.Linear(6, 2), method)
+    for task in range(5):  # the third would have a threshold of 1
+        learnt = learner.learn(faint(task))
+        assert learnt.record["ranks"]["weight"]["rank"] <= 2
+        assert not any("can no longer learn" in remark for remark in learnt.remarks)
+
+
+def closed_by_hand(memory: GradientMemory) -> set[str]:
+    """The slow twin: of an arbitrary gradient hardly anything is left outside."""
+    found = set()
+    for name, projector in memory.projectors.items():
+        g = torch.randn(3 * projector.basis.shape[0], projector.basis.shape[1], dtype=projector.basis.dtype)
+        left = projector.outside(g)
+        assert isinstance(left, Tensor)
+        if left.norm() <= 0.01 * g.norm():
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("rule", [Ones(), Sigmoid(0.01), Spectral(3.0), Spectral(1e9)], ids=repr)
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: ImportanceRule, grows: bool) -> None:
+    torch.manual_seed(0)
+    network = Network(nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2)).double())
+    memory = GradientMemory(rule, covered_weights(network.model))
+    remarks = []
+    for task in range(4):
+        x = torch.randn(50, 6, dtype=torch.float64)
+        x[:, 5] *= task > 1  # until the third task, one direction of six is left
+        threshold = 1 - 1e-9
+        if grows:
+            found = memory.grow(network, x, dict.fromkeys(memory.covered, threshold), first=task == 0)
+        else:
+            found = memory.rebuild(network, x, threshold)
+        remarks += [(task, remark) for remark in found]
+        assert memory.closed() == closed_by_hand(memory)
+    about = [task for task, remark in remarks if "'0.weight' holds all 6 directions" in remark]
+    held_softly = rule == Spectral(3.0) and not grows
+    assert about == [] if held_softly else len(about) == 1 and about[0] >= 2
+    assert all("lower threshold" in remark for _, remark in remarks)
+
+
+def test_remarks_on_full_bases_are_not_made_again_by_a_saved_learner(tmp_path: Path) -> None:
+    x, y = torch.randn(80, 6), torch.arange(80) % 4
+    full = [f"the basis of {name!r} holds all" for name in ("0.weight", "2.weight")]
+    learner = steppe.Learner(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), steppe.FSDGPM(threshold=1.0))
+    remarks = learner.learn(steppe.Task((x, y))).remarks
+    assert [start for start in full if any(remark.startswith(start) for remark in remarks)] == full
+    learner.save(tmp_path / "learner.safetensors")
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    again = steppe.load(tmp_path / "learner.safetensors", model).learn(steppe.Task((x, y)))
+    assert {name: rank["rank"] for name, rank in again.record["ranks"].items()} == {"0.weight": 6, "2.weight": 5}
+    assert not any("holds all" in remark for remark in again.remarks)

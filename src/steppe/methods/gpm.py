@@ -16,6 +16,7 @@ from steppe.errors import UsageError
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
 from steppe.network import Network
+from steppe.projection.basis import raised
 from steppe.projection.importance import ImportanceRule, Ones
 from steppe.projection.layers import CoveredWeight, require_covered
 from steppe.projection.memory import GradientMemory
@@ -40,7 +41,7 @@ class GPM(MethodSettings):
         "0.97",
         "share of energy the bases hold after the first task (ε): one number, or one per covered layer with commas",
     )
-    threshold_step: float = setting(0.0, "what each further task adds to it (Δε)", at_least=0, at_most=1)
+    threshold_step: float = setting(0.0, "what each further task adds to it (Δε), up to 0.9995", at_least=0, at_most=1)
     freeze_norms: bool = setting(True, "leave scale and shift of normalisation layers alone from the second task on")
 
     def __post_init__(self) -> None:
@@ -118,15 +119,16 @@ class _GPM(Method):
         """The bases grow by a uniform sample of the task, which is then dropped."""
         wanted, held = self.settings.basis_samples, len(self._samples)
         samples = self._samples.draw(wanted)
+        remarks = []
         if samples is not None:
-            raised = self.tasks_done * self.settings.threshold_step
-            thresholds = {name: share + raised for name, share in self.thresholds.items()}
-            self.memory.grow(self.network, samples.x, thresholds, first=self.tasks_done == 0)
+            step, done = self.settings.threshold_step, self.tasks_done
+            thresholds = {name: raised(share, step, done) for name, share in self.thresholds.items()}
+            remarks = self.memory.grow(self.network, samples.x, thresholds, first=done == 0)
         self._samples = Reservoir(wanted, *self._pickers)
         self.tasks_done += 1
         if wanted > held:
-            return [f"basis_samples = {wanted} is more than the task has: {held} samples were used."]
-        return []
+            remarks.append(f"basis_samples = {wanted} is more than the task has: {held} samples were used.")
+        return remarks
 
     def bytes_held(self) -> dict[str, int]:
         return {"replay": 0, **self.memory.bytes_held()}

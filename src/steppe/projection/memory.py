@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -18,6 +18,9 @@ from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
 from steppe.state import State
 from steppe.types import Direction, Gradient, Outer
+
+_FAST = 0.99
+"""From this importance on a direction counts as held fast."""
 
 
 class GradientMemory:
@@ -91,6 +94,16 @@ class GradientMemory:
         """How many directions each covered weight's basis holds, and of how many."""
         return {name: {"rank": p.rank, "of": p.size} for name, p in self.projectors.items()}
 
+    def closed(self) -> set[str]:
+        """The covered weights that have nowhere left to learn in: every direction is in the basis and held fast. λ that
+        moves begins at 1 and stays near it.
+        """
+        return {
+            name
+            for name, p in self.projectors.items()
+            if p.rank == p.size and (self.rule.dynamic or bool((p.held >= _FAST).all()))
+        }
+
     def importance_distributions(self) -> dict[str, dict[str, float | list[float]]]:
         """λ's mean and deciles over the directions that each covered weight's basis holds."""
         found: dict[str, dict[str, float | list[float]]] = {}
@@ -105,11 +118,11 @@ class GradientMemory:
         if gradient is not None:
             self.rule.move(self.importance, gradient)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> None:
+    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
-        anew.
+        anew. Returns remarks on weights that have been closed by it.
         """
-        projectors = {}
+        before, projectors = self.closed(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._represented(network, x, thresholds, chunk).items():
             spectrum = representation.spectrum()
@@ -119,14 +132,16 @@ class GradientMemory:
             if kept.values.shape[-1] > 0:  # a layer whose inputs were all zero needs no direction
                 projectors[name] = _held(network, name, kept.vectors, self.rule.initial(kept.values))
         self.projectors = projectors
+        return self._remarks(before)
 
     def grow(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
-    ) -> None:
+    ) -> list[str]:
         """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
-        of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1.
+        of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1. Returns remarks
+        on weights that have been closed by it.
         """
-        projectors = dict(self.projectors)
+        before, projectors = self.closed(), dict(self.projectors)
         for name, representation in self._represented(network, x, thresholds, chunk).items():
             old = projectors.get(name)
             growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
@@ -137,6 +152,17 @@ class GradientMemory:
                 importance[:, : old.basis.shape[-1]] += old.importance * directions(old.basis)
             projectors[name] = _held(network, name, growth.basis, importance.clamp(max=1))
         self.projectors = projectors
+        return self._remarks(before)
+
+    def _remarks(self, before: Collection[str]) -> list[str]:
+        """On the weights that are closed and were not before: said once, not after every later task."""
+        closed = self.closed()
+        return [
+            f"the basis of {name!r} holds all {p.size} directions of its inputs, so that this weight can no longer "
+            "learn: a lower threshold would have left it room."
+            for name, p in self.projectors.items()
+            if name in closed and name not in before
+        ]
 
     def _represented(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
