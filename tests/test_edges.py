@@ -262,6 +262,19 @@ def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
         assert not drawn.x.requires_grad
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_augmentation_by_a_network_does_not_grow_a_graph(together: bool) -> None:
+    varied = nn.Linear(6, 6)
+    tasks = [steppe.Task((X, Y), augment=lambda x, generator: varied(x)) for _ in range(2)]
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(buffer=20))
+    for part in [tasks] if together else tasks:
+        learner.learn(part)
+    drawn = learner.check(tasks[0]).replay.draw(20)  # type: ignore[attr-defined]
+    assert not drawn.x.requires_grad
+    rows = varied(X).detach()
+    assert all(torch.isclose(rows, row).all(1).any() for row in drawn.x)  # varied samples are kept all the same
+
+
 def test_a_frozen_part_in_eval_mode_stays_in_it() -> None:
     backbone = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).requires_grad_(False).eval()
     model = nn.Sequential(backbone, nn.BatchNorm1d(5), nn.Linear(5, 4))

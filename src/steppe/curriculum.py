@@ -78,7 +78,7 @@ class Curriculum:
                 task.check_labels(y, outputs)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         if task.augment is not None:
-            x = task.augment(x, streams.generator("augmentation"))
+            x = task.augment(x, streams.generator("augmentation")).detach()  # replay would keep its graph
         return Batch(x, y, torch.full_like(y, self.first + number))
 
     def require_validation(self) -> None:
