@@ -148,7 +148,7 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
         )
     try:
         with torch.no_grad(), network.mode(training=False):
-            prepared = network.prepare_inputs(x.clone())
+            prepared = prepared_copy(network, x)
             version = prepared._version
             output = network.model(prepared)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -235,6 +235,19 @@ def check_same(interrupted: State, curriculum: Curriculum, training: Training) -
             f"the learner was saved in the middle of {interrupted['task']!r}, learnt with {interrupted['training']}: "
             f"give it that again, before anything else (this is {curriculum.name!r} with {training.as_dict()})."
         )
+
+
+def prepared_copy(network: Network, x: Tensor) -> Tensor:
+    """Stored samples as the model takes them, made from a copy; a `prepare` that works in place is refused."""
+    given = x.to(network.device, copy=True)  # as batches come: moving it would hide what is done to it
+    version = given._version
+    prepared = network.prepare_inputs(given)
+    if given._version != version or not torch.equal(given, x.to(network.device)):  # a NumPy view counts no version
+        raise UsageError(
+            "`prepare` changes its input in place, and the same batch is prepared several times and kept for replay: "
+            "let it give a new tensor, such as (x - 5) / 2 instead of x.sub_(5).div_(2)."
+        )
+    return prepared
 
 
 def listed_tasks(tasks: Task | Sequence[Task]) -> list[Task]:
