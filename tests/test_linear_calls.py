@@ -8,12 +8,15 @@ import pytest
 import torch
 from reference import no_hooks
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import cross_entropy, dropout, linear, relu
 
 from steppe.linear_calls import factorable, recorded_calls
 from steppe.methods.descent import clip_factor
 from steppe.network import Network
+from steppe.projection.coverage import coverage
+from steppe.projection.importance import Ones
 from steppe.projection.layers import covered_weights
+from steppe.projection.memory import GradientMemory
 from steppe.types import Batch, Outer, multiplied
 
 
@@ -126,6 +129,54 @@ def test_only_true_outer_products_are_factored() -> None:
     linear = {name: weight.layers for name, weight in covered_weights(model).items()}
     assert set(linear) == {f"{name}.weight" for name in ("plain", "scaled", "twice", "halved", "aside")}
     assert factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
+
+
+class DropConnect(nn.Linear):
+    """Drops weights, in training alone."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, dropout(self.weight, 0.5, self.training), self.bias)
+
+
+class Renamed(nn.Linear):
+    """A kind of one's own that computes what its parent does."""
+
+
+def patched() -> nn.Linear:
+    """Another forward in place of the class's own."""
+    layer = nn.Linear(8, 64, dtype=torch.float64)
+    layer.forward = lambda x: linear(x, dropout(layer.weight, 0.5, layer.training), layer.bias)  # type: ignore[method-assign]
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("build", "factored"),
+    [
+        (lambda: nn.Linear(8, 64, dtype=torch.float64), True),
+        (lambda: Renamed(8, 64, dtype=torch.float64), True),
+        (lambda: DropConnect(8, 64, dtype=torch.float64), False),
+        (patched, False),
+    ],
+    ids=["torch's own", "by another name", "drop-connect", "patched"],
+)
+def test_gradients_are_autograds_in_training_too(build: Callable[[], nn.Linear], factored: bool) -> None:
+    """The shortcut is chosen in eval mode, where a layer may do otherwise than in training."""
+    torch.manual_seed(0)
+    model = nn.Sequential(build(), nn.Tanh(), nn.Linear(64, 4, dtype=torch.float64))
+    network = Network(model)
+    x, y = torch.randn(5, 8, dtype=torch.float64), torch.arange(5) % 4
+    found = coverage(network, x[:1], (), multi_head=False)
+    assert found["0.weight"].factorable == factored
+    assert found["2.weight"].factorable
+    memory = GradientMemory(Ones(), found)
+    with network.mode(training=True):
+        torch.manual_seed(1)
+        _, gradient = network.gradient(Batch(x, y, torch.zeros_like(y)), factored=memory.linear)
+        torch.manual_seed(1)  # the same weights dropped
+        truth = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    assert isinstance(gradient["0.weight"], Outer) == factored
+    for g, expected in zip(gradient.values(), truth, strict=True):
+        torch.testing.assert_close(multiplied(g), expected)
 
 
 def test_a_vanishing_gradient_has_no_negative_norm() -> None:

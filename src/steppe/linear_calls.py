@@ -59,9 +59,11 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
     """The weights whose gradient really is the sum of their layers' outer products.
 
     Not so where a layer computes something else with its weight, or in another precision, or the model uses the weight
-    elsewhere too; seen by comparison with autograd on a few prepared inputs.
+    elsewhere too; seen by comparison with autograd on a few prepared inputs. A layer with a forward of its own is not
+    tried at all: what it does to these inputs, in this mode, says little about others (DropConnect in training).
     """
     weights = dict(model.named_parameters())
+    linear = {name: layers for name, layers in linear.items() if all(map(_is_plain, layers))}
     with torch.enable_grad(), recorded_calls(linear) as calls:
         output: Tensor = model(x)
         measure = output.logsumexp(-1).sum()
@@ -82,6 +84,11 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
         if torch.allclose(product, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max() + 1)):
             true.append(name)
     return true
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether calling it runs torch's own forward of linear layers."""
+    return type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
 
 
 def outer_product(calls: Sequence[LinearCall], slopes: Sequence[Tensor | None], outputs: int) -> Outer:
