@@ -46,3 +46,62 @@ def test_a_prepare_that_leaves_its_input_alone_serves(prepare: Callable[[Tensor]
             learner.learn(steppe.Task((x, Y)), glances=2)
         weights.append(model.weight)
     assert torch.equal(*weights)
+
+
+class TwoTypes(nn.Module):
+    """A body in float32 and a head in another type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 4).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(torch.tanh(self.body(x)).to(self.head.weight.dtype))
+        return output.double()
+
+
+REFUSE_TYPES = [
+    steppe.FSDGPM(),
+    steppe.FSDGPM(perturbation="importance-only"),
+    steppe.FSDGPM(perturbation="look-ahead"),
+    steppe.GEM(),
+    steppe.AGEM(),
+]
+TAKE_TYPES = [
+    steppe.FSDGPM(importance="ones"),
+    steppe.FSDGPM(importance="spectral"),
+    steppe.GPM(),
+    steppe.AGEM(reference="batch"),
+    steppe.ER(),
+    steppe.Finetune(),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", REFUSE_TYPES, ids=repr)
+def test_weights_of_several_types_are_refused_before_anything_is_learnt(
+    method: steppe.MethodSettings, dtype: torch.dtype
+) -> None:
+    model = TwoTypes(dtype)
+    before = [p.detach().clone() for p in model.parameters()]
+    learner = steppe.Learner(model, method)
+    for call in (learner.check, learner.learn):
+        with pytest.raises(steppe.ModelError, match=rf"several types.*torch.float32 on cpu.*'head.weight' {dtype}"):
+            call(steppe.Task((X, Y)))
+    assert learner.tasks_learnt == 0
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", TAKE_TYPES, ids=repr)
+def test_methods_that_take_weights_of_several_types_still_do(method: steppe.MethodSettings, dtype: torch.dtype) -> None:
+    learner = steppe.Learner(TwoTypes(dtype), method)
+    for _ in range(3):
+        learner.learn(steppe.Task((X, Y)))
+    assert learner.tasks_learnt == 3
+
+
+def test_a_weight_of_another_type_may_be_left_out() -> None:
+    learner = steppe.Learner(TwoTypes(torch.bfloat16), steppe.FSDGPM(), exclude=("head",))
+    for _ in range(2):
+        assert set(learner.learn(steppe.Task((X, Y))).record["ranks"]) == {"body.weight"}

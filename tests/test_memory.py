@@ -164,8 +164,8 @@ class TwoTypes(nn.Module):
 def test_weights_of_several_types_have_importances_of_their_own() -> None:
     network = Network(TwoTypes())
     for rule in (Ones(), Sigmoid(0.01)):
-        memory = GradientMemory(rule, covered_weights(network.model))
         with nullcontext() if rule.dynamic is False else pytest.raises(ModelError, match="several types"):
+            memory = GradientMemory(rule, covered_weights(network.model))
             memory.rebuild(network, torch.randn(8, 6), 0.9)
             assert {p.importance.dtype for p in memory.projectors.values()} == {torch.float32, torch.float64}
 

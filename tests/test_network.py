@@ -108,6 +108,7 @@ def test_unused_and_frozen_parameters() -> None:
     ("model", "message"),
     [
         (nn.Sequential(nn.LazyLinear(3)), "lazy layers"),
+        (nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False)), "lazy layers"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
         (nn.ReLU(), "no trainable parameter"),
         (nn.Linear(2, 2).half(), r"torch\.float16: give them as float32 or float64"),

@@ -23,8 +23,7 @@ from steppe.linear_chain import LinearChain, find_chain
 from steppe.state import State
 from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
-_MANY = 128
-"""Samples from which on a chain's own way to its outputs is the quicker one."""
+_MANY = 128  # samples from which on a chain's own way to its outputs is the quicker one
 _MOST_ROOM = 100_000_000  # heads times outputs that a saved state may ask for
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Layers whose parameters are scales and shifts."""
@@ -34,7 +33,8 @@ class Network:
     """A model, its trainable parameters by name, and the heads of the tasks met so far."""
 
     def __init__(self, model: nn.Module, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
-        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        lazy = nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer
+        if any(isinstance(tensor, lazy) for tensor in (*model.parameters(), *model.buffers())):
             raise ModelError("the model has lazy layers without weights yet: run one forward through it first.")
         self.model = model
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

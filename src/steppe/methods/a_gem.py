@@ -15,7 +15,7 @@ from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
-from steppe.methods.task_memory import TaskMemory
+from steppe.methods.task_memory import TaskMemory, require_one_kind
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
@@ -52,6 +52,8 @@ class AGEM(MethodSettings):
 
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """A-GEM at work."""
+        if self.reference == "average":
+            require_one_kind(network)
         return _AGEM(self, network, streams)
 
 

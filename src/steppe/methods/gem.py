@@ -18,7 +18,7 @@ from torch import Tensor
 from steppe.errors import DivergedError
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
-from steppe.methods.task_memory import TaskMemory
+from steppe.methods.task_memory import TaskMemory, require_one_kind
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
@@ -52,6 +52,7 @@ class GEM(MethodSettings):
 
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """GEM at work."""
+        require_one_kind(network)
         return _GEM(self, network)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steppe.errors import ModelError
 from steppe.methods.lone_samples import check_alone
 from steppe.methods.task_gradients import PastTasks
 from steppe.network import Network
@@ -10,6 +11,19 @@ from steppe.state import State
 from steppe.types import Batch
 
 _MORE = "raise memory to two samples for each task or more"
+
+
+def require_one_kind(network: Network) -> None:
+    """Refuse weights of several types, or on several devices: the gradients of past tasks are put together from all."""
+    (first, start), *others = network.parameters.items()
+    for name, weight in others:
+        if (weight.dtype, weight.device) != (start.dtype, start.device):
+            raise ModelError(
+                "the weights are of several types, or on several devices "
+                f"({first!r} is {start.dtype} on {start.device}, {name!r} {weight.dtype} on {weight.device}), and the "
+                "gradients of past tasks are put together from all of them: make the weights alike (model.float()), or "
+                "use a replay method such as er."
+            )
 
 
 class TaskMemory:

@@ -29,6 +29,9 @@ class GradientMemory:
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, CoveredWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, dict(covered)  # a learner may be copied, a proxy may not
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
+        if rule.dynamic:  # known before anything is learnt
+            own = {name: dict(weight.layers[0].named_parameters())["weight"] for name, weight in covered.items()}
+            _refuse_several_kinds({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
 
     @property
@@ -39,12 +42,10 @@ class GradientMemory:
     @projectors.setter
     def projectors(self, projectors: Mapping[str, SoftProjector]) -> None:
         # The importances lie in one row of numbers, of which each projector sees its part: one call moves them all.
-        if len({(p.importance.dtype, p.importance.device) for p in projectors.values()}) > 1:
+        kinds = {name: (p.importance.dtype, p.importance.device) for name, p in projectors.items()}
+        if len(set(kinds.values())) > 1:
             if self.rule.dynamic:
-                raise ModelError(
-                    "the covered weights are of several types, or on several devices, and their importances move "
-                    "together: make the weights alike (model.float()), or set importance to ones or spectral."
-                )
+                _refuse_several_kinds(kinds)
             self._projectors, self.importance = dict(projectors), torch.empty(0, device="cpu")
             return
         rows = [p.importance.reshape(-1) for p in projectors.values()]
@@ -198,6 +199,23 @@ class GradientMemory:
             "bases": sum(p.basis.nbytes for p in self.projectors.values()),
             "importances": sum(p.importance.nbytes for p in self.projectors.values()),
         }
+
+
+def _refuse_several_kinds(kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
+    """Refuse covered weights of several types, or on several devices, where λ of all of them moves in one row."""
+    first = next(iter(kinds), "")
+    for name, kind in kinds.items():
+        if kind != kinds[first]:
+            raise ModelError(
+                "the covered weights are of several types, or on several devices "
+                f"({first!r} is {_named(kinds[first])}, {name!r} {_named(kind)}), and their importances move together: "
+                "make the weights alike (model.float()), leave some out with exclude=(...), or set importance to ones "
+                "or spectral."
+            )
+
+
+def _named(kind: tuple[torch.dtype, torch.device]) -> str:
+    return f"{kind[0]} on {kind[1]}"
 
 
 def _held(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
