@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ import steppe
 from steppe.errors import ModelError
 from steppe.network import Network
 from steppe.projection.capture import used_outside
-from steppe.projection.coverage import coverage
+from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.layers import covered_weights
 
 X = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -125,3 +126,52 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
         used_outside(model, covered_weights(model), X)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def rows_shared(one: range | None, other: range | None) -> bool:
+    """The slow twin: a row that is in both."""
+    return bool(set(range(4) if one is None else one) & set(range(4) if other is None else other))
+
+
+SHARED = "head, rows 0 to 1 of the output, has rows of task 1, which nothing.*leave `head` out of all tasks"
+
+
+@pytest.mark.parametrize(
+    "method", [steppe.GPM(), steppe.SGP(), steppe.FSDGPM()], ids=lambda method: type(method).__name__
+)
+def test_heads_that_share_rows_are_warned_of_at_the_users_line(method: steppe.MethodSettings) -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double()
+    learner = steppe.Learner(model, method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.learn(steppe.Task((X, Y % 2), head=range(0, 2)))
+        learner.learn(steppe.Task((X, Y % 2 + 2), head=range(2, 4)))
+    with pytest.warns(UserWarning, match=f"digits: its {SHARED}") as found:
+        learnt = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2), name="digits"))
+    assert [warning.filename for warning in found] == [__file__]
+    assert set(learnt.record["ranks"]) == {"0.weight"}  # the warning is true
+
+
+@pytest.mark.parametrize("head", [range(start, stop) for start in range(4) for stop in range(start + 1, 5)] + [None])
+def test_which_heads_share_rows(head: range | None) -> None:
+    for earlier in ([range(0, 2)], [range(0, 1), range(2, 3)], [range(1, 2), None], [range(3, 4), range(0, 1)]):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            warn_shared_head("digits", head, earlier, 4)
+        assert len(found) == any(rows_shared(head, other) for other in earlier)
+
+
+def test_no_warning_where_nothing_is_left_unprotected() -> None:
+    """One head for all: the last layer is covered. No projection: nothing is. Learnt together: nothing is forgotten."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method, first, together in (
+            (steppe.GPM(), None, False),
+            (steppe.ER(), range(0, 2), False),
+            (steppe.GPM(), range(0, 2), True),
+        ):
+            model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double()
+            learner = steppe.Learner(model, method)
+            tasks = [steppe.Task((X, Y % 2), head=first), steppe.Task((X, Y % 2), head=range(0, 2))]
+            for part in [tasks] if together else tasks:
+                learner.learn(part)

@@ -343,6 +343,7 @@ class Heads(nn.Module):
         return torch.cat((self.first(h), self.second(h)), 1)
 
 
+@pytest.mark.filterwarnings("ignore:.*its head, rows")  # looked at twice, on purpose
 def test_heads_that_were_not_excluded_are_named() -> None:
     task = steppe.Task((X, Y % 2), head=range(2))
     for exclude in ((), ("body.0",), ("first",)):

@@ -31,7 +31,7 @@ from steppe.learner_checks import (
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
-from steppe.projection.coverage import coverage
+from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
 from steppe.saving import write_state
@@ -246,10 +246,13 @@ class Learner:
         heads, kind, outputs = list(self.network.heads), self._kind, self._outputs
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
+        before = list(heads)
         with borrowed_global_generator():  # a model may draw even when it is only looked at
             for task in listed:
                 kind, outputs = checked_task(task, self.network, kind)
                 self.settings.check(task, heads)
+                if self.settings.covers_layers:
+                    warn_shared_head(task.name, task.head, before, self._outputs)
                 heads.append(task.head)
             if self._method is None:
                 self._method = self._started(listed[0])

@@ -40,6 +40,26 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
 
 
+def warn_shared_head(name: str, head: range | None, heads: Sequence[range | None], outputs: int) -> None:
+    """Say that a task's head has rows of an earlier one's, where the first task had a head and the last layer is
+    therefore left uncovered.
+    """
+    if not heads or heads[0] is None:
+        return
+    everything = range(outputs)
+    mine = everything if head is None else head
+    for place, earlier in enumerate(everything if other is None else other for other in heads):
+        if mine.start < earlier.stop and earlier.start < mine.stop:
+            warnings.warn(
+                f"{name}: its head, rows {mine.start} to {mine.stop - 1} of the output, has rows of task {place + 1}, "
+                "which nothing protects: where tasks have heads the last layer is not covered, for each should have "
+                "rows of its own. Where they share rows, leave `head` out of all tasks, from the first on: the last "
+                "layer is then covered too.",
+                stacklevel=4,
+            )
+            return
+
+
 def _refuse_used_outside(names: Sequence[str]) -> None:
     for name in names:
         raise ModelError(
