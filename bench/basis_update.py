@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from report import report
-from torch import Tensor
+from torch import Tensor, nn
 from update_cost import BENCHMARKS
 
 from steppe import Learner, Task
 from steppe.config import RunConfig
-from steppe.projection.capture import captured_inputs
+from steppe.projection.capture import captured_calls
+from steppe.projection.layers import CoveredWeight
 
 THRESHOLD = 0.98
 
@@ -44,11 +45,11 @@ def prepared(net: str, samples: int) -> tuple[Any, Any, Tensor]:
 def full_svd(network: Any, memory: Any, x: Tensor) -> dict[str, Tensor]:
     """All columns of every layer, then their SVD."""
     collected: dict[str, list[Tensor]] = {name: [] for name in memory.covered}
-    with (
-        torch.no_grad(),
-        network.mode(training=False),
-        captured_inputs(memory.covered, lambda name, columns: collected[name].append(columns[0])),
-    ):
+
+    def collect(weight: CoveredWeight, layer: nn.Module, x: Tensor) -> None:
+        collected[weight.name].append(weight.rule(layer, x)[0])
+
+    with torch.no_grad(), network.mode(training=False), captured_calls(memory.covered, collect):
         network.model(network.prepare_inputs(x))
     bases = {}
     for name, parts in collected.items():
