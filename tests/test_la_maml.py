@@ -134,6 +134,38 @@ def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: b
     torch.testing.assert_close(flattened(network.parameters), theta, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("second_order", [False, True])
+def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, asynchronous: bool) -> None:
+    """With what two cuts leave of the step sizes as a factor before α, η and lr; a new task has them whole again."""
+    settings = LaMAML(
+        inner_steps=3, clip=0, rate=0.5, rate_lr=2.0, lr=0.2, second_order=second_order, asynchronous=asynchronous
+    )
+    setup = PROBLEMS["smooth"]
+    network, method, loss = setting_up(setup, settings)
+    method.remember(drawn(setup, 0, 4))
+    seen: list[tuple[Batch, Batch]] = []
+    inner = method.meta_gradient
+    method.meta_gradient = lambda current, union: (seen.append((current, union)), inner(current, union))[1]
+    for pace in (0.25, 1.0):
+        if pace < 1:
+            method.slow_down(2)
+            assert method.slow_down(2) == pace * (0.5 if asynchronous else 0.2)
+        else:
+            method.begin_task()
+        theta = flattened(network.parameters).requires_grad_()
+        alpha = flattened(method.rates).requires_grad_()
+        method.observe(drawn(setup, 1, 6))
+        slices, union = slices_of(seen[-1][0], 3), listed(seen[-1][1])
+        constants = None if second_order else inner_gradients(loss, theta, pace * alpha, slices, True, 0.0)
+        expected = meta_loss(loss, theta, pace * alpha, slices, union, relu=True, clamp=0.0, constants=constants)
+        in_theta, in_alpha = torch.autograd.grad(expected, [theta, alpha])
+        rates = (alpha - pace * 2.0 * in_alpha).detach()
+        weights = theta.detach() - pace * (rates.clamp(min=0) if asynchronous else 0.2) * in_theta
+        torch.testing.assert_close(flattened(method.rates), rates, rtol=0, atol=1e-11)
+        torch.testing.assert_close(flattened(network.parameters), weights, rtol=0, atol=1e-11)
+
+
 def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
     setup = PROBLEMS["mlp"]
     network, method = started(LaMAML(buffer=4, replay_batch=10), setup)
