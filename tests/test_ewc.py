@@ -9,8 +9,7 @@ import torch
 from reference_baselines import FlatEWC, compare, learnt, same_bits, started, statistics_moves
 from reference_update import PROBLEMS, drawn
 
-from steppe.methods.ewc import EWC, Penalty
-from steppe.registry import find_method
+from steppe.methods.ewc import Penalty
 
 CASES: dict[str, dict[str, Any]] = {
     "clipped": {"lr": 0.05, "strength": 30.0, "samples": 4},
@@ -118,10 +117,3 @@ def test_same_seed_same_bits() -> None:
 
 def test_running_statistics_move_once_per_update() -> None:
     assert statistics_moves("ewc", {"samples": 5}) == {1}
-
-
-def test_presets() -> None:
-    entry = find_method("ewc")
-    assert EWC.from_mapping(entry.values("pmnist")) == EWC(lr=0.01, strength=100, samples=10)
-    assert EWC.from_mapping(entry.values("cifar100-split")).strength == 5000
-    assert EWC.from_mapping(entry.values("cifar100-superclass")).lr == 0.03

@@ -28,7 +28,6 @@ from steppe.methods.descent import clipped
 from steppe.methods.gem import dual_solution
 from steppe.methods.task_gradients import FactoredRows, PastTasks, Rows, block_products
 from steppe.network import Network
-from steppe.registry import find_method
 from steppe.rings import Rings
 from steppe.types import Batch, Outer, multiplied
 
@@ -316,10 +315,3 @@ def test_same_seed_same_bits() -> None:
 
 def test_running_statistics_move_once_per_update() -> None:
     assert statistics_moves("gem", {"memory": 24, "tasks": 3}) == {1}
-
-
-def test_presets() -> None:
-    entry = find_method("gem")
-    assert GEM.from_mapping(entry.values("pmnist")) == GEM(lr=0.01, strength=0, memory=200, tasks=20)
-    assert GEM.from_mapping(entry.values("cifar100-split")) == GEM(lr=0.01, strength=0.5, memory=1000, tasks=10)
-    assert GEM.from_mapping(entry.values("tiny-imagenet")) == GEM(lr=0.03, strength=0.5, memory=400, tasks=40)

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from steppe import GPM, Batch, Learner, ModelError, Task, UsageError
 from steppe.projection.basis import Representation
 from steppe.projection.growth import grown
-from steppe.registry import find_method
 from steppe.seeding import Streams
 
 
@@ -242,12 +241,6 @@ def test_a_model_without_covered_layers_is_refused() -> None:
     learner = Learner(nn.Sequential(nn.BatchNorm1d(3)), GPM())
     with pytest.raises(ModelError, match="no layer that a gradient memory can cover"):
         learner.check(Task((torch.randn(20, 3), torch.randint(0, 3, (20,)))))
-
-
-def test_presets() -> None:
-    values = find_method("gpm").values("pmnist")
-    assert values["thresholds"] == "0.95,0.99,0.99"
-    assert GPM.from_mapping(values).clip == 0
 
 
 def test_samples_of_the_task_alone_reach_the_bases() -> None:

@@ -26,7 +26,6 @@ from steppe import ICaRL, Learner, Task, UsageError
 from steppe.config import RunConfig
 from steppe.experiment import run
 from steppe.methods.icarl import herded
-from steppe.registry import find_method
 
 
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(1, 4), st.integers(0, 999))
@@ -193,9 +192,3 @@ def test_running_statistics_move_once_per_update() -> None:
 
 def test_the_same_seed_gives_the_same_bits() -> None:
     assert_same_bits(ICaRL(exemplars=12))
-
-
-def test_presets() -> None:
-    split = find_method("icarl").values("cifar100-split")
-    assert (split["lr"], split["distillation"], split["exemplars"]) == (0.03, 0.1, 1000)
-    assert "pmnist" not in find_method("icarl").presets

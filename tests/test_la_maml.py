@@ -22,7 +22,6 @@ from reference_update import PROBLEMS, Problem, drawn, listed
 from torch import Tensor
 
 from steppe import Batch, LaMAML
-from steppe.registry import find_method
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"inner_steps": 3},
@@ -241,10 +240,3 @@ def test_running_statistics_move_once_per_update(second_order: bool) -> None:
 @pytest.mark.parametrize("second_order", [False, True])
 def test_the_same_seed_gives_the_same_bits(second_order: bool) -> None:
     assert_same_bits(LaMAML(second_order=second_order))
-
-
-def test_presets() -> None:
-    pmnist = LaMAML.from_mapping(find_method("la-maml").values("pmnist"))
-    assert (pmnist.inner_steps, pmnist.second_order, pmnist.asynchronous, pmnist.inner_relu) == (5, False, True, True)
-    tiny = LaMAML.from_mapping(find_method("la-maml").values("tiny-imagenet"))
-    assert (tiny.rate, tiny.rate_lr, tiny.second_order, tiny.inner_relu, tiny.buffer) == (0.1, 0.4, True, False, 400)

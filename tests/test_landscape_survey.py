@@ -81,7 +81,9 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
     assert bound.kl_previous == pytest.approx(apart / (2 * 0.01**2), rel=1e-5)
     trained = 60  # n is what the task was learnt from, not the 30 that the landscape is measured on
     for kl, complexity in ((bound.kl, bound.complexity), (bound.kl_previous, bound.complexity_previous)):
-        assert complexity == pytest.approx(4 * math.sqrt((kl + math.log(2 * trained / QUICK.delta)) / trained), rel=1e-5)
+        assert complexity == pytest.approx(
+            4 * math.sqrt((kl + math.log(2 * trained / QUICK.delta)) / trained), rel=1e-5
+        )
 
 
 def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:

@@ -130,6 +130,98 @@ def test_presets_are_the_papers(name: str, benchmark: str) -> None:
     assert protocol == (2, 0.9, 2.0, 2.0, 10.0)
 
 
+def test_the_spectral_importances_take_the_papers_values_but_on_permuted_mnist() -> None:
+    """They are ours, not the paper's; there the ascent was tuned for them (docs/methods/fs-dgpm.md)."""
+    entry = find_method("fs-sgpm")
+    for benchmark in PAPER:
+        ours = FSDGPM.from_mapping(entry.values(benchmark))
+        papers = FSDGPM.from_mapping(find_method("fs-dgpm").values(benchmark))
+        apart = {"ascent_form": "chunked", "ascent_lr": 0.075} if benchmark == "pmnist" else {}
+        assert ours == papers.replace(importance="spectral", alpha=25.0, **apart)
+
+
+# The paper's values for what it compares with, and those of the code it ran. Where the two are silent or do not go
+# together, what stands here is ours, with the reason.
+SGD = {"momentum": 0.9, "clip": 2.0}  # in the released code; the paper says only "SGD"
+UNCLIPPED = {"momentum": 0.9, "clip": 0.0}  # GPM's own code does not clip, and with a clip it falls short of the paper
+MEMORY = {"pmnist": 200, "cifar100-split": 1000, "cifar100-superclass": 1000, "tiny-imagenet": 400}
+LA_MAML_IMAGES = {"second_order": True, "inner_relu": False, "inner_clamp": 1.0, "clip": 1.0, "inner_steps": 5}
+COMPARED: dict[str, dict[str, dict[str, Any]]] = {
+    "finetune": {benchmark: {**SGD, "lr": 0.01} for benchmark in MEMORY},  # not in the paper: multitask's step size
+    "multitask": {benchmark: {**SGD, "lr": 0.01} for benchmark in MEMORY},
+    "er": {
+        "pmnist": {**SGD, "lr": 0.005, "buffer": 200},
+        "cifar100-split": {**SGD, "lr": 0.03, "buffer": 1000},
+        "cifar100-superclass": {**SGD, "lr": 0.01, "buffer": 1000},
+        "tiny-imagenet": {**SGD, "lr": 0.01, "buffer": 400},  # La-MAML's figure: its lr, without its replay of one
+    },
+    "ewc": {  # how many samples gave F is not reported: 10 in GEM's code, where a larger batch counts whole
+        "pmnist": {**SGD, "lr": 0.01, "strength": 100.0, "samples": 10},
+        "cifar100-split": {**SGD, "lr": 0.005, "strength": 5000.0, "samples": 64},
+        "cifar100-superclass": {**SGD, "lr": 0.03, "strength": 1000.0, "samples": 64},
+        "tiny-imagenet": {**SGD, "lr": 0.01, "strength": 1000.0, "samples": 64},  # reported by no one
+    },
+    "gem": {
+        "pmnist": {**SGD, "lr": 0.01, "strength": 0.0, "memory": 200, "tasks": 20},
+        "cifar100-split": {**SGD, "lr": 0.01, "strength": 0.5, "memory": 1000, "tasks": 10},
+        "cifar100-superclass": {**SGD, "lr": 0.03, "strength": 0.5, "memory": 1000, "tasks": 20},
+        "tiny-imagenet": {**SGD, "lr": 0.03, "strength": 0.5, "memory": 400, "tasks": 40},
+    },
+    "icarl": {  # not defined on Permuted MNIST
+        "cifar100-split": {**SGD, "lr": 0.03, "distillation": 0.1, "exemplars": 1000},
+        "cifar100-superclass": {**SGD, "lr": 0.01, "distillation": 0.5, "exemplars": 1000},
+        "tiny-imagenet": {**SGD, "lr": 0.01, "distillation": 1.0, "exemplars": 400},
+    },
+    "la-maml": {
+        "pmnist": {  # five slices, not the code's ten steps of one sample: they reach the published accuracy
+            **{"rate": 0.15, "rate_lr": 0.3, "buffer": 200, "inner_steps": 5, "second_order": False},
+            **{"inner_relu": True, "inner_clamp": 0.0, "clip": 2.0, "asynchronous": True, "replay_batch": 10},
+        },
+        "cifar100-split": {**LA_MAML_IMAGES, "rate": 0.1, "rate_lr": 0.5, "buffer": 1000},
+        "cifar100-superclass": {**LA_MAML_IMAGES, "rate": 0.1, "rate_lr": 0.5, "buffer": 1000},
+        "tiny-imagenet": {**LA_MAML_IMAGES, "rate": 0.1, "rate_lr": 0.4, "buffer": 400},
+    },
+    "gpm": {  # on Permuted MNIST that code's ε, since the paper's stops learning
+        "pmnist": {
+            **UNCLIPPED,
+            "lr": 0.01,
+            "basis_samples": 300,
+            "thresholds": "0.95,0.99,0.99",
+            "threshold_step": 0.0,
+        },
+        "cifar100-split": {
+            **UNCLIPPED,
+            "lr": 0.01,
+            "basis_samples": 125,
+            "thresholds": "0.97",
+            "threshold_step": 0.003,
+        },
+        "cifar100-superclass": {
+            **UNCLIPPED,
+            "lr": 0.01,
+            "basis_samples": 125,
+            "thresholds": "0.98",
+            "threshold_step": 0.001,
+        },
+        "tiny-imagenet": {
+            **UNCLIPPED,
+            "lr": 0.005,
+            "basis_samples": 200,
+            "thresholds": "0.9",
+            "threshold_step": 0.0025,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "benchmark"), [(name, each) for name in COMPARED for each in COMPARED[name]])
+def test_presets_of_what_the_paper_compares_with(name: str, benchmark: str) -> None:
+    entry, wanted = find_method(name), COMPARED[name][benchmark]
+    found = entry.settings.from_mapping(entry.values(benchmark)).as_dict()
+    assert {key: found[key] for key in wanted} == wanted
+    assert set(entry.presets[benchmark]) <= {*wanted, "ascent_lr"}  # no more than the table; that one is FS-ER's
+
+
 def test_unknown_methods_and_benchmarks_name_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"unknown method 'fs-dgmp'\. Did you mean 'fs-dgpm'"):
         find_method("fs-dgmp")
