@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from reference import ListReservoir, Sample, head_loss
-from reference_update import Problem, drawn, listed
+from reference_update import Problem, coverage, drawn, listed
 from torch import Tensor, nn
 
 from steppe.learner import Learner
-from steppe.methods.base import Method
 from steppe.network import Network
+from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.registry import find_method
 from steppe.seeding import Streams
 from steppe.task import Task
@@ -231,18 +231,26 @@ class FlatSAM(FlatReplay):
 # Running both --------------------------------------------------------------------------------------------------------
 
 
-def started(name: str, changes: dict[str, Any], model: nn.Module, seed: int = 3) -> tuple[Any, Network, Method]:
-    """A method at work on a model, made by name."""
+def started(
+    name: str, changes: dict[str, Any], model: nn.Module, covered: Mapping[str, CoveredWeight] | None = None
+) -> tuple[Any, Network, Any]:
+    """A method at work on a model, made by name; `covered` is what it projects, if it does."""
     entry = find_method(name)
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
     network = Network(model)
-    return settings, network, settings.start(network, {}, Streams(seed))
+    return settings, network, settings.start(network, (covered or {}) if settings.covers_layers else {}, Streams(3))
+
+
+def started_on(problem: Problem, name: str, changes: dict[str, Any]) -> tuple[Any, Network, Any]:
+    """A method at work on a problem's network."""
+    model = problem.build()
+    return started(name, changes, model, coverage(problem, model))
 
 
 def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Problem, batches: int = 3) -> Any:
     """Three tasks, two glances at each batch (the last one smaller): losses and weights after every update."""
-    model = problem.build()
-    settings, network, method = started(name, changes, model)
+    settings, network, method = started_on(problem, name, changes)
+    model = network.model
     slow = twin(settings, problem, model, Streams(3).derived)
     outputs = 4 if problem.heads[0] is None else 6
     for task in range(3):
@@ -292,21 +300,31 @@ def image_tasks(count: int, heads: bool = True) -> list[Task]:
     return tasks
 
 
-def learnt(name: str, changes: dict[str, Any], heads: bool = True, seed: int = 1) -> tuple[Learner, list[float]]:
-    """Three image tasks learnt in a row through the front door, and their accuracies."""
+def learnt(
+    name: str, changes: dict[str, Any], heads: bool = True, seed: int = 1, elsewhere: int = 0
+) -> tuple[Learner, list[float]]:
+    """Three image tasks learnt in a row through the front door, and their accuracies; the network is always the same.
+    So many random numbers are drawn elsewhere before each task.
+    """
     torch.manual_seed(8)
     entry = find_method(name)
     settings: Any = entry.settings.from_mapping({**entry.values(""), "lr": 0.05, **changes})
     learner = Learner(Normed(), settings, seed=seed)
     tasks = image_tasks(3, heads)
     for task in tasks:
+        torch.rand(elsewhere)
         learner.learn(task, epochs=4, batch_size=8, glances=2)
     return learner, learner.evaluate(tasks)
 
 
 def same_bits(name: str, changes: dict[str, Any]) -> bool:
-    """Whether two runs from one seed end in the same weights and buffers, bit for bit, and another seed's do not."""
-    one, two, other = (learnt(name, changes, seed=seed)[0].model.state_dict() for seed in (1, 1, 2))
+    """Whether two runs from one seed end in the same weights and buffers, bit for bit, whatever else draws random
+    numbers, and another seed's do not.
+    """
+    one, two, other = (
+        learnt(name, changes, seed=seed, elsewhere=count)[0].model.state_dict()
+        for seed, count in ((1, 0), (1, 7), (2, 0))
+    )
     equal = all(torch.equal(value, two[key]) for key, value in one.items())
     return equal and not all(torch.equal(value, other[key]) for key, value in one.items())
 
@@ -314,7 +332,7 @@ def same_bits(name: str, changes: dict[str, Any]) -> bool:
 def statistics_moves(name: str, changes: dict[str, Any]) -> set[int]:
     """By how many forwards each update, in three tasks, moved BatchNorm's running statistics."""
     model = Normed()
-    _, network, method = started(name, changes, model)
+    _, network, method = started(name, changes, model, covered_weights(model, exclude=("second",)))
     counts: set[int] = set()
     for place, task in enumerate(image_tasks(3)):
         network.open_head(task.head, 6)

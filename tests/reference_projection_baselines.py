@@ -12,12 +12,8 @@ from typing import Any
 
 import torch
 from reference import ListReservoir, Sample, head_loss
-from reference_update import Problem, Weights, coverage
+from reference_update import Problem, Weights
 from torch import Tensor, nn
-
-from steppe import Batch, Learner, Task
-from steppe.network import Network
-from steppe.seeding import Streams
 
 # Growing bases -------------------------------------------------------------------------------------------------------
 
@@ -245,79 +241,5 @@ def nearest_mean(z: Tensor, exemplars: dict[int, Tensor], head: range) -> list[i
 # What the tests of these methods share -------------------------------------------------------------------------------
 
 
-def started(settings: Any, problem: Problem, seed: int = 3) -> tuple[Network, Any]:
-    """A method at work on the problem's network."""
-    model = problem.build()
-    network = Network(model)
-    covered = coverage(problem, model) if settings.covers_layers else {}
-    return network, settings.start(network, covered, Streams(seed))
-
-
 def flattened(parts: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([part.detach().flatten() for part in parts.values()])
-
-
-def normed() -> nn.Module:
-    """A small convolutional network with BatchNorm and dropout, 6 outputs."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Dropout(0.2),
-        nn.Linear(16, 12),
-        nn.BatchNorm1d(12),
-        nn.ReLU(),
-        nn.Linear(12, 6),
-    )
-
-
-def image_tasks(count: int = 3, samples: int = 24, *, heads: bool = True) -> list[Task]:
-    """Tasks of two classes each, bright in places of their own; with heads of their own or all on one."""
-    generator = torch.Generator().manual_seed(5)
-    tasks = []
-    for place in range(count):
-        y = torch.arange(samples) % 2
-        x = torch.randn(samples, 1, 4, 4, generator=generator)
-        x[:, 0, place] += 3.0 * (2 * y[:, None] - 1)
-        head = range(2 * place, 2 * place + 2) if heads else None
-        labels = y + 2 * place if heads else y
-        tasks.append(Task((x, labels), (x, labels), head=head, name=f"task {place}"))
-    return tasks
-
-
-def learnt(settings: Any, *, heads: bool = True, seed: int = 1, epochs: int = 3) -> tuple[Learner, list[list[float]]]:
-    """The image tasks learnt one after another, and the accuracies after each."""
-    torch.manual_seed(seed)
-    learner = Learner(normed(), settings, seed=seed)
-    tasks = image_tasks(heads=heads)
-    rows = []
-    for place, task in enumerate(tasks):
-        learner.learn(task, epochs=epochs, batch_size=6)
-        rows.append(learner.evaluate(tasks[: place + 1]))
-    return learner, rows
-
-
-def assert_one_statistics_move(settings: Any) -> None:
-    """One update, on the second task, moves running statistics exactly once."""
-    learner, _ = learnt(settings, epochs=1)
-    network, method = learner.network, learner._method
-    assert method is not None
-    norm: Any = network.model[1]
-    before = int(norm.num_batches_tracked)
-    batch = Batch(torch.randn(6, 1, 4, 4), torch.tensor([4, 5] * 3), torch.full((6,), 2))
-    with network.mode(training=True):
-        method.begin_task()
-        method.observe(batch)
-    assert int(norm.num_batches_tracked) == before + 1
-
-
-def assert_same_bits(settings: Any) -> None:
-    """The same seed gives the same weights and accuracies bit for bit, whatever else draws random numbers."""
-    one, rows = learnt(settings, epochs=1)
-    torch.rand(7)
-    other, again = learnt(settings, epochs=1)
-    assert rows == again
-    for name, value in one.model.state_dict().items():
-        assert torch.equal(value, other.model.state_dict()[name]), name

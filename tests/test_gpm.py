@@ -9,15 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import no_hooks, orthonormal, widest_angle
+from reference_baselines import Normed, learnt, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     FlatGPM,
-    assert_one_statistics_move,
-    assert_same_bits,
     flattened,
     gpm_basis,
-    learnt,
-    normed,
-    started,
 )
 from reference_update import PROBLEMS, drawn, listed
 from torch import Tensor, nn
@@ -144,9 +140,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_three_tasks_equal_the_dense_transcription(case: str, problem: str) -> None:
     setup = PROBLEMS[problem]
-    settings = GPM(basis_samples=8, **CASES[case])
-    network, method = started(settings, setup)
-
+    settings, network, method = started_on(setup, "gpm", {"basis_samples": 8, **CASES[case]})
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
         network.open_head(setup.heads[task], 6 if setup.heads[task] else 4)
@@ -185,8 +179,8 @@ def test_outputs_on_the_spanned_samples_do_not_move() -> None:
 @pytest.mark.parametrize("frozen", [True, False])
 def test_norm_layers_are_frozen_from_the_second_task(frozen: bool) -> None:
     torch.manual_seed(0)
-    learner = Learner(normed(), GPM(freeze_norms=frozen))
-    norm: Any = learner.model[1]
+    learner = Learner(Normed(), GPM(freeze_norms=frozen))
+    norm: Any = learner.model.norm
     start = norm.weight.detach().clone()
     x = torch.randn(12, 1, 4, 4)
     learner.learn(Task((x, torch.arange(12) % 2), head=range(0, 2)))
@@ -200,21 +194,21 @@ def test_norm_layers_are_frozen_from_the_second_task(frozen: bool) -> None:
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns_tasks_with_and_without_heads(heads: bool) -> None:
-    learner, rows = learnt(GPM(thresholds=0.9, lr=0.02), heads=heads)
-    assert rows[-1][-1] > 85
+    learner, accuracies = learnt("gpm", {"thresholds": 0.9, "lr": 0.02}, heads)
+    assert accuracies[-1] > 85
     method: Any = learner._method
-    assert "9.weight" not in method.memory.projectors or not heads  # several heads: the head is not covered
+    assert "second.weight" not in method.memory.projectors or not heads  # several heads: the head is not covered
     sizes = method.bytes_held()
     assert sizes["replay"] == 0
     assert sizes["bases"] == sum(p.basis.nbytes for p in method.memory.projectors.values()) > 0
 
 
 def test_running_statistics_move_once_per_update() -> None:
-    assert_one_statistics_move(GPM())
+    assert statistics_moves("gpm", {}) == {1}
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    assert_same_bits(GPM())
+    assert same_bits("gpm", {})
 
 
 def test_a_small_task_is_remarked_upon() -> None:
@@ -246,7 +240,7 @@ def test_a_model_without_covered_layers_is_refused() -> None:
 def test_samples_of_the_task_alone_reach_the_bases() -> None:
     """The reservoir starts anew with each task, and is dropped at its end."""
     setup = PROBLEMS["mlp"]
-    network, method = started(GPM(basis_samples=4), setup)
+    _, network, method = started_on(setup, "gpm", {"basis_samples": 4})
     for task in range(2):
         network.open_head(None, 4)
         method.begin_task()

@@ -8,20 +8,17 @@ from typing import Any
 import pytest
 import torch
 from reference import Sample, central_differences
+from reference_baselines import learnt, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
-    assert_one_statistics_move,
-    assert_same_bits,
     flattened,
     inner_gradients,
-    learnt,
     meta_loss,
     problem_loss,
-    started,
 )
 from reference_update import PROBLEMS, Problem, drawn, listed
 from torch import Tensor
 
-from steppe import Batch, LaMAML
+from steppe import Batch
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"inner_steps": 3},
@@ -32,16 +29,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def setting_up(problem: Problem, settings: LaMAML) -> tuple[Any, Any, Callable[[Tensor, list[Sample]], Tensor]]:
+def setting_up(
+    problem: Problem, changes: dict[str, Any]
+) -> tuple[Any, Any, Any, Callable[[Tensor, list[Sample]], Tensor]]:
     """The method with rates of both signs, met by two tasks, and the problem's loss on a flat vector."""
-    network, method = started(settings, problem)
+    settings, network, method = started_on(problem, "la-maml", changes)
     for task in range(2):
         network.open_head(problem.heads[task], 6 if problem.heads[task] else 4)
     generator = torch.Generator().manual_seed(8)
     for rate in method.rates.values():
         rate += 0.2 * torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
     shapes = {name: p.shape for name, p in network.parameters.items()}
-    return network, method, lambda flat, samples: problem_loss(problem, network.model, shapes, flat, samples)
+    return settings, network, method, lambda flat, samples: problem_loss(problem, network.model, shapes, flat, samples)
 
 
 def slices_of(batch: Batch, steps: int) -> list[list[Sample]]:
@@ -54,9 +53,8 @@ def slices_of(batch: Batch, steps: int) -> list[list[Sample]]:
 @pytest.mark.parametrize("second_order", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_meta_gradients_equal_the_unrolled_loop(case: str, second_order: bool, problem: str) -> None:
-    settings = LaMAML(second_order=second_order, **CASES[case])
     setup = PROBLEMS[problem]
-    network, method, loss = setting_up(setup, settings)
+    settings, network, method, loss = setting_up(setup, {"second_order": second_order, **CASES[case]})
     current = drawn(setup, 1, 7)
     union = current.joined(drawn(setup, 0, 4))
     found = method.meta_gradient(current, union)
@@ -76,9 +74,8 @@ def test_meta_gradients_equal_the_unrolled_loop(case: str, second_order: bool, p
 @pytest.mark.parametrize("second_order", [False, True])
 def test_meta_gradients_equal_finite_differences(second_order: bool) -> None:
     """Of the meta-loss as a plain function of θ and α; in first order, with the inner gradients held fixed."""
-    settings = LaMAML(inner_steps=2, second_order=second_order)
     setup = PROBLEMS["smooth"]
-    network, method, loss = setting_up(setup, settings)
+    _, network, method, loss = setting_up(setup, {"inner_steps": 2, "second_order": second_order})
     current = drawn(setup, 1, 4)
     union = current.joined(drawn(setup, 0, 2))
     found = method.meta_gradient(current, union)
@@ -110,9 +107,9 @@ def test_meta_gradients_equal_finite_differences(second_order: bool) -> None:
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: bool) -> None:
     """Clips of α and θ are apart; negative new rates stop their weights."""
-    settings = LaMAML(inner_steps=3, clip=0.05, rate_lr=4.0, asynchronous=asynchronous, lr=0.2)
+    changes = {"inner_steps": 3, "clip": 0.05, "rate_lr": 4.0, "asynchronous": asynchronous, "lr": 0.2}
     setup = PROBLEMS["conv"]
-    network, method, _ = setting_up(setup, settings)
+    _, network, method, _ = setting_up(setup, changes)
     seen: list[Any] = []
     inner = method.meta_gradient
 
@@ -137,11 +134,11 @@ def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: b
 @pytest.mark.parametrize("second_order", [False, True])
 def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, asynchronous: bool) -> None:
     """With what two cuts leave of the step sizes as a factor before α, η and lr; a new task has them whole again."""
-    settings = LaMAML(
-        inner_steps=3, clip=0, rate=0.5, rate_lr=2.0, lr=0.2, second_order=second_order, asynchronous=asynchronous
-    )
+    changes = {"inner_steps": 3, "clip": 0, "rate": 0.5, "rate_lr": 2.0, "lr": 0.2}
     setup = PROBLEMS["smooth"]
-    network, method, loss = setting_up(setup, settings)
+    _, network, method, loss = setting_up(
+        setup, {**changes, "second_order": second_order, "asynchronous": asynchronous}
+    )
     method.remember(drawn(setup, 0, 4))
     seen: list[tuple[Batch, Batch]] = []
     inner = method.meta_gradient
@@ -167,7 +164,7 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
 
 def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
     setup = PROBLEMS["mlp"]
-    network, method = started(LaMAML(buffer=4, replay_batch=10), setup)
+    _, network, method = started_on(setup, "la-maml", {"buffer": 4, "replay_batch": 10})
     network.open_head(None, 4)
     old, batch = drawn(setup, 0, 4), drawn(setup, 0, 6)
     method.remember(old)
@@ -193,7 +190,7 @@ def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
 
 def test_weights_are_put_back_when_a_forward_fails() -> None:
     setup = PROBLEMS["mlp"]
-    network, method = started(LaMAML(inner_steps=2), setup)
+    _, network, method = started_on(setup, "la-maml", {"inner_steps": 2})
     network.open_head(None, 4)
     before = flattened(network.parameters)
     batch = drawn(setup, 0, 4)
@@ -205,7 +202,7 @@ def test_weights_are_put_back_when_a_forward_fails() -> None:
 
 def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
     setup = PROBLEMS["mlp"]
-    network, method = started(LaMAML(), setup)
+    _, network, method = started_on(setup, "la-maml", {})
     network.open_head(None, 4)
     batch = drawn(setup, 0, 6)
     method.observe(batch)
@@ -223,8 +220,9 @@ def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
 @pytest.mark.parametrize("heads", [True, False])
 @pytest.mark.parametrize("second_order", [False, True])
 def test_learns_tasks_with_and_without_heads(second_order: bool, heads: bool) -> None:
-    learner, rows = learnt(LaMAML(second_order=second_order, rate=0.1, rate_lr=0.05, inner_steps=2), heads=heads)
-    assert sum(rows[-1]) / 3 > 85
+    changes = {"second_order": second_order, "rate": 0.1, "rate_lr": 0.05, "inner_steps": 2}
+    learner, accuracies = learnt("la-maml", changes, heads)
+    assert sum(accuracies) / 3 > 85
     assert learner._method is not None
     sizes = learner._method.bytes_held()
     assert sizes["rates"] == sum(p.nbytes for p in learner.network.parameters.values())
@@ -234,9 +232,9 @@ def test_learns_tasks_with_and_without_heads(second_order: bool, heads: bool) ->
 
 @pytest.mark.parametrize("second_order", [False, True])
 def test_running_statistics_move_once_per_update(second_order: bool) -> None:
-    assert_one_statistics_move(LaMAML(second_order=second_order))
+    assert statistics_moves("la-maml", {"second_order": second_order}) == {1}
 
 
 @pytest.mark.parametrize("second_order", [False, True])
 def test_the_same_seed_gives_the_same_bits(second_order: bool) -> None:
-    assert_same_bits(LaMAML(second_order=second_order))
+    assert same_bits("la-maml", {"second_order": second_order})

@@ -7,18 +7,14 @@ from typing import Any
 import pytest
 import torch
 from reference import orthonormal
+from reference_baselines import learnt, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     FlatGPM,
-    assert_one_statistics_move,
-    assert_same_bits,
     flattened,
-    learnt,
     sgp_importances,
-    started,
 )
 from reference_update import PROBLEMS, drawn, listed
 
-from steppe import GPM, SGP
 from steppe.projection.basis import Representation
 from steppe.projection.growth import grown
 from steppe.registry import find_method
@@ -44,8 +40,8 @@ def test_strengths_are_the_surrogate_singular_values(n: int) -> None:
 def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -> None:
     """Weights after every update and importances after every task; some of them accumulate to 1, some do not."""
     setup = PROBLEMS[problem]
-    settings = SGP(basis_samples=8, thresholds="0.7", threshold_step=0.05, alpha=alpha, lr=0.05)
-    network, method = started(settings, setup)
+    changes = {"basis_samples": 8, "thresholds": "0.7", "threshold_step": 0.05, "alpha": alpha, "lr": 0.05}
+    settings, network, method = started_on(setup, "sgp", changes)
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
         network.open_head(setup.heads[task], 6 if setup.heads[task] else 4)
@@ -77,7 +73,7 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
 
 def test_importances_grow_up_to_one() -> None:
     """A direction met again and again ends up held for good; none is ever held less than before."""
-    learner, _ = learnt(SGP(alpha=1.0, thresholds="0.9"))
+    learner, _ = learnt("sgp", {"alpha": 1.0, "thresholds": "0.9"})
     method: Any = learner._method
     before = {name: p.importance.clone() for name, p in method.memory.projectors.items()}
     x = torch.randn(40, 1, 4, 4)
@@ -88,16 +84,16 @@ def test_importances_grow_up_to_one() -> None:
 
 
 def test_a_large_alpha_is_gpm() -> None:
-    one, rows = learnt(SGP(alpha=1e12, thresholds="0.9"))
-    other, expected = learnt(GPM(thresholds="0.9"))
-    assert rows == expected
+    one, accuracies = learnt("sgp", {"alpha": 1e12, "thresholds": "0.9"})
+    other, expected = learnt("gpm", {"thresholds": "0.9"})
+    assert accuracies == expected
     torch.testing.assert_close(flattened(one.network.parameters), flattened(other.network.parameters))
 
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns_tasks_with_and_without_heads(heads: bool) -> None:
-    learner, rows = learnt(SGP(lr=0.02), heads=heads)
-    assert rows[-1][-1] > 85
+    learner, accuracies = learnt("sgp", {"lr": 0.02}, heads)
+    assert accuracies[-1] > 85
     assert learner._method is not None
     sizes = learner._method.bytes_held()
     assert sizes["replay"] == 0
@@ -105,11 +101,11 @@ def test_learns_tasks_with_and_without_heads(heads: bool) -> None:
 
 
 def test_running_statistics_move_once_per_update() -> None:
-    assert_one_statistics_move(SGP())
+    assert statistics_moves("sgp", {}) == {1}
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    assert_same_bits(SGP())
+    assert same_bits("sgp", {})
 
 
 def test_presets_are_gpms_with_alpha() -> None:
