@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steppe.errors import UsageError
 from steppe.methods import FSDGPM
-from steppe.registry import find_benchmark, find_method
+from steppe.registry import METHODS, find_benchmark, find_method
 from steppe.settings import Settings, _converted, setting
 
 
@@ -220,6 +220,22 @@ def test_presets_of_what_the_paper_compares_with(name: str, benchmark: str) -> N
     found = entry.settings.from_mapping(entry.values(benchmark)).as_dict()
     assert {key: found[key] for key in wanted} == wanted
     assert set(entry.presets[benchmark]) <= {*wanted, "ascent_lr"}  # no more than the table; that one is FS-ER's
+
+
+def test_whose_defaults_are_not_those_of_permuted_mnist() -> None:
+    """As docs/benchmarks/folder.md says, whose runs start from the defaults."""
+    apart = {}
+    for name, entry in METHODS.items():
+        default = entry.settings.from_mapping(entry.values("")).as_dict()
+        preset = entry.settings.from_mapping(entry.values("pmnist")).as_dict()
+        apart[name] = {key for key in default if default[key] != preset[key]}
+    assert {name: keys for name, keys in apart.items() if keys} == {
+        **{name: {"lr"} for name in ("er", "fs-er", "sam-er")},
+        "der++": {"lr", "alpha", "beta"},
+        "gpm": {"thresholds", "basis_samples"},
+        "sgp": {"thresholds", "basis_samples", "alpha"},
+        "fs-sgpm": {"ascent_form", "ascent_lr"},
+    }
 
 
 def test_unknown_methods_and_benchmarks_name_the_nearest() -> None:
