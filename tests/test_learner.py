@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,26 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_time_spent_on_the_memory_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only updates and the task's end move on."""
+    learner, task = Learner(mlp(), Finetune()), Task(bright(8)(20, 0))
+    method, now = learner.check(task), 0.0
+    observe, end_task = method.observe, method.end_task
+
+    def taking(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
+        def slower(*given: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return work(*given)
+
+        return slower
+
+    monkeypatch.setattr(method, "observe", taking(1.0, observe))
+    monkeypatch.setattr(method, "end_task", taking(100.0, end_task))
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert learner.learn(task, batch_size=10).seconds == {"train": 2.0, "memory": 100.0}
 
 
 @pytest.mark.parametrize("method", METHODS)
