@@ -9,31 +9,18 @@ machine does weighs on both alike. Prints JSON.
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Callable
 
 import torch
+from measuring import fastest
+from report import report
 
 from steppe import GEM, PMNIST, Batch, Finetune, Method
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
 from steppe.seeding import Streams
 
-BLOCK = 20
 TASKS = (10, 20)
-
-
-def fastest(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Milliseconds of CPU time per call, by action."""
-    best = dict.fromkeys(actions, float("inf"))
-    for _ in range(rounds):
-        for name, action in actions.items():
-            started = time.process_time()
-            for _ in range(BLOCK):
-                action()
-            best[name] = min(best[name], (time.process_time() - started) / BLOCK * 1e3)
-    return best
 
 
 def cycling(method: Method, batches: list[Batch]) -> Callable[[], object]:
@@ -75,7 +62,7 @@ def main() -> None:
                     "ratio": round(times["gem"] / times["sgd"], 2),
                 }
             gem.end_task()
-    print(json.dumps({"torch": torch.__version__, "threads": 1, **found}, indent=2))
+    report(**found)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import argparse
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import fastest, resident_mb
 from report import report
 
 from steppe import Batch, Learner, Task
@@ -25,12 +25,6 @@ from steppe.models.mlp import MLP
 from steppe.replay import Reservoir
 
 INPUTS, SAMPLES = 64, 60
-
-
-def resident() -> float:
-    """Megabytes that the process holds now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096 / 2**20
 
 
 def stream(name: str, count: int) -> dict[str, Any]:
@@ -46,7 +40,7 @@ def stream(name: str, count: int) -> dict[str, Any]:
         learnt = learner.learn(task, batch_size=10, glances=2)
         seconds.append(time.process_time() - started)
         held.append(sum(learnt.bytes.values()))
-        memory.append(resident())
+        memory.append(resident_mb())
     part = count // 5
     places = {"begin": slice(1, 1 + part), "middle": slice(2 * part, 3 * part), "end": slice(count - part, count)}
     return {
@@ -64,16 +58,9 @@ def replay(size: int) -> dict[str, float]:
     batch = Batch(torch.zeros(10, 32, dtype=torch.uint8), torch.zeros(10, dtype=torch.int64), torch.zeros(10).long())
     large = Batch(torch.zeros(size, 32, dtype=torch.uint8), torch.zeros(size).long(), torch.zeros(size).long())
     reservoir.push(large)
-    found: dict[str, float] = {"size": size, "bytes": reservoir.bytes_held()}
-    for name, work in {"draw_us": lambda: reservoir.draw(10), "push_us": lambda: reservoir.push(batch)}.items():
-        best = float("inf")
-        for _ in range(20):
-            started = time.process_time()
-            for _ in range(100):
-                work()
-            best = min(best, (time.process_time() - started) / 100 * 1e6)
-        found[name] = best
-    return found
+    works = {"draw_us": lambda: reservoir.draw(10), "push_us": lambda: reservoir.push(batch)}
+    times = fastest(works, rounds=20, block=100)
+    return {"size": size, "bytes": reservoir.bytes_held(), **{name: 1e3 * ms for name, ms in times.items()}}
 
 
 def main() -> None:

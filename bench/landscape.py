@@ -10,10 +10,10 @@ round of each counts. A whole landscape of ten tasks is 55 pairs · 10 direction
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
+from measuring import fastest
 from report import report
 from torch import nn
 
@@ -31,17 +31,6 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "lenet": (LeNet, (3, 32, 32), 3),
     "alexnet": (AlexNet, (3, 32, 32), 3),
 }
-
-
-def fastest(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Milliseconds of CPU time, by action."""
-    best = dict.fromkeys(actions, float("inf"))
-    for _ in range(rounds):
-        for name, action in actions.items():
-            started = time.process_time()
-            action()
-            best[name] = min(best[name], (time.process_time() - started) * 1e3)
-    return best
 
 
 def measured(name: str, samples: int, rounds: int) -> dict[str, object]:
@@ -70,6 +59,7 @@ def measured(name: str, samples: int, rounds: int) -> dict[str, object]:
             "forward": forward,
         },
         rounds,
+        block=1,
     )
     point, call = best["point"] / points, best["call"] / points
     row = {"net": name, "samples": samples, "point_ms": point, "by_calls_ms": call, "forward_ms": best["forward"]}

@@ -5,13 +5,13 @@ python bench/load.py > results/bench/load.json
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import resident_mb
 from report import report
 
 from steppe import ER, Learner, Task
@@ -24,14 +24,8 @@ from steppe.study import Job, run_all
 FRAGILE = str(Path(__file__).with_name("fragile.py"))
 
 
-def resident_mb() -> float:
-    """The process's memory."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
-
-
 def thousand_tasks(method: str) -> dict[str, Any]:
-    """Resident memory after every hundredth task of a run with its directory and checkpoints."""
+    """Resident memory after every two hundredth task of a run with its directory and checkpoints."""
     seen: dict[str, float] = {}
 
     def watch(event: Event) -> None:

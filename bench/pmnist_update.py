@@ -11,19 +11,17 @@ time; both are timed by turns in short blocks, and the fastest block of each cou
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from measuring import fastest
 from report import report
 from torch.nn.functional import cross_entropy
 
 from steppe import PMNIST, Batch, Learner, Task
 from steppe.config import RunConfig
 from steppe.numerics import denormals_flushed
-
-BLOCK = 20
 
 
 def batches(task: Task) -> list[Batch]:
@@ -69,18 +67,6 @@ def update(name: str, learnt: int) -> tuple[Callable[[], None], dict[str, int]]:
 
     ranks: dict[str, Any] = method.record().get("ranks", {})
     return observe, {layer: entry["rank"] for layer, entry in ranks.items()}
-
-
-def fastest(works: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Milliseconds of CPU time per call."""
-    best = dict.fromkeys(works, float("inf"))
-    for _ in range(rounds):
-        for name, work in works.items():
-            started = time.process_time()
-            for _ in range(BLOCK):
-                work()
-            best[name] = min(best[name], (time.process_time() - started) / BLOCK * 1e3)
-    return best
 
 
 def main() -> None:

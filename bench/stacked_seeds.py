@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from pmnist_update import fastest
+from measuring import fastest
 from report import report
 from torch import Tensor
 
