@@ -28,7 +28,11 @@ def test_the_written_catalogue_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["list"], ["list", "fs-dgpm"], ["run", "--help"], ["report", "--help"], ["--version"]]
+    "arguments",
+    [
+        *(["--help"], ["list"], ["list", "fs-dgpm"], ["--version"]),
+        *([command, "--help"] for command in ("run", "report", "landscape")),
+    ],
 )
 def test_nobody_waits_for_torch_to_read(arguments: list[str]) -> None:
     look = "import sys, steppe.cli\ntry: steppe.cli.main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_data_option, add_plugin_option, task_numbers
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
+from steppe.landscape.settings import LandscapeSettings
 
 if TYPE_CHECKING:
     from steppe.landscape.files import Landscape
     from steppe.landscape.flatness import Estimate
-    from steppe.landscape.settings import LandscapeSettings
     from steppe.landscape.survey import Wanted, Watch
 
 _EXAMPLES = """\
@@ -31,7 +31,6 @@ examples:
   steppe landscape RUN --resume                                   go on with what was stopped
 """
 _LINE_EVERY = 30.0  # seconds between lines where there is no terminal
-_SETTINGS = ("samples", "directions", "points", "range", "radius", "sigma", "delta", "seed")
 
 
 def add(commands: Commands) -> None:
@@ -44,18 +43,14 @@ def add(commands: Commands) -> None:
         goes_on="the same command with --resume goes on with it",
     )
     parser.add_argument("directories", nargs="+", type=Path, metavar="RUN", help="runs or studies, finished or not")
-    parser.add_argument("--samples", metavar="N", help="training samples of each task (default: 1000)")
-    parser.add_argument("--directions", metavar="N", help="random directions (default: 10)")
-    parser.add_argument("--points", metavar="N", help="values of alpha along each, odd (default: 51)")
-    parser.add_argument("--range", metavar="A", help="alpha goes from -A to A (default: 1)")
+    usual = LandscapeSettings().as_dict()
+    for name, (kind, limits) in LandscapeSettings.schema().items():
+        told = f"{limits.help} (default: {usual[name]:g})"
+        parser.add_argument(f"--{name}", metavar="N" if kind is int else "X", help=told)
     parser.add_argument("--after", metavar="N,N,…", help="only the networks after these tasks (default: all)")
     parser.add_argument("--task", metavar="N,N,…", help="only these tasks, from 1 (default: all seen)")
     parser.add_argument("--surface", action="store_true", help="also the loss over two directions at once")
-    parser.add_argument("--radius", metavar="R", help="sharpness and mean rise look this far (default: 0.4)")
     parser.add_argument("--hessian", action="store_true", help="also the Hessian's top eigenvalue; takes longer")
-    parser.add_argument("--sigma", metavar="S", help="standard deviation of the bound's noise (default: 0.01)")
-    parser.add_argument("--delta", metavar="D", help="the bound may fail with this probability (default: 0.05)")
-    parser.add_argument("--seed", metavar="N", help="of directions, noise and the choice of samples (default: 0)")
     parser.add_argument("--resume", action="store_true", help="keep what the output holds, and add what it lacks")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: landscape.json in the run directory")
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to compute")
@@ -70,11 +65,10 @@ def _landscape(options: argparse.Namespace) -> int:
     import torch
 
     from steppe.experiment import resolved_device
-    from steppe.landscape.settings import LandscapeSettings
     from steppe.landscape.survey import Wanted
 
-    given = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
-    settings = LandscapeSettings.from_mapping(given)
+    given = {name: getattr(options, name) for name in LandscapeSettings.schema()}
+    settings = LandscapeSettings.from_mapping({name: value for name, value in given.items() if value is not None})
     if options.threads < 1:
         raise UsageError(f"--threads {options.threads}: give at least 1.")
     after, tasks = task_numbers("--after", options.after), task_numbers("--task", options.task)
