@@ -142,7 +142,7 @@ def _draw_surface(runs: Sequence[Run], choices: Choices) -> Any:
     return figure
 
 
-def _levels(values: Sequence[float], count: int = 16) -> list[float]:
+def _levels(values: Sequence[float]) -> list[float]:
     """Round levels, evenly spread from the least loss to where nine of ten points lie below: peaks must not flatten
     the rest.
     """
@@ -150,7 +150,7 @@ def _levels(values: Sequence[float], count: int = 16) -> list[float]:
 
     ordered = sorted(values)
     low, high = ordered[0], ordered[int(0.9 * (len(ordered) - 1))]
-    return [float(level) for level in MaxNLocator(count).tick_values(low, high if high > low else low + 1.0)]
+    return [float(level) for level in MaxNLocator(16).tick_values(low, high if high > low else low + 1.0)]
 
 
 def _missing_surface(runs: Sequence[Run], choices: Choices) -> list[str]:

@@ -105,14 +105,14 @@ def fit_to_values(axes: Any, low: float, high: float) -> None:
         axes.set_ylabel(f"{axes.get_ylabel()}, cut axis")
 
 
-def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None, *, columns: int = 6) -> None:
+def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None) -> None:
     """One legend for all panels, below them, where it hides nothing; with more handles by their names."""
     entries: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, handle)
     entries |= more or {}
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(columns, len(entries)))
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(6, len(entries)))
 
 
 def letter(panels: Sequence[Any], titles: Sequence[str]) -> None:

@@ -9,22 +9,24 @@ import math
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+_CHANNELS, _HIDDEN = 160, 640
+
 
 class FourConv(nn.Module):
     """For square RGB images of `size` pixels a side; weights from N(0, 2 / fan-in)."""
 
-    def __init__(self, outputs: int = 200, size: int = 64, channels: int = 160, hidden: int = 640) -> None:
+    def __init__(self, outputs: int = 200, size: int = 64) -> None:
         super().__init__()
         side = size
         for _ in range(4):
             side = -(-side // 2)  # each stride halves, rounded up
-        self.conv1 = nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride=2, padding=1, bias=False)
-        self.conv3 = nn.Conv2d(channels, channels, 3, stride=2, padding=1, bias=False)
-        self.conv4 = nn.Conv2d(channels, channels, 3, stride=2, padding=1, bias=False)
-        self.hidden1 = nn.Linear(channels * side * side, hidden, bias=False)
-        self.hidden2 = nn.Linear(hidden, hidden, bias=False)
-        self.head = nn.Linear(hidden, outputs, bias=False)
+        self.conv1 = nn.Conv2d(3, _CHANNELS, 3, stride=2, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(_CHANNELS, _CHANNELS, 3, stride=2, padding=1, bias=False)
+        self.conv3 = nn.Conv2d(_CHANNELS, _CHANNELS, 3, stride=2, padding=1, bias=False)
+        self.conv4 = nn.Conv2d(_CHANNELS, _CHANNELS, 3, stride=2, padding=1, bias=False)
+        self.hidden1 = nn.Linear(_CHANNELS * side * side, _HIDDEN, bias=False)
+        self.hidden2 = nn.Linear(_HIDDEN, _HIDDEN, bias=False)
+        self.head = nn.Linear(_HIDDEN, outputs, bias=False)
         for weight in self.parameters():
             nn.init.normal_(weight, std=math.sqrt(2 / weight[0].numel()))
 
