@@ -83,7 +83,8 @@ def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
 
 def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
     write_run(tmp_path / "er", per_task=["odd"] * 3)
-    told = {"ranks": {"a": 3, "b": {"rank": "high", "of": 9}}, "importances": {"a": {"deciles": ["x"] * 11}}}
+    ranks = {"a": 3, "b": {"rank": "high", "of": 9}, "c": {"rank": 10**400, "of": 9}, "d": {"rank": True, "of": 9}}
+    told = {"ranks": ranks, "importances": {"a": {"deciles": ["x"] * 11}}}
     event = {"event": "TaskEnded", "task": 0, "name": "first", "method": told}
     (tmp_path / "er" / "log.jsonl").write_text(json.dumps(event), encoding="utf-8")
     method = section_series(only_section(tmp_path))["methods"][0]
@@ -234,6 +235,11 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     with_oracle = only_section(tmp_path)
     assert [each.label for each in with_oracle.variants][:3] == ["oracle", "together", "better"]
     assert reference(with_oracle) == 2
+    for seed in range(3):  # a plugin's, which says so itself
+        write_run(tmp_path / f"own-{seed}", "own", seed, lift=20 + seed, schedule="retrain")
+    with_own = only_section(tmp_path)
+    assert [each.label for each in with_own.variants][:4] == ["own", "oracle", "together", "better"]
+    assert reference(with_own) == 3
     rows = {row.label: row for row in table_of_differences(found, 1)}
     assert list(rows) == ["together", "er", "lone"]
     (acc, p), (bwt, _) = rows["er"].found
@@ -264,6 +270,13 @@ def test_landscapes_are_averaged_over_directions_and_seeds(tmp_path: Path) -> No
     assert moment["std"][0] == pytest.approx(statistics.stdev(edges), rel=1e-4)
     assert moment["flatness"]["sharpness"] == {"mean": 4.0, "std": pytest.approx(2 * 2**0.5, rel=1e-4)}
     assert moment["flatness"]["hessian"] == {"mean": 12.5, "std": 0.0}
+
+
+def test_the_flatness_of_a_lone_seed_spreads_over_its_directions(tmp_path: Path) -> None:
+    write_run(tmp_path / "seed-0")
+    write_landscape(tmp_path / "seed-0")
+    found = section_series(only_section(tmp_path))["landscape"]["methods"][0]["moments"][1]
+    assert found["flatness"]["sharpness"] == {"mean": 2.0, "std": 0.1}
 
 
 def test_more_directions_and_the_bounds_settings_leave_no_landscape_out(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_what_is_not_learnt_in_order_has_no_forward_transfer(method: str) -> Non
     changes = ["benchmark.tasks=2", "benchmark.samples=20", "benchmark.test_samples=20"]
     result = run(RunConfig.make("pmnist", method, changes))
     assert result["forward_transfer"] is None
+    assert result["schedule"] != "sequential"
     assert "forward transfer" not in summary(result)
 
 

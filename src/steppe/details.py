@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Any
 
 from steppe.logs import told_at_the_end
 from steppe.published import Figure, notes_on_marks
+from steppe.results import is_number
 from steppe.tables import Result, Row, notes_on_runs, row_of, seconds_per_task, variants
 
 _HEADER = (
@@ -60,7 +61,7 @@ def _ranks(told: Sequence[Mapping[str, Any]]) -> str:
     for record in told:
         for layer, entry in _mapping(record.get("ranks")).items():
             rank, of = _mapping(entry).get("rank"), _mapping(entry).get("of")
-            if _is_number(rank) and _is_number(of):
+            if is_number(rank) and is_number(of):
                 found.setdefault(layer, []).append((rank, of))
     return ", ".join(f"{fmean(r for r, _ in pairs):.0f}/{max(of for _, of in pairs):.0f}" for pairs in found.values())
 
@@ -70,9 +71,9 @@ def _importances(told: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[f
     means, lowest = [], []
     for record in told:
         layers = [_mapping(entry) for entry in _mapping(record.get("importances")).values()]
-        of_layers = [mean for layer in layers if _is_number(mean := layer.get("mean"))]
+        of_layers = [mean for layer in layers if is_number(mean := layer.get("mean"))]
         deciles = [found for layer in layers if isinstance(found := layer.get("deciles"), list) and len(found) == 11]
-        firsts = [of_layer[1] for of_layer in deciles if _is_number(of_layer[1])]
+        firsts = [of_layer[1] for of_layer in deciles if is_number(of_layer[1])]
         means += [fmean(of_layers)] if of_layers else []
         lowest += [min(firsts)] if firsts else []
     return means, lowest
@@ -80,10 +81,6 @@ def _importances(told: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[f
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and abs(value) < 1e15
 
 
 def _share(values: Sequence[float]) -> str:

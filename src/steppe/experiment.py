@@ -242,6 +242,7 @@ class _Run:
             "benchmark": config.benchmark,
             "method": config.method,
             "seed": config.seed,
+            "schedule": config.method_settings.schedule,
             "acc": matrix.acc,
             "bwt": matrix.bwt,
             "learning_acc": matrix.learning_acc,

@@ -10,7 +10,7 @@ from typing import Any
 
 from steppe.machine import described
 from steppe.published import Figure, notes_on_marks, published
-from steppe.results import settings_given, with_equal_settings
+from steppe.result_settings import settings_given, with_equal_settings
 
 Result = dict[str, Any]
 

@@ -73,7 +73,7 @@ class Method(ABC):
     def observe(self, batch: Batch) -> Tensor:
         """One update from a batch of the current task, as stored; returns the loss it descended."""
 
-    def remember(self, batch: Batch) -> None:  # noqa: B027 - nor here
+    def remember(self, batch: Batch) -> None:  # noqa: B027 - a method need not keep anything
         """The batch has been learnt from and will not be offered again."""
 
     def end_task(self) -> list[str]:
@@ -87,7 +87,7 @@ class Method(ABC):
         return self.network.outputs(x)
 
     def bytes_held(self) -> dict[str, int]:
-        """Memory kept from task to task, in bytes, by kind (replay, logits, gradients, weights, bases, importances);
+        """Memory kept from task to task, in bytes, by kind (replay, logits, weights, rates, bases, importances);
         replay and bases are always named.
         """
         return {"replay": 0, "bases": 0}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from steppe.files import read_bounded
 from steppe.logs import events
@@ -95,8 +94,3 @@ def _studies(directory: Path) -> Iterator[Study]:
 def _name(directory: Path, path: Path) -> str:
     """A run's name for the page: no more of its path than tells it apart."""
     return printable(str(Path(directory.resolve().name) / path.relative_to(directory)))
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

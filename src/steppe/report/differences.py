@@ -40,7 +40,7 @@ def reference(section: Section) -> int:
 
     def rank(place: int) -> tuple[bool, float]:
         variant = section.variants[place]
-        in_order = bool(variant.by_seed("bwt")) and learns_in_order(variant.runs[0].result["method"])
+        in_order = bool(variant.by_seed("bwt")) and learns_in_order(variant.runs[0].result)
         return in_order, fmean(variant.by_seed("acc").values())
 
     return max(range(len(section.variants)), key=rank)

@@ -13,7 +13,7 @@ from steppe.published import Figure, notes_on_marks
 from steppe.report.differences import reference, table_of_differences
 from steppe.report.order import learns_in_order
 from steppe.report.sections import Section, Variant
-from steppe.results import flat, written
+from steppe.result_settings import flat, written
 from steppe.tables import Row, rows
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
@@ -38,7 +38,7 @@ def results_table(section: Section) -> str:
     """Mean ± standard deviation of every method, with the published figures beside it."""
     lines = [rows([run.result for run in variant.runs])[0] for variant in section.variants]
     sources = [source for source in ("paper", "released") if any(getattr(line, source) for line in lines)]
-    best, ahead = _best(lines), any(line.forward_transfer is not None for line in lines)
+    best, ahead = _best(section.variants, lines), any(line.forward_transfer is not None for line in lines)
     heads = [("here", "here"), ("paper", "paper"), ("released", "its code")]
     kept = [words for source, words in heads if source == "here" or source in sources]
     group = "".join(f"<th scope='colgroup' colspan='{len(kept)}'>{words}</th>" for words in MEASURES.values())
@@ -70,10 +70,14 @@ def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mappi
     return f"<tr><th scope='row'>{escape(variant.label)}</th>{''.join(cells)}</tr>"
 
 
-def _best(lines: Sequence[Row]) -> dict[str, Row]:
+def _best(variants: Sequence[Variant], lines: Sequence[Row]) -> dict[str, Row]:
     """The best of each measure among methods that learn one task after another; no prize for a lone one."""
     found = {}
-    in_order = [line for line in lines if line.bwt is not None and learns_in_order(line.method)]
+    in_order = [
+        line
+        for variant, line in zip(variants, lines, strict=True)
+        if line.bwt is not None and learns_in_order(variant.runs[0].result)
+    ]
     for measure in MEASURES:
         able = [line for line in in_order if getattr(line, measure) is not None]
         if len(able) > 1:

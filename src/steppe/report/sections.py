@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from steppe.report.collect import Collected, Run, Study
-from steppe.results import settings_given, with_equal_settings
+from steppe.result_settings import settings_given, with_equal_settings
 
 Settings = dict[str, Any]  # by dotted key
 

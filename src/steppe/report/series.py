@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from steppe.landscape.settings import FLATNESS
-from steppe.report.collect import is_number
 from steppe.report.landscape_file import MEASURES, Landscape
 from steppe.report.sections import Section, Variant
 from steppe.report.statistics import spread
+from steppe.results import is_number
 
 Matrix = list[list[float | None]]
 Data = dict[str, Any]
@@ -178,8 +178,8 @@ def _moment(landscapes: Sequence[Landscape], after: int, task: int) -> Data:
     return {"after": after, "task": task, **over_seeds(rows), "flatness": flatness}
 
 
-def rounded(value: float | None, digits: int = 5) -> float | None:
-    """A number to some significant digits, for a smaller page; what is not finite becomes None."""
+def rounded(value: float | None) -> float | None:
+    """A number to five significant digits, for a smaller page; what is not finite becomes None."""
     if value is None or not math.isfinite(value):
         return None
-    return float(f"{value:.{digits}g}")
+    return float(f"{value:.5g}")
