@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from reference import leading_directions, orthonormal, widest_angle
 from torch import Tensor
 
-from steppe.projection.basis import NEARLY_ALL, Representation, Spectrum, leading, raised
-from steppe.registry import BENCHMARKS, METHODS
+from steppe.projection.basis import Representation, Spectrum, leading
 
 
 def fed(columns: Tensor, sizes: list[int]) -> Representation:
@@ -191,34 +189,3 @@ def test_a_threshold_near_one_keeps_to_float64() -> None:
             assert float(spectrum.values[0, 1]) == pytest.approx(float(weak[:, 1].norm()), rel=error)
         else:
             assert spectrum.values.dtype == torch.float32
-
-
-def climbed(threshold: str, step: str, tasks: int) -> Fraction:
-    """The slow twin: one step per task in exact arithmetic, until the end of all growth."""
-    now, end = Fraction(threshold), Fraction("0.9995")
-    for _ in range(tasks):
-        if now < end:
-            now = min(now + Fraction(step), end)
-    return now
-
-
-@pytest.mark.parametrize(("threshold", "step"), [("0.99", "0.0005"), ("0.9", "0.03"), ("0.9999", "0.1"), ("1", "1")])
-def test_raised_thresholds_climb_to_an_end(threshold: str, step: str) -> None:
-    for tasks in range(60):
-        found = raised(float(threshold), float(step), tasks)
-        assert abs(found - float(climbed(threshold, step, tasks))) < 1e-12
-        assert found < NEARLY_ALL or threshold == "1"
-
-
-@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.settings.covers_layers])
-def test_no_preset_reaches_the_end_within_its_benchmark(name: str) -> None:
-    """To the bit: the runs that are recorded had no such end."""
-    for benchmark, entry in BENCHMARKS.items():
-        method: Any = METHODS[name].settings.from_mapping(METHODS[name].values(benchmark))
-        shares = (
-            [method.threshold] if hasattr(method, "threshold") else [float(t) for t in method.thresholds.split(",")]
-        )
-        count = 20 if benchmark == "folder" else entry.settings().tasks  # type: ignore[attr-defined]
-        for share in shares:
-            for tasks in range(count):
-                assert raised(share, method.threshold_step, tasks) == share + tasks * method.threshold_step

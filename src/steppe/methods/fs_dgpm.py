@@ -22,7 +22,6 @@ from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clip_factor
 from steppe.network import Network
 from steppe.perturbation import Ascent, Perturbed
-from steppe.projection.basis import raised
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
 from steppe.projection.layers import CoveredWeight, require_covered
 from steppe.projection.memory import GradientMemory
@@ -65,9 +64,7 @@ class FSDGPM(MethodSettings):
     buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
     basis_samples: int = setting(200, "samples drawn from the buffer to build the bases (n_s)", at_least=1)
     threshold: float = setting(0.99, "share of energy the bases hold after the first task (ε0)", above=0, at_most=1)
-    threshold_step: float = setting(
-        0.0005, "what each further task adds to it (Δε), up to 0.9995", at_least=0, at_most=1
-    )
+    threshold_step: float = setting(0.0005, "what each further task adds to it (Δε)", at_least=0, at_most=1)
 
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """The method at work."""
@@ -142,7 +139,7 @@ class _FSDGPM(Method):
         self._importances_reached = self.memory.importance_distributions()
         wanted, held = self.settings.basis_samples, len(self.replay)
         samples = self.replay.draw(min(wanted, held))
-        threshold = raised(self.settings.threshold, self.settings.threshold_step, self.tasks_done)
+        threshold = self.settings.threshold + self.tasks_done * self.settings.threshold_step
         remarks = [] if samples is None else self.memory.rebuild(self.network, samples.x, threshold)
         self.tasks_done += 1
         if wanted > held:

@@ -16,7 +16,6 @@ from steppe.errors import UsageError
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
 from steppe.network import Network
-from steppe.projection.basis import raised
 from steppe.projection.importance import ImportanceRule, Ones
 from steppe.projection.layers import CoveredWeight, require_covered
 from steppe.projection.memory import GradientMemory
@@ -41,7 +40,7 @@ class GPM(MethodSettings):
         "0.97",
         "share of energy the bases hold after the first task (ε): one number, or one per covered layer with commas",
     )
-    threshold_step: float = setting(0.0, "what each further task adds to it (Δε), up to 0.9995", at_least=0, at_most=1)
+    threshold_step: float = setting(0.0, "what each further task adds to it (Δε)", at_least=0, at_most=1)
     freeze_norms: bool = setting(True, "leave scale and shift of normalisation layers alone from the second task on")
 
     def __post_init__(self) -> None:
@@ -121,9 +120,9 @@ class _GPM(Method):
         samples = self._samples.draw(wanted)
         remarks = []
         if samples is not None:
-            step, done = self.settings.threshold_step, self.tasks_done
-            thresholds = {name: raised(share, step, done) for name, share in self.thresholds.items()}
-            remarks = self.memory.grow(self.network, samples.x, thresholds, first=done == 0)
+            raised = self.tasks_done * self.settings.threshold_step
+            thresholds = {name: share + raised for name, share in self.thresholds.items()}
+            remarks = self.memory.grow(self.network, samples.x, thresholds, first=self.tasks_done == 0)
         self._samples = Reservoir(wanted, *self._pickers)
         self.tasks_done += 1
         if wanted > held:

@@ -14,12 +14,6 @@ NEARLY_ALL = 1 - 1e-11
 """The largest threshold: beyond it directions would be kept that are only rounding noise."""
 
 
-HIGHEST_RAISED = 0.9995
-"""Where thresholds that grow from task to task end: what Permuted MNIST's twentieth and last task has. Tasks without an
-end would raise them to 1, where noise alone fills the bases and nothing more can be learnt.
-"""
-
-
 ROUGH = 0.999
 """Up to this threshold the products of a chunk may be as coarse as its numbers: what they lose is a millionth."""
 
@@ -33,11 +27,6 @@ class Spectrum(NamedTuple):
 
     values: Tensor
     vectors: Tensor
-
-
-def raised(threshold: float, step: float, tasks: int) -> float:
-    """The threshold after so many earlier tasks, each of which adds a step: max(ε0, min(ε0 + i·Δε, 0.9995))."""
-    return max(threshold, min(threshold + tasks * step, HIGHEST_RAISED))
 
 
 def directions(basis: Tensor) -> Tensor:
