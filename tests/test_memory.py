@@ -177,21 +177,17 @@ def faint(task: int) -> steppe.Task:
     return steppe.Task((nn.functional.one_hot(y, 6) + 2e-3 * torch.randn(80, 6, generator=generator), y))
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        steppe.FSDGPM(threshold=0.99, threshold_step=0.005),
-        steppe.GPM(thresholds="0.99", threshold_step=0.005),
-        steppe.SGP(thresholds="0.99", threshold_step=0.005),
-    ],
-    ids=lambda method: type(method).__name__,
-)
-def test_noise_does_not_fill_the_bases_however_many_tasks_come(method: steppe.MethodSettings) -> None:
-    learner = steppe.Learner(nn.Linear(6, 2), method)
-    for task in range(5):  # the third would have a threshold of 1
-        learnt = learner.learn(faint(task))
-        assert learnt.record["ranks"]["weight"]["rank"] <= 2
-        assert not any("can no longer learn" in remark for remark in learnt.remarks)
+@pytest.mark.parametrize("kind", [steppe.FSDGPM, steppe.GPM])
+def test_thresholds_that_come_to_1_fill_the_bases_with_noise_and_it_is_said(
+    kind: type[steppe.FSDGPM] | type[steppe.GPM],
+) -> None:
+    named = "threshold" if kind is steppe.FSDGPM else "thresholds"
+    for step, rank in ((0.005, 6), (0.0, 2)):
+        learner = steppe.Learner(nn.Linear(6, 2), kind.from_mapping({named: "0.99", "threshold_step": str(step)}))
+        learnt = [learner.learn(faint(task)) for task in range(4)]
+        assert [each.record["ranks"]["weight"]["rank"] for each in learnt[1:]] == [2, rank, rank]
+        told = [any("can no longer learn" in remark for remark in each.remarks) for each in learnt]
+        assert told == [False, False, step > 0, False]
 
 
 def closed_by_hand(memory: GradientMemory) -> set[str]:
