@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from steppe.cli import main
+from steppe.commands.reproduce import _landscapes
 from steppe.figures import FIGURES
 from steppe.registry import METHODS
 from steppe.reproduction import RECIPES, Part, Recipe
@@ -78,6 +79,19 @@ def test_a_small_one_for_real(
     assert main([*command, "--methods", "er"]) == 2  # the table would lose a method
     assert "holds a study to which fs-er/seed-3 belong as well" in capsys.readouterr().err
     assert (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8") == table
+
+
+def test_correlations_are_also_told_without_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"method": method, "acc": place, "bwt": -place, "sharpness_at_the_end": place**2}
+        for place, method in enumerate(("oracle", "er", "gpm", "fs-dgpm", "finetune"))
+    ]
+    monkeypatch.setattr("steppe.landscape.comparison.compared", lambda results: rows)
+    monkeypatch.setattr("steppe.commands.finished.finished_runs", lambda directories: {})
+    _landscapes(Recipe("No studies.", ()), tmp_path, 0, "steppe reproduce")
+    told = json.loads((tmp_path / "flatness.json").read_text(encoding="utf-8"))
+    assert [row["runs"] for row in told["correlations"]] == [5]
+    assert [row["runs"] for row in told["correlations_without_bounds"]] == [3]
 
 
 @pytest.mark.parametrize(
