@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steppe
-from steppe import ER, GEM, DataError, Finetune, ICaRL, Learner, Task, UsageError, training
-from steppe.events import EpochEnded, Event, Progress
+from steppe import ER, GEM, DataError, DivergedError, Finetune, ICaRL, Learner, Task, UsageError, training
+from steppe.events import EpochEnded, Event, Progress, ignore
 from steppe.methods.base import MethodSettings
 
 HOW = {"batch_size": 6, "freeze_norms": True, "freeze_statistics": True}
@@ -34,6 +34,63 @@ def failing_after(batches: int, number: int) -> Task:
 def same(one: Learner, other: Learner) -> bool:
     first, second = one.network.snapshot(), other.network.snapshot()
     return all(torch.equal(first[name], value) for name, value in second.items())
+
+
+def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> None:
+    x, y = images(12, range(2), 0)
+    again = Task((x, y), head=range(2), name="again")
+    for saves in (False, True):
+        learner = Learner(Small(6), ICaRL(lr=3e38, clip=0.0))
+
+        def save(event: Event, learner: Learner = learner) -> None:
+            learner.save(tmp_path / "learner")
+
+        with pytest.raises(DivergedError):
+            learner.learn(again, batch_size=6, watch=save if saves else ignore)
+        assert (learner.tasks_learnt, learner.network.heads) == (0, [])
+
+
+class Freezing(nn.Module):
+    """Fails in its second task, and leaves a weight frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.fails = nn.Linear(4, 4), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails and self.training:
+            self.layer.bias.requires_grad_(False)
+            raise RuntimeError("boom")
+        output: Tensor = self.layer(x)
+        return output
+
+
+def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
+    model = Freezing()
+    learner = Learner(model, ER())
+    samples = torch.randn(12, 4), torch.arange(12) % 2
+    learner.learn(Task(samples, head=range(2)))
+    model.fails = True
+    with pytest.raises(RuntimeError, match="boom"):
+        learner.learn(Task((samples[0], samples[1] + 2), head=range(2, 4)))
+    assert (learner.tasks_learnt, learner.network.heads) == (1, [range(2)])
+
+
+def test_what_was_only_checked_decides_nothing() -> None:
+    """Which layers are covered depends on the first task that is learnt; a refusal comes before anything is made."""
+    for refused in (False, True):
+        learner = Learner(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)), steppe.FSDGPM())
+        samples = torch.randn(12, 4), torch.arange(12) % 2
+        first = dict(learner.model.named_parameters())["0.weight"]
+        first.requires_grad_(not refused)
+        if refused:
+            with pytest.raises(steppe.ModelError, match="frozen after"):
+                learner.learn(Task(samples))
+        else:
+            learner.check(Task(samples))
+        first.requires_grad_(True)
+        learnt = learner.learn(Task(samples, head=range(2)))
+        assert list(learnt.record["ranks"]) == ["0.weight"]
 
 
 @pytest.mark.parametrize("method", SEQUENTIAL)

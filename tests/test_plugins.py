@@ -93,7 +93,7 @@ def test_a_run_goes_on_with_its_plugin_elsewhere(capsys: pytest.CaptureFixture[s
     broken_off("old/mine.py", "r")
     new = moved("old/mine.py", "new/mine.py")
     assert main(["resume", "r"]) == 2
-    assert "mine.py is not there: if it lies elsewhere now, say where, by --plugin FILE." in capsys.readouterr().err
+    assert "mine.py is not there: if it lies elsewhere now, say where, by --plugin FILE" in capsys.readouterr().err
     assert main(["resume", "r", "--plugin", new]) == 0
     assert read_result(Path("r"))["accuracy"] == read_result(Path("whole"))["accuracy"]
     assert not [remark for remark in read_result(Path("r"))["remarks"] if "other versions" in remark]
@@ -116,6 +116,33 @@ def test_a_plugin_of_another_name_does_not_serve(capsys: pytest.CaptureFixture[s
     new = moved("mine.py", "renamed.py")
     assert main(["resume", "r", "--plugin", new]) == 2
     assert "mine.py is not there" in capsys.readouterr().err
+    put("mine.py")
+    for words in (["resume", "r"], ["run", "--config", "r/config.toml", "--out", "again"], ["landscape", "r"]):
+        assert main([*words, "--plugin", new]) == 2  # rather than go on with the old one
+        assert "renamed.py: those it was made with are called mine.py" in capsys.readouterr().err
+
+
+def test_runs_of_different_versions_of_a_plugin_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    study = ["study", "pmnist", "mine", "--jobs", "1", *SHORT, "--out", "s", "--plugin", "mine.py"]
+    put("mine.py")
+    assert main([*study, "--seeds", "1"]) == 0
+    assert "different versions" not in capsys.readouterr().out
+    forget()
+    put("mine.py", TEXT + "# changed\n")
+    assert main([*study, "--seeds", "2", "--resume"]) == 0
+    assert "The runs of mine are of different versions of mine.py." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("named", [3, "mine.py", [3]])
+def test_plugins_that_are_no_list_are_other_settings(named: object, capsys: pytest.CaptureFixture[str]) -> None:
+    study = ["study", "pmnist", "finetune", "--seeds", "1", "--jobs", "1", *SHORT, "--out", "s"]
+    assert main(study) == 0
+    file = Path("s/finetune/seed-0/result.json")
+    result = json.loads(file.read_text(encoding="utf-8"))
+    result["config"]["run"]["plugins"] = named
+    file.write_text(json.dumps(result), encoding="utf-8")
+    assert main([*study, "--resume"]) == 2
+    assert "other settings" in capsys.readouterr().err
 
 
 def test_a_study_goes_on_with_its_plugin_elsewhere() -> None:

@@ -193,8 +193,11 @@ def _what_matters(described: Any) -> Any:
 
 
 def plugin_names(run: Mapping[str, Any]) -> list[str]:
-    """The names of the plugins' files, from the section [run] of a configuration."""
-    return [Path(str(plugin)).name for plugin in run.get("plugins", [])]
+    """The names of the plugins' files, from the section [run] of a configuration, which may hold anything."""
+    named = run.get("plugins", [])
+    if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
+        return [shown(named)]
+    return [Path(plugin).name for plugin in named]
 
 
 def named_benchmark(name: str) -> tuple[str, dict[str, Any]]:

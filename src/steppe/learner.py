@@ -84,6 +84,7 @@ class Learner:
         self._exclude = self._checked_exclude(tuple(exclude))
         self._prepared = prepare is not None
         self._method: Method | None = None
+        self._multi_head: bool | None = None  # what the method was made for, while it has not learnt
         self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
         self._fitting: Fitting | None = None  # while a task is being learnt
         self._interrupted: State = None  # where one broke off, until it is gone on with
@@ -146,10 +147,13 @@ class Learner:
         try:
             return self._learn(method, curriculum, training, tell)
         except Exception as error:
-            if stopped:  # on purpose: whoever did may want what has been learnt
-                raise
+            if stopped and not isinstance(error, DivergedError):  # on purpose, and not because `save` found that
+                raise  # whoever did may want what has been learnt
             if before is not None:
-                self._give_back(before)
+                try:
+                    self._give_back(before)
+                except Exception as failed:
+                    error.add_note(f"What the task took could not be given back, either: {failed}")
             told = explained(error, curriculum, self.network)
             if told is not None:
                 raise told from error
@@ -204,7 +208,8 @@ class Learner:
     def _give_back(self, before: State) -> None:
         state = copied(before, self.network.device)
         state["network"]["weights"] = self.network.state()["weights"]
-        self.load_state(state)
+        self.network.load_state(state["network"], state["outputs"])
+        self._become(state)
         self._loaded = state["loaded"]
 
     def _seek_chain(self, task: Task, place: int) -> None:
@@ -254,12 +259,14 @@ class Learner:
                 if self.settings.covers_layers:
                     warn_shared_head(task.name, task.head, before, self._outputs)
                 heads.append(task.head)
-            if self._method is None:
-                self._method = self._started(listed[0])
+            check_unchanged(self.model, self.network.parameters)
+            if self._loaded:
+                check_at_rest(self._at_rest, self.model)
+            multi_head = listed[0].head is not None
+            if self._method is None or (self.tasks_learnt == 0 and self._multi_head == (not multi_head)):
+                method = self._started(listed[0])
                 self._seek_chain(listed[0], 0)
-        check_unchanged(self.model, self.network.parameters)
-        if self._loaded:
-            check_at_rest(self._at_rest, self.model)
+                self._method, self._multi_head = method, multi_head
         self._kind, self._outputs = kind, outputs
         return self._method
 
@@ -326,6 +333,10 @@ class Learner:
             )
         self.network.load_state(state["network"], state["outputs"])
         check_trainable(_names(state.get("trainable")), self.model)  # nor do older states say this
+        self._become(state)
+
+    def _become(self, state: State) -> None:
+        """All that is not the network's own."""
         self._at_rest, self._loaded = _names(state.get("at_rest")), True
         self.tasks_learnt, self._outputs, self._interrupted = (
             state[name] for name in ("tasks_learnt", "outputs", "fitting")

@@ -24,6 +24,15 @@ def moved(paths: Iterable[str], given: Iterable[str]) -> list[str]:
     return [places.get(Path(path).name, path) for path in paths]
 
 
+def require_known(given: Iterable[str], paths: Iterable[str]) -> None:
+    """Refuse a file that is given for a plugin that has moved, but is called like none of them."""
+    names = [Path(path).name for path in paths]
+    for path in given:
+        if Path(path).name not in names:
+            told = f"those it was made with are called {', '.join(names)}" if names else "it was made without any"
+            raise UsageError(f"--plugin {path}: {told}; give files of the same names.")
+
+
 def digests(paths: Iterable[str]) -> dict[str, str]:
     """The files by name, with a digest of what was imported from them, for a result to name its code by."""
     found: dict[str, str] = {}
@@ -42,7 +51,9 @@ def _imported(path: str) -> Path:
     if file in _DIGESTS:
         return file
     if not file.exists():
-        raise UsageError(f"the plugin {path} is not there: if it lies elsewhere now, say where, by --plugin FILE.")
+        raise UsageError(
+            f"the plugin {path} is not there: if it lies elsewhere now, say where, by --plugin FILE (of the same name)."
+        )
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise UsageError(f"the plugin {path} is no Python file.")

@@ -45,6 +45,7 @@ def add(commands: Commands) -> None:
 
 def _resume(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
+    from steppe.plugins import require_known
     from steppe.runs import CONFIG, PLAN, RESULT, locked
     from steppe.study import read_plan, write_plan
 
@@ -54,9 +55,11 @@ def _resume(options: argparse.Namespace) -> int:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     if (out / CONFIG).exists():
         config = RunConfig.load(out / CONFIG, options.plugin)
+        require_known(options.plugin, config.plugins)
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin)
+        require_known(options.plugin, planned[0].config.plugins)
         with locked(out):
             jobs = [
                 job if (job.out / RESULT).exists() else replace(job, config=_with_threads(job.config, options.threads))

@@ -43,6 +43,7 @@ def add(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
+    from steppe.plugins import require_known
 
     use_directory(options.data)
     if options.config is not None:
@@ -52,7 +53,9 @@ def _run(options: argparse.Namespace) -> int:
                 "--config holds the whole run: give nothing but --out, --resume, --data and, if it has moved, --plugin "
                 "with it."
             )
-        return _run_one(options, RunConfig.load(options.config, options.plugin))
+        config = RunConfig.load(options.config, options.plugin)
+        require_known(options.plugin, config.plugins)
+        return _run_one(options, config)
     if options.benchmark is None or options.method is None:
         raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
     if options.seeds is not None:
