@@ -46,7 +46,7 @@ def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> No
             learner.save(tmp_path / "learner")
 
         with pytest.raises(DivergedError):
-            learner.learn(again, batch_size=6, watch=save if saves else ignore)
+            learner.learn(again, batch_size=12, watch=save if saves else ignore)
         assert (learner.tasks_learnt, learner.network.heads) == (0, [])
 
 
