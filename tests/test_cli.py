@@ -206,23 +206,30 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.C
     assert "| finetune | 1 |" in captured.out
 
 
-def test_ctrl_c_stops_cleanly(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("sent", "told"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize("words", ["run pmnist fs-dgpm", "study pmnist fs-dgpm --seeds 1"])
+def test_stopped_cleanly_and_nothing_is_lost(
+    words: str, sent: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "steppe", "run", "pmnist", "fs-dgpm", "--out", "stopped"],
+        [sys.executable, "-m", "steppe", *words.split(), "--out", "stopped"],
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored
     )
-    log = Path("stopped/log.jsonl")
     deadline = time.monotonic() + 60
-    while not log.exists() and time.monotonic() < deadline:
+    while not list(Path("stopped").rglob("log.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "stopped by Ctrl-C" in err
+    assert process.returncode == 128 + sent
+    assert f"steppe: stopped by {told}; steppe resume DIR goes on with it." in err
     assert "Traceback" not in err
+    assert "Warning" not in err
+    (log,) = Path("stopped").rglob("log.jsonl")
     assert json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["event"] == "Stopped"
+    assert list(log.parent.glob("checkpoints/state-*.safetensors")), "five minutes would have been lost"
     assert not list(Path("stopped").rglob("*.part"))
     assert main(["show", "stopped"]) == 2
     assert "1 unfinished run" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from steppe.cli import main
 from steppe.config import RunConfig
 from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, UsageError
-from steppe.events import Event
+from steppe.events import Event, RunStarted
 from steppe.experiment import run
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
@@ -113,6 +113,28 @@ def test_broken_off_at_every_moment_there_is(tmp_path: Path) -> None:
         assert_same_run(tmp_path / "whole", tmp_path / f"broken {moment}")
         moment += 1
     assert moment > 9
+
+
+def test_asked_to_stop_keeps_what_has_been_learnt(tmp_path: Path) -> None:
+    """At whatever moment, and however seldom states are kept otherwise: resumed, no update is done again."""
+    config = RunConfig.make("pictures", "fs-dgpm", ["benchmark.tasks=2", "benchmark.samples=8", "training.epochs=2"])
+    events: list[Event] = []
+    run(config, tmp_path / "whole", events.append)
+    told: list[Event] = []
+    for asked in (2, 5, 3):  # events after which each try is asked to stop; its first one says that it has started
+        first = len(told)
+
+        def stop(wanted: int = first + asked) -> BaseException | None:
+            return Broken() if len(told) >= wanted else None
+
+        with pytest.raises(Broken):
+            run(config, tmp_path / "stopped", told.append, resume=True, checkpoint_every=1e9, stop=stop)
+        assert len(told) == first + asked
+    run(config, tmp_path / "stopped", told.append, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert [timeless(vars(event)) for event in told if not isinstance(event, RunStarted)] == [
+        timeless(vars(event)) for event in events if not isinstance(event, RunStarted)
+    ]
 
 
 def erratic(curriculum: Curriculum, network: Network, outputs: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,20 +14,23 @@ from typing import NoReturn
 from steppe.commands import catalogue, data, figures, landscape, report, reproduce, resume, run, show, study
 from steppe.commands.parsing import Commands
 from steppe.errors import SteppeError, disk_refusal, in_one_line
+from steppe.stopping import Terminated, termination_raised
 from steppe.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (2: asked for wrongly, 1: failed, 130: stopped by Ctrl-C)."""
+    """Run one command; returns the exit code (2: asked for wrongly, 1: failed, 130 or 143: stopped)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it has no sign for is a question mark, and no reason to fail
             stream.reconfigure(errors="replace")
     options = _parser().parse_args(arguments)
     try:
-        code: int = options.action(options)
-    except KeyboardInterrupt:
-        print(f"steppe: stopped by Ctrl-C; {options.goes_on}.", file=sys.stderr)
-        return 130
+        with termination_raised():
+            code: int = options.action(options)
+    except KeyboardInterrupt as stop:
+        by, number = ("SIGTERM", signal.SIGTERM) if isinstance(stop, Terminated) else ("Ctrl-C", signal.SIGINT)
+        print(f"steppe: stopped by {by}; {options.goes_on}.", file=sys.stderr)
+        return 128 + number
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -23,6 +23,7 @@ from steppe.numerics import loaded_left_alone
 from steppe.plugins import digests
 from steppe.runs import CHECKPOINTS, CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
 from steppe.state import CANNOT_BE_A_STATE, State
+from steppe.stopping import Stop, never
 from steppe.tables import run_report
 from steppe.task import Task
 from steppe.version import versions
@@ -40,23 +41,25 @@ def run(
     *,
     resume: bool = False,
     checkpoint_every: float = CHECKPOINT_EVERY,
+    stop: Stop = never,
 ) -> dict[str, Any]:
     """Do the run and give its result; with `out`, leave a run directory there.
 
     With `resume` a run that is there already is gone on with, from the last state it kept, to the result it would have
-    had, or with another number of threads, which the result then says; one that is finished is left as it is.
+    had, or with another number of threads, which the result then says; one that is finished is left as it is. Where
+    `stop` asks for it the run keeps its state and stops.
     Everything that can be refused is refused before anything is written.
     """
     config = dataclasses.replace(config, device=resolved_device(config.device))
     if out is None:
-        return _Run(config, None, watch, checkpoint_every).result()
+        return _Run(config, None, watch, checkpoint_every, stop).result()
     if not resume:
         refuse_taken(out)
     elif (out / CONFIG).exists():
         refuse_other(out, config)
     elif not (out / RESULT).exists():
         refuse_taken(out)
-    prepared = _Run(config, out, watch, checkpoint_every)  # refuses what cannot be, before the directory is made
+    prepared = _Run(config, out, watch, checkpoint_every, stop)  # refuses what cannot be, before the directory is made
     with locked(out):
         if not resume:
             refuse_taken(out)  # by a process that was quicker
@@ -84,8 +87,8 @@ def refuse_other(out: Path, config: RunConfig) -> None:
 class _Run:
     """One run: where it stands, and its way to the result."""
 
-    def __init__(self, config: RunConfig, out: Path | None, watch: Watch, checkpoint_every: float) -> None:
-        self._config, self._out, self._watch, self._every = config, out, watch, checkpoint_every
+    def __init__(self, config: RunConfig, out: Path | None, watch: Watch, checkpoint_every: float, stop: Stop) -> None:
+        self._config, self._out, self._watch, self._every, self._stop = config, out, watch, checkpoint_every, stop
         # Those of the code that runs, whatever happens to its files meanwhile.
         self._versions = {**versions(), **digests(config.plugins)}
         torch.set_num_threads(config.threads)
@@ -165,13 +168,16 @@ class _Run:
         return time.perf_counter() - started
 
     def _tell(self, event: Event) -> None:
-        """Log and show what happened; keep a state after every task and, within one, every so often."""
+        """Log and show what happened; keep a state after every task, within one every so often, and before a stop."""
         if self._directory is not None and not isinstance(event, Progress):
             self._directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
         self._watch(event)
-        due = time.monotonic() - self._kept_at >= self._every
+        stopped = self._stop()
+        due = stopped is not None or time.monotonic() - self._kept_at >= self._every
         if isinstance(event, TaskEnded) or (due and isinstance(event, (Progress, EpochEnded))):
             self._keep()
+        if stopped is not None:
+            raise stopped
 
     def _keep(self) -> None:
         if self._directory is None or not self._resumable:

@@ -20,6 +20,7 @@ from steppe.events import Event
 from steppe.experiment import CHECKPOINT_EVERY, left_as_it_is, refuse_other, run
 from steppe.files import read_bounded, write_whole, writing
 from steppe.runs import CONFIG, PLAN, RESULT, TABLES, refuse_taken
+from steppe.stopping import Terminated, first_noted
 from steppe.tables import as_json, latex, markdown
 
 _POLL = 0.2  # seconds between looks for a process that ended without a word
@@ -214,23 +215,30 @@ def _work(
     here. Ctrl-C is the parent's business: it ends us by SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
     parent = multiprocessing.parent_process()
 
+    def orphaned() -> bool:
+        return parent is not None and not parent.is_alive()  # killed without a chance to stop us
+
     def tell(event: Event) -> None:
-        if parent is not None and not parent.is_alive():  # killed without a chance to stop us
-            raise SystemExit(1)
-        messages.put((number, event))
+        if not orphaned():
+            messages.put((number, event))
 
     try:
-        parsed = RunConfig.from_toml(config)
-        result = run(parsed, out, tell, resume=resume, checkpoint_every=checkpoint_every)
+        with first_noted() as asked:
+            parsed = RunConfig.from_toml(config)
+            result = run(
+                parsed,
+                out,
+                tell,
+                resume=resume,
+                checkpoint_every=checkpoint_every,
+                stop=lambda: Terminated() if orphaned() else asked(),
+            )
         messages.put((number, Finished(result)))
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGTERM) from None
     except SteppeError as error:
         messages.put((number, Failed(str(error))))
     except Exception as error:
         messages.put((number, Failed(f"{type(error).__name__}: {error}", traceback.format_exc())))
-
-
-def _stop(signum: int, frame: object) -> None:
-    raise SystemExit(128 + signum)

@@ -79,12 +79,14 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     from steppe.experiment import run
     from steppe.report.page import write_report
     from steppe.runs import PAGE
+    from steppe.stopping import first_noted
     from steppe.study import Finished
     from steppe.tables import summary
 
     every = 60 * options.checkpoint_every
     with make_display([f"{config.benchmark}-{config.method}-seed{config.seed}"]) as display:
-        result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every)
+        with first_noted() as stop:
+            result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every, stop=stop)
         display(0, Finished(result))
     write_report([out], out / PAGE, f"steppe report {out}")
     print(summary(result))
