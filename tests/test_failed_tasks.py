@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steppe
-from steppe import ER, GEM, DataError, DivergedError, Finetune, ICaRL, Learner, Task, UsageError, training
+from steppe import ER, GEM, DataError, DivergedError, Finetune, ICaRL, Learner, Task, UsageError, replay, training
 from steppe.events import EpochEnded, Event, Progress, ignore
 from steppe.methods.base import MethodSettings
 
@@ -76,6 +76,65 @@ def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
     assert (learner.tasks_learnt, learner.network.heads) == (1, [range(2)])
 
 
+class FreezingLayer(Freezing):
+    """Leaves the weight frozen of whose directions the method keeps a basis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails and self.training:
+            self.layer.weight.requires_grad_(False)
+            raise RuntimeError("boom")
+        output: Tensor = self.layer(x)
+        return output
+
+
+@pytest.mark.parametrize("why", ["frozen", "no memory"])
+def test_what_cannot_be_given_back_is_not_gone_on_with(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than with a memory that is empty, or full of what lay there before."""
+    model = FreezingLayer()
+    learner = Learner(model, steppe.FSDGPM() if why == "frozen" else ER())
+    samples = torch.randn(12, 4), torch.arange(12) % 2
+    learner.learn(Task(samples))
+    learner.save(tmp_path / "learner")
+    model.fails = True
+    if why == "no memory":
+
+        def none_left(*given: object) -> Tensor:
+            raise UsageError("there is no memory")
+
+        monkeypatch.setattr(replay, "room", none_left)
+    with pytest.raises(RuntimeError, match="boom") as failure:
+        learner.learn(Task(samples))
+    assert "A task failed, and what it took could not be given back" in failure.value.__notes__[0]
+    monkeypatch.undo()
+    model.fails = False
+    model.layer.weight.requires_grad_(True)
+    for use in (lambda: learner.learn(Task(samples)), lambda: learner.save(tmp_path / "other")):
+        with pytest.raises(UsageError, match=r"could not be given back .*: load a saved learner, or make a new one"):
+            use()
+    assert learner.evaluate(Task(samples, samples))[0] >= 0
+    steppe.load(tmp_path / "learner", model).learn(Task(samples))
+
+
+def test_a_refused_check_leaves_what_is_covered_alone(tmp_path: Path) -> None:
+    """A file must name the weights that the method at work covers."""
+    learner = Learner(mlp(6), steppe.GPM(thresholds="0.9,0.9,0.9"))
+    learner.check(Task((X, Y)))
+    with pytest.raises(UsageError, match="thresholds"):
+        learner.check(Task((X, Y), head=range(0, 2)))
+    learner.learn(Task((X, Y)))
+    learner.save(tmp_path / "learner")
+    assert steppe.load(tmp_path / "learner", mlp(6)).learn(Task((X, Y))).updates == 5
+
+
+def test_momentum_ends_with_its_task() -> None:
+    """Nothing uses it any more; a file, and the copy that is made before a task, are smaller by a model."""
+    learner = Learner(mlp(6), ER())
+    learner.learn(Task((X, Y)))
+    assert learner.state()["method"]["descent"]["velocity"] == {}
+
+
 def test_what_was_only_checked_decides_nothing() -> None:
     """Which layers are covered depends on the first task that is learnt; a refusal comes before anything is made."""
     for refused in (False, True):
@@ -91,6 +150,11 @@ def test_what_was_only_checked_decides_nothing() -> None:
         first.requires_grad_(True)
         learnt = learner.learn(Task(samples, head=range(2)))
         assert list(learnt.record["ranks"]) == ["0.weight"]
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), steppe.FSDGPM())
+    learner.check(Task(samples))
+    learner.learn(Task((samples[0].reshape(12, 2, 2), samples[1])))
+    with pytest.raises(DataError, match="those of earlier tasks"):
+        learner.learn(Task(samples))
 
 
 @pytest.mark.parametrize("method", SEQUENTIAL)
@@ -131,7 +195,8 @@ def normed() -> nn.Module:
 
 
 X, Y = torch.randn(41, 6, generator=torch.Generator().manual_seed(0)), torch.arange(41) % 2
-ALONE = [name for name in SEQUENTIAL if name in ("finetune", "ewc", "gem", "a-gem", "gpm", "sgp", "icarl")]
+BESIDE_REPLAY = ("er", "fs-er", "der++", "sam-er", "dgpm")  # in their first task, at least
+ALONE = [name for name in SEQUENTIAL if name not in BESIDE_REPLAY]
 
 
 @pytest.mark.parametrize("source", [(X, Y), TensorDataset(X, Y)], ids=["tensors", "dataset"])
@@ -227,6 +292,8 @@ def test_a_failure_after_going_on_leaves_the_task_begun(tmp_path: Path, monkeypa
     with pytest.raises(DataError, match="labels"):
         loaded.learn(Task(DataLoader(TensorDataset(X, Y + 9 * (torch.arange(41) > 20)), batch_size=10)))
     assert loaded.tasks_learnt == 1
+    with pytest.raises(UsageError, match="failed after it had been gone on with: load a saved learner"):
+        loaded.learn(Task((X, Y)))
     loaded = steppe.load(file, mlp(6))
     assert loaded.learn(Task((X, Y))).updates == whole.updates
     assert same(loaded, learner)

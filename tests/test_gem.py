@@ -195,6 +195,16 @@ def test_rows_are_the_clipped_gradients() -> None:
     torch.testing.assert_close(rows.gram(), flat @ flat.T)
 
 
+class Seldom(nn.Linear):
+    """Does otherwise than linear layers do, but not when it is tried."""
+
+    seen = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen += 1
+        return super().forward(input) * (2 if self.seen > 50 else 1)
+
+
 SLOW: dict[str, Any] = {
     "batch norm": lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)),
     "batch norm that keeps nothing": lambda: nn.Sequential(
@@ -206,6 +216,7 @@ SLOW: dict[str, Any] = {
     "a layer used twice": Twice,
     "a weight used outside its layer": Tied,
     "a layer never used": Unused,
+    "a forward of its own": lambda: nn.Sequential(Seldom(6, 5), nn.Linear(5, 4)),
     "frozen weight": lambda: _with_frozen(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))),
 }
 

@@ -122,6 +122,13 @@ def test_a_plugin_of_another_name_does_not_serve(capsys: pytest.CaptureFixture[s
         assert "renamed.py: those it was made with are called mine.py" in capsys.readouterr().err
 
 
+def test_a_link_is_as_good_as_the_file_it_leads_to() -> None:
+    put("versions/mine_3.py")
+    Path("mine.py").symlink_to("versions/mine_3.py")
+    broken_off("mine.py", "r")
+    assert main(["resume", "r", "--plugin", "mine.py"]) == 0
+
+
 def test_runs_of_different_versions_of_a_plugin_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     study = ["study", "pmnist", "mine", "--jobs", "1", *SHORT, "--out", "s", "--plugin", "mine.py"]
     put("mine.py")
@@ -130,6 +137,10 @@ def test_runs_of_different_versions_of_a_plugin_are_told_of(capsys: pytest.Captu
     forget()
     put("mine.py", TEXT + "# changed\n")
     assert main([*study, "--seeds", "2", "--resume"]) == 0
+    assert "The runs of mine are of different versions of mine.py." in capsys.readouterr().out
+    first = Path("s/mine/seed-0/result.json")  # as of a version that did not name plugins
+    first.write_text(first.read_text(encoding="utf-8").replace('"mine.py": ', '"unnamed": '), encoding="utf-8")
+    assert main(["show", "s"]) == 0
     assert "The runs of mine are of different versions of mine.py." in capsys.readouterr().out
 
 

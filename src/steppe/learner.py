@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
-from steppe.errors import DivergedError, ModelError, UsageError
+from steppe.errors import DivergedError, ModelError, UsageError, in_one_line
 from steppe.events import Event, Watch, ignore
 from steppe.learner_checks import (
     Kind,
@@ -28,6 +28,7 @@ from steppe.learner_checks import (
     layers_at_rest,
     listed_tasks,
 )
+from steppe.linear_calls import is_plain
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
@@ -90,6 +91,7 @@ class Learner:
         self._interrupted: State = None  # where one broke off, until it is gone on with
         self._at_rest: list[str] | None = None  # frozen layers in eval mode when a task was last begun
         self._loaded = False  # and not gone on with since
+        self._lost = ""  # why its memory is no longer what it should be
         self._outputs = 0
         self._kind: Kind | None = None  # of the inputs
 
@@ -119,8 +121,8 @@ class Learner:
         again, and goes on where it was.
 
         If learning fails, the task was never begun: its head, its place and its samples are given back, and it can be
-        learnt again; only the weights stay where they have got to. What `watch` or Ctrl-C breaks off has been learnt
-        as far as it went.
+        learnt again; only the weights stay where they have got to. A task gone on with after loading cannot be given
+        back: load the file again. What `watch` or Ctrl-C breaks off has been learnt as far as it went.
         """
         training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics)
         listed = listed_tasks(tasks)
@@ -136,7 +138,7 @@ class Learner:
                 "learn([task, task, …]), and make a new Learner to learn them anew."
             )
         method = self.check(curriculum.tasks)
-        before, stopped = self._before(), False
+        before, gone_on, stopped = self._before(), self.interrupted, False
 
         def tell(event: Event) -> None:
             nonlocal stopped
@@ -153,7 +155,10 @@ class Learner:
                 try:
                     self._give_back(before)
                 except Exception as failed:
-                    error.add_note(f"What the task took could not be given back, either: {failed}")
+                    self._lost = f"a task failed, and what it took could not be given back ({in_one_line(failed)})"
+                    error.add_note(f"{self._lost[0].upper()}{self._lost[1:]}.")
+            elif gone_on:
+                self._lost = f"the task {curriculum.name!r} failed after it had been gone on with"
             told = explained(error, curriculum, self.network)
             if told is not None:
                 raise told from error
@@ -190,6 +195,8 @@ class Learner:
             self._check_weights(curriculum.name)
             trained = time.perf_counter()
             remarks = method.end_task()
+            if method.descent is not None:
+                method.descent.restart()  # the momentum serves nobody any more, and would be kept and copied
             ended = time.perf_counter()
         seconds = {"train": fitting.seconds - (ended - trained), "memory": ended - trained}
         return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record())
@@ -206,7 +213,8 @@ class Learner:
         return copied({**state, "loaded": self._loaded}, "cpu")  # a device may have no room to spare
 
     def _give_back(self, before: State) -> None:
-        state = copied(before, self.network.device)
+        device = self.network.device
+        state = before if device.type == "cpu" else copied(before, device)
         state["network"]["weights"] = self.network.state()["weights"]
         self.network.load_state(state["network"], state["outputs"])
         self._become(state)
@@ -232,23 +240,25 @@ class Learner:
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
             return predictions(torch.as_tensor(x), head, self.network, self._method)
 
-    def _started(self, task: Task) -> Method:
-        """The method, made when the first task shows what the model's input and head are."""
+    def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
+        """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
         covered: dict[str, CoveredWeight] = {}
         if self.settings.covers_layers:
             with task.blamed("training"):
                 x, _ = task.train.first()
             prepared = self.network.prepare_inputs(x)
             covered = coverage(self.network, prepared, self._exclude, multi_head=task.head is not None)
-        self._covered = {name: weight.factorable for name, weight in covered.items()}
-        return self.settings.start(self.network, covered, self.streams)
+        method = self.settings.start(self.network, covered, self.streams)
+        return method, {name: weight.factorable for name, weight in covered.items()}
 
     def check(self, tasks: Task | Sequence[Task]) -> Method:
         """Refuse what the model and the method cannot learn, one after another or together, before anything is
         changed.
         """
         listed = listed_tasks(tasks)
-        heads, kind, outputs = list(self.network.heads), self._kind, self._outputs
+        self._check_whole()
+        begun = self.tasks_learnt > 0  # else nothing that was only looked at decides anything
+        heads, kind, outputs = list(self.network.heads), self._kind if begun else None, self._outputs
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         before = list(heads)
@@ -263,10 +273,11 @@ class Learner:
             if self._loaded:
                 check_at_rest(self._at_rest, self.model)
             multi_head = listed[0].head is not None
-            if self._method is None or (self.tasks_learnt == 0 and self._multi_head == (not multi_head)):
-                method = self._started(listed[0])
+            other = self._multi_head == (not multi_head) or kind != self._kind
+            if self._method is None or (other and not begun):
+                method, covered = self._started(listed[0])
                 self._seek_chain(listed[0], 0)
-                self._method, self._multi_head = method, multi_head
+                self._method, self._covered, self._multi_head = method, covered, multi_head
         self._kind, self._outputs = kind, outputs
         return self._method
 
@@ -295,6 +306,7 @@ class Learner:
                 "the model has a state (get_extra_state) beside its weights and buffers, which would be lost: make it "
                 "buffers."
             )
+        self._check_whole()
         if self._fitting is not None:
             self._check_weights(self._fitting.name)
         return self._whole_state()
@@ -337,29 +349,39 @@ class Learner:
 
     def _become(self, state: State) -> None:
         """All that is not the network's own."""
-        self._at_rest, self._loaded = _names(state.get("at_rest")), True
-        self.tasks_learnt, self._outputs, self._interrupted = (
-            state[name] for name in ("tasks_learnt", "outputs", "fitting")
+        tasks_learnt, outputs, fitting, covered = (
+            state[name] for name in ("tasks_learnt", "outputs", "fitting", "covered")
         )
-        self._kind = None
+        kind: Kind | None = None
         if state["inputs"] is not None:
             shape, dtype = state["inputs"]
-            self._kind = tuple(shape), _dtype(dtype)
-        self._covered, self._method = state["covered"], None
+            kind = tuple(shape), _dtype(dtype)
+        method: Method | None = None
         if state["method"] is not None:
-            self._method = self.settings.start(self.network, self._covered_again(), self.streams)
-            validation = self._interrupted and self._interrupted["validation"]
+            method = self.settings.start(self.network, self._covered_again(covered), self.streams)
+            validation = fitting and fitting["validation"]
             if validation and validation["cuts"] > _MOST_CUTS:
                 raise ValueError(f"step sizes cannot have been cut {validation['cuts']} times")
             for _ in range(validation["cuts"] if validation else 0):
-                self._method.slow_down(self._interrupted["training"]["lr_divisor"])
-            self._method.load_state(state["method"])
+                method.slow_down(fitting["training"]["lr_divisor"])
+            method.load_state(state["method"])
         self.streams.load_state(state["streams"])  # at last: making the method may have drawn
+        self._at_rest, self._loaded, self._lost = _names(state.get("at_rest")), True, ""
+        self.tasks_learnt, self._outputs, self._interrupted = tasks_learnt, outputs, fitting
+        self._kind, self._covered, self._method = kind, covered, method
 
-    def _covered_again(self) -> dict[str, CoveredWeight]:
+    def _covered_again(self, covered: Mapping[str, bool]) -> dict[str, CoveredWeight]:
         """The covered weights that were found when the method was first made."""
-        found = covered_weights(self.model, self._exclude) if self._covered else {}
-        return {name: replace(found[name], factorable=factorable) for name, factorable in self._covered.items()}
+        found = covered_weights(self.model, self._exclude) if covered else {}
+        return {
+            # Older versions took the gradients of any linear layer as factors.
+            name: replace(found[name], factorable=factorable and all(map(is_plain, found[name].layers)))
+            for name, factorable in covered.items()
+        }
+
+    def _check_whole(self) -> None:
+        if self._lost:
+            raise UsageError(f"{self._lost}: load a saved learner, or make a new one.")
 
     def _check_weights(self, name: str) -> None:
         for weight, parameter in self.network.parameters.items():

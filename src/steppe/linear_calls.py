@@ -63,7 +63,7 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
     tried at all: what it does to these inputs, in this mode, says little about others (DropConnect in training).
     """
     weights = dict(model.named_parameters())
-    linear = {name: layers for name, layers in linear.items() if all(map(_is_plain, layers))}
+    linear = {name: layers for name, layers in linear.items() if all(map(is_plain, layers))}
     with torch.enable_grad(), recorded_calls(linear) as calls:
         output: Tensor = model(x)
         measure = output.logsumexp(-1).sum()
@@ -86,7 +86,7 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
     return true
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> bool:
     """Whether calling it runs torch's own forward of linear layers."""
     return type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
 

@@ -20,7 +20,7 @@ def load_plugins(paths: Iterable[str]) -> tuple[str, ...]:
 
 def moved(paths: Iterable[str], given: Iterable[str]) -> list[str]:
     """The files where they lie now: of those given, the ones of the same names serve in their place."""
-    places = {Path(path).name: path for path in given}
+    places = {name: path for path in given for name in _names(path)}
     return [places.get(Path(path).name, path) for path in paths]
 
 
@@ -28,9 +28,17 @@ def require_known(given: Iterable[str], paths: Iterable[str]) -> None:
     """Refuse a file that is given for a plugin that has moved, but is called like none of them."""
     names = [Path(path).name for path in paths]
     for path in given:
-        if Path(path).name not in names:
+        if not _names(path) & set(names):
             told = f"those it was made with are called {', '.join(names)}" if names else "it was made without any"
             raise UsageError(f"--plugin {path}: {told}; give files of the same names.")
+
+
+def _names(path: str) -> set[str]:
+    """What a file is called: a link's own name and that of the file it leads to, which is the one that is recorded."""
+    try:
+        return {Path(path).name, Path(path).resolve().name}
+    except (OSError, ValueError):  # told when it is imported
+        return {Path(path).name}
 
 
 def digests(paths: Iterable[str]) -> dict[str, str]:

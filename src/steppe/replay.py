@@ -75,12 +75,13 @@ class Reservoir:
 
     def load_state(self, state: State) -> None:
         """The same age and content again."""
-        self.age, stored, notes = state["age"], state["stored"], state["notes"]
+        age, stored, notes = state["age"], state["stored"], state["notes"]
         held = [] if stored is None else [*_parts(stored), *([] if notes is None else [notes])]
-        if type(self.age) is not int or self.age < 0 or any(len(part) != len(self) for part in held):
-            raise ValueError(f"a buffer that was offered {self.age} samples cannot hold what is said to be in it")
-        self._stored = None if stored is None else Batch(*(_roomy(part, self.capacity) for part in _parts(stored)))
+        if type(age) is not int or age < 0 or any(len(part) != min(age, self.capacity) for part in held):
+            raise ValueError(f"a buffer that was offered {age} samples cannot hold what is said to be in it")
+        roomy = None if stored is None else Batch(*(_roomy(part, self.capacity) for part in _parts(stored)))
         self._notes = None if notes is None else _roomy(notes, self.capacity)
+        self.age, self._stored = age, roomy  # once there was memory for all of it
 
     def bytes_held(self) -> int:
         """Memory of the samples as allocated, without their notes."""

@@ -124,7 +124,7 @@ def notes_on_runs(results: Sequence[Result]) -> list[str]:
         notes.append(f"{repeated} run(s) with a seed that is there already, and the same settings, are left out.")
     for label, places in variants(results).items():
         told = [results[place]["versions"] for place in places]
-        plugins = [name for name in told[0] if name.endswith(".py")]
+        plugins = dict.fromkeys(name for versions in told for name in versions if name.endswith(".py"))
         if differing := [name for name in plugins if len({versions.get(name) for versions in told}) > 1]:
             notes.append(f"The runs of {label} are of different versions of {', '.join(differing)}.")
     return notes

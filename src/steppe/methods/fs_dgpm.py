@@ -102,6 +102,8 @@ class _FSDGPM(Method):
     def begin_task(self) -> None:
         super().begin_task()
         self.ascent, self.memory.rule = self.settings.ascent(), self.settings.importance_rule()
+        # The ascent sees D by itself; DGPM's serves Λ alone, where there is any to be moved.
+        self.alone = self.settings.perturbation != "importance-only" or (bool(self.memory) and self.memory.rule.dynamic)
 
     def slow_down(self, divisor: float) -> float:
         self.ascent, self.memory.rule = self.ascent.slowed(divisor), self.memory.rule.slowed(divisor)

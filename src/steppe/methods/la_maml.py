@@ -62,6 +62,7 @@ class MetaGradient(NamedTuple):
 
 class _LaMAML(Method):
     kept = ("replay", "rates")
+    alone = True  # in the inner steps
 
     def __init__(self, settings: LaMAML, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network

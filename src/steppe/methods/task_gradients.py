@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from steppe.linear_calls import recorded_calls
+from steppe.linear_calls import is_plain, recorded_calls
 from steppe.methods.descent import clipped
 from steppe.network import Network
 from steppe.types import Batch, Direction, Gradient, Outer, index_of, multiplied
@@ -198,6 +198,8 @@ class PastTasks:
         }
         if not linear.keys() <= parameters.keys() <= linear.keys() | {_bias_of(name) for name in linear}:
             return {}
+        if not all(is_plain(layer) for (layer,) in linear.values()):
+            return {}  # what it does when it is tried says little about other times
         return linear if (self._ways_agree(linear) if together is None else together) else {}
 
     def _ways_agree(self, linear: LinearLayers) -> bool:
