@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="which (see --list)")
     parser.add_argument("--list", action="store_true", help="what there is, and how much of it is done in --out")
     parser.add_argument(
-        "--methods", metavar="M,M,…", help="only these of its methods, and those whose runs are there already"
+        "--methods", metavar="M,M,…", help="only these of its methods; name those whose runs are there as well"
     )
     parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's own number)")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
