@@ -182,5 +182,6 @@ def test_a_configuration_and_a_landscape_with_the_plugin_elsewhere(capsys: pytes
     small = ["--samples", "10", "--directions", "1", "--points", "11", "--after", "2", "--task", "1"]
     assert main(["landscape", "r", *small]) == 2
     assert "mine.py is not there" in capsys.readouterr().err
-    assert main(["landscape", "r", *small, "--plugin", new]) == 0
+    assert main(["run", "pmnist", "finetune", *SHORT, "--out", "plain"]) == 0
+    assert main(["landscape", "plain", "r", *small, "--plugin", new]) == 0  # of one of them is enough
     assert main(["report", "r", "-o", "page.html"]) == 0

@@ -64,8 +64,11 @@ def _landscape(options: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(options.threads))
     import torch
 
+    from steppe.config import RunConfig
     from steppe.experiment import resolved_device
     from steppe.landscape.survey import Wanted
+    from steppe.plugins import require_known
+    from steppe.runs import CONFIG
 
     given = {name: getattr(options, name) for name in LandscapeSettings.schema()}
     settings = LandscapeSettings.from_mapping({name: value for name, value in given.items() if value is not None})
@@ -77,6 +80,8 @@ def _landscape(options: argparse.Namespace) -> int:
     runs = _runs(options.directories)
     if options.out is not None and len(runs) > 1:
         raise UsageError(f"-o {options.out}: there are {len(runs)} runs, each with a file of its own; leave it out.")
+    made_with = [path for run in runs for path in RunConfig.load(run / CONFIG, options.plugin).plugins]
+    require_known(options.plugin, made_with)
     use_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:

@@ -23,7 +23,6 @@ from steppe.landscape.owner import identity
 from steppe.landscape.profile import Surroundings, profile, surface
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network import Network
-from steppe.plugins import require_known
 from steppe.runs import CONFIG, RESULT, kept_weights, read_result, task_weights
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.task import Task
@@ -74,7 +73,6 @@ def survey(
     file tells of every command that added to it. Where plugins of the run have moved, `plugins` has their files.
     """
     config = RunConfig.load(run / CONFIG, plugins)
-    require_known(plugins, config.plugins)
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)
