@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steppe import experiment, training
+from steppe import ER, experiment, training
 from steppe.cli import main
 from steppe.config import RunConfig
 from steppe.curriculum import Curriculum
@@ -22,8 +22,10 @@ from steppe.events import Event, RunStarted
 from steppe.experiment import run
 from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
+from steppe.protocol import Training
 from steppe.registry import METHODS
 from steppe.runs import CHECKPOINTS, CONFIG, LOG, RESULT, locked, read_result, task_weights
+from steppe.saving import read_state, write_state
 from steppe.seeding import Streams
 from steppe.study import Job, read_plan, run_all, write_plan
 from steppe.types import Batch
@@ -171,6 +173,31 @@ def test_a_run_that_moved_to_another_machine_says_so(
     assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus [2J.")]
     assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
     assert result["machine"] == experiment.machine()
+
+
+def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:
+    """Of the benchmark, of the method or of the training: what came later had its default before."""
+    config = small("pictures", "er")
+    run(config, tmp_path / "whole")
+    broken_off(config, tmp_path / "out", 9)
+    for file in (tmp_path / "out" / CHECKPOINTS).glob("state-*"):
+        state = read_state(file, "run")
+        assert state["learner"]["fitting"] is not None
+        for values in (state["config"]["method"], state["learner"]["settings"]["values"]):
+            assert values.pop("clip") == ER().clip
+        for values in (state["config"]["training"], state["learner"]["fitting"]["training"]):
+            assert values.pop("lr_divisor") == Training().lr_divisor
+        assert state["config"]["benchmark"].pop("samples") == type(config.benchmark_settings)().samples  # type: ignore[attr-defined]
+        write_state(file, "run", state)
+    run(config, tmp_path / "out", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "config", [None, [], {}, {"run": 3}, {"run": {}, "benchmark": 3, "method": {}, "training": {"epochs": "x"}}]
+)
+def test_a_state_that_describes_nothing_is_of_another_run(config: Any) -> None:
+    assert not small("pictures", "er").describes(config)
 
 
 def test_what_is_finished_is_left_alone(tmp_path: Path) -> None:

@@ -151,6 +151,18 @@ class RunConfig:
             "training": self.training.as_dict(),
         }
 
+    def describes(self, described: Any) -> bool:
+        """Whether plain values, which may be of any kind, are this experiment, in the sense of `same_work`; settings
+        that came after them count as having their defaults.
+        """
+        mine = self.as_dict()
+        if not isinstance(described, dict) or described.keys() != mine.keys():
+            return False
+        sections = zip(_SECTIONS, (self.benchmark_settings, self.method_settings, self.training), strict=True)
+        return same_work({"run": described["run"]}, {"run": mine["run"]}) and all(
+            settings.equals(described[section]) for section, settings in sections
+        )
+
     def as_toml(self) -> str:
         """The text of config.toml."""
         return tomli_w.dumps(self.as_dict())

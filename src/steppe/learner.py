@@ -335,7 +335,7 @@ class Learner:
         """Become the learner whose state it is: one with the same settings, seed and model."""
         mine = type(self.settings).__name__, self.settings.as_dict(), self.streams.seed, list(self._exclude)
         saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"]
-        if mine != saved:
+        if (mine[0], *mine[2:]) != (saved[0], *saved[2:]) or not self.settings.equals(saved[1]):
             raise UsageError(f"the state was saved with {saved}, and this learner has {mine}: give it the same.")
         if state.get("prepared", self._prepared) != self._prepared:  # older states do not say
             raise UsageError(

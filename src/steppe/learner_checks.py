@@ -230,7 +230,7 @@ def check_last_batch(method: Method, network: Network, curriculum: Curriculum, s
 
 def check_same(interrupted: State, curriculum: Curriculum, training: Training) -> None:
     """Refuse to go on with another task, or in another way, than the one that broke off."""
-    if interrupted["task"] != curriculum.name or interrupted["training"] != training.as_dict():
+    if interrupted["task"] != curriculum.name or not training.equals(interrupted["training"]):
         raise UsageError(
             f"the learner was saved in the middle of {interrupted['task']!r}, learnt with {interrupted['training']}: "
             f"give it that again, before anything else (this is {curriculum.name!r} with {training.as_dict()})."

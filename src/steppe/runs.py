@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from steppe.config import RunConfig, same_work
+from steppe.config import RunConfig
 from steppe.errors import RunError, UsageError, in_one_line
 from steppe.files import read_bounded, write_whole, writing
 from steppe.results import checked_result
@@ -78,7 +78,7 @@ class RunDirectory:
                 with writing(self.path):
                     self._state_file(number).unlink()
                 continue
-            if not isinstance(found, dict) or not same_work(found.get("config"), config.as_dict()):
+            if not isinstance(found, dict) or not config.describes(found.get("config")):
                 raise RunError(f"{self._state_file(number)} belongs to a run with other settings: remove it.")
             if type(found.get("log")) is not int or found["log"] < 0:
                 raise RunError(f"{self._state_file(number)} does not say how long the log was: remove it.")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from steppe.errors import UsageError, has_controls, shown, unknown
+from steppe.errors import SteppeError, UsageError, has_controls, shown, unknown
 
 Value = bool | int | float | str
 _LARGEST = 2**63 - 1  # the largest whole number of tensors and of TOML
@@ -109,6 +109,15 @@ class Settings:
     def as_dict(self) -> dict[str, Value]:
         """The settings as plain values, for config files and records."""
         return {name: getattr(self, name) for name in self.schema()}
+
+    def equals(self, values: Any) -> bool:
+        """Whether plain values, which may be of any kind, are these settings; what they lack, because it came after
+        them, counts as having its default.
+        """
+        try:
+            return self.from_mapping(values) == self
+        except (SteppeError, TypeError, AttributeError):
+            return False
 
     def replace(self, **changes: Any) -> Self:
         """The same settings with some changed, checked again."""
