@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 from steppe.errors import ModelError
 from steppe.models.alexnet import AlexNet
-from steppe.models.dropout import dropout
+from steppe.models.dropout import dropout, dropout_pool_relu
 from steppe.models.four_conv import FourConv
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
@@ -74,7 +75,7 @@ def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, lay
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     if network is AlexNet:
-        model._dropped = lambda x, share: x
+        model.shares = (0.0,) * 5
     x = torch.rand(4, *shape, dtype=torch.float64)
     torch.testing.assert_close(model(x), twin(x))
     torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), twin(x))
@@ -91,14 +92,15 @@ class EarlyLeNet(LeNet):
 
 
 class EarlyAlexNet(AlexNet):
-    """ReLU where the paper has it."""
+    """ReLU where the paper has it, dropout and pooling one after the other."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = max_pool2d(self._dropped(relu(self.conv1(x)), 0.2), 2)
-        x = max_pool2d(self._dropped(relu(self.norm2(self.conv2(x))), 0.2), 2)
-        x = max_pool2d(self._dropped(relu(self.conv3(x)), 0.5), 2)
-        x = self._dropped(relu(self.hidden1(x.flatten(1))), 0.5)
-        output: Tensor = self.head(self._dropped(relu(self.hidden2(x)), 0.5))
+        shares = self.shares
+        x = max_pool2d(dropout(relu(self.conv1(x)), shares[0], self.training), 2)
+        x = max_pool2d(dropout(relu(self.norm2(self.conv2(x))), shares[1], self.training), 2)
+        x = max_pool2d(dropout(relu(self.conv3(x)), shares[2], self.training), 2)
+        x = dropout(relu(self.hidden1(x.flatten(1))), shares[3], self.training)
+        output: Tensor = self.head(dropout(relu(self.hidden2(x)), shares[4], self.training))
         return output
 
 
@@ -152,6 +154,23 @@ def test_dropout_drops_its_share_and_scales_the_rest(share: float, layout: torch
         assert float((along - share).abs().max()) < 5 * spread
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(gradient, y.detach())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_dropout_pool_and_relu_at_once_can_be_differentiated_twice(layout: torch.memory_format) -> None:
+    """As second-order methods and curvature do; beside finite differences, the mask being the same at every call."""
+    chance = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64, generator=chance).to(memory_format=layout).requires_grad_()
+
+    def drawn_alike(x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return dropout_pool_relu(x, 0.5, training=True)
+
+    assert bool((drawn_alike(x) > 0).any())
+    assert gradcheck(drawn_alike, (x,))
+    assert gradgradcheck(drawn_alike, (x,))
+    # What is linear piece by piece has no second derivative of its own: one that comes from what follows it.
+    assert gradgradcheck(lambda x: drawn_alike(x).pow(3), (x,))
 
 
 def test_dropout_follows_the_global_generator_and_rests_in_eval() -> None:
