@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from steppe.allocation import keep_freed_memory
 from steppe.config import DEVICES, RunConfig, same_work
 from steppe.curriculum import Curriculum
 from steppe.errors import RunError, UsageError, in_one_line, unknown
@@ -92,6 +93,7 @@ class _Run:
         # Those of the code that runs, whatever happens to its files meanwhile.
         self._versions = {**versions(), **digests(config.plugins)}
         torch.set_num_threads(config.threads)
+        keep_freed_memory()
         self._tasks = config.benchmark_settings.stream(config.seed)
         self._learner = _learner(config)
         _check(config, self._learner, self._tasks)

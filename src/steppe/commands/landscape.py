@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steppe.allocation import keep_freed_memory
 from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_data_option, add_plugin_option, task_numbers
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -113,6 +114,7 @@ def measure(
     from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.survey import survey
 
+    keep_freed_memory()
     out = out or run / LANDSCAPE
     with _shown(str(run)) as watch:
         landscape = survey(

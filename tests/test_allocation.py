@@ -1,0 +1,92 @@
+"""Freed memory is kept, seen by the pages that the system has to hand out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from steppe import experiment
+from steppe.allocation import keep_freed_memory
+from steppe.config import RunConfig
+
+WISHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+gnu_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+FAULTS = """
+import resource, sys
+import torch
+from steppe.allocation import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+rounds, megabytes = 20, 48
+for _ in range(10):  # small pieces left by the first ones lie between them until the allocator has enough of these
+    torch.zeros(megabytes * 2**18)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(rounds):
+    torch.zeros(megabytes * 2**18)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print((after - before) * resource.getpagesize() / rounds / 2**20)
+"""
+
+
+def cleared_megabytes(how: str) -> float:
+    """How much the system has to hand out for an array of 48 MiB that was freed a moment ago."""
+    clean = {name: value for name, value in os.environ.items() if name not in WISHES}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, how], env=clean, capture_output=True, text=True, check=True, timeout=120
+    )
+    return float(done.stdout)
+
+
+@gnu_only
+def test_what_was_freed_serves_again() -> None:
+    if cleared_megabytes("leave") < 40:
+        pytest.skip("this system hands pages out by larger pieces")
+    assert cleared_megabytes("keep") < 1
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_whoever_has_wishes_of_their_own_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in WISHES:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    called = []
+
+    class Library:
+        def __init__(self, name: None) -> None:
+            self.mallopt = lambda option, value: called.append(option) or 1
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    assert keep_freed_memory()
+    assert len(called) == 2
+    monkeypatch.setenv(name, "1")
+    assert not keep_freed_memory()
+    assert len(called) == 2
+
+
+@pytest.mark.parametrize("library", ["musl", ""])
+def test_other_libraries_are_left_alone(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: (library, ""))
+    monkeypatch.delattr(ctypes, "CDLL")
+    assert not keep_freed_memory()
+
+
+def test_an_allocator_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in WISHES:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert not keep_freed_memory()
+
+
+def test_runs_keep_what_they_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(experiment, "keep_freed_memory", lambda: asked.append(True))
+    changes = ["benchmark.tasks=1", "benchmark.samples=20", "benchmark.test_samples=20"]
+    experiment.run(RunConfig.make("pmnist", "finetune", changes), None)
+    assert asked
