@@ -14,8 +14,10 @@ from steppe.errors import ModelError
 from steppe.models.alexnet import AlexNet
 from steppe.models.dropout import dropout, dropout_pool_relu
 from steppe.models.four_conv import FourConv
+from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
+from steppe.models.response_norm import ResponseNorm
 from steppe.projection.layers import coverable_weights
 
 
@@ -38,6 +40,18 @@ def lenet_in_a_row() -> nn.Sequential:
     )
 
 
+def gpm_lenet_in_a_row() -> nn.Sequential:
+    def respond() -> nn.Module:
+        return nn.LocalResponseNorm(4, alpha=0.001 / 9, beta=0.75, k=1.0)
+
+    return nn.Sequential(
+        *(nn.Conv2d(3, 20, 5, padding=2, bias=False), nn.ReLU(), respond(), nn.MaxPool2d(3, 2, 1)),
+        *(nn.Conv2d(20, 50, 5, padding=2, bias=False), nn.ReLU(), respond(), nn.MaxPool2d(3, 2, 1)),
+        *(nn.Flatten(), nn.Linear(3200, 800, bias=False), nn.ReLU(), nn.Linear(800, 500, bias=False), nn.ReLU()),
+        nn.Linear(500, 100, bias=False),
+    )
+
+
 def four_conv_in_a_row() -> nn.Sequential:
     convolutions = [nn.Conv2d(channels, 160, 3, 2, 1, bias=False) for channels in (3, 160, 160, 160)]
     return nn.Sequential(
@@ -51,6 +65,7 @@ CASES = [
     (MLP, lambda: nn.Sequential(), 89_400, (784,), 3),
     (AlexNet, alexnet_in_a_row, 6_704_384, (3, 32, 32), 6),
     (LeNet, lenet_in_a_row, 3_036_640, (3, 32, 32), 5),
+    (GPMLeNet, gpm_lenet_in_a_row, 3_036_500, (3, 32, 32), 5),
     (FourConv, four_conv_in_a_row, 2_871_520, (3, 64, 64), 7),
 ]
 
@@ -65,7 +80,9 @@ def test_parameters(
     assert len(coverable_weights(model)) == layers
 
 
-@pytest.mark.parametrize(("network", "row", "parameters", "shape", "layers"), CASES[1:], ids=["alex", "le", "four"])
+@pytest.mark.parametrize(
+    ("network", "row", "parameters", "shape", "layers"), CASES[1:], ids=["alex", "le", "gpm", "four"]
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, layers, training) -> None:  # type: ignore[no-untyped-def]
     """Dropout shut off: its masks are drawn in another way."""
@@ -118,7 +135,9 @@ def test_relu_after_pooling_is_the_same_bit_for_bit(network: type[nn.Module], ea
 
 
 def test_initialisation() -> None:
-    """torch's own, U(±1/√fan-in), but N(0, 2/fan-in) for the network of four convolutions."""
+    """torch's own, U(±1/√fan-in), but N(0, 2/fan-in) for the network of four convolutions and U(±√(6/fan-in)) for the
+    LeNet of GPM's own code.
+    """
     weight = AlexNet().conv2.weight
     assert float(weight.detach().abs().max()) <= 1 / math.sqrt(576)
     assert float(weight.detach().std()) == pytest.approx(1 / math.sqrt(3 * 576), rel=0.02)
@@ -126,9 +145,25 @@ def test_initialisation() -> None:
         assert float(weight.detach().std()) == pytest.approx(math.sqrt(2 / weight[0].numel()), rel=0.02)
         assert float(weight.detach().abs().max()) > 3 * math.sqrt(2 / weight[0].numel())
 
+    for weight in GPMLeNet().parameters():
+        bound = math.sqrt(6 / weight[0].numel())
+        assert 0.99 * bound < float(weight.detach().abs().max()) <= bound
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("channels", [1, 4, 7])
+def test_response_norm_is_torch_s(channels: int, size: int) -> None:
+    x = 3 * torch.randn(2, channels, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    own = ResponseNorm(channels, size, 0.3, 0.6, 1.5).double()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.testing.assert_close(
+            own(x.to(memory_format=layout)), nn.LocalResponseNorm(size, 0.3, 0.6, 1.5)(x), rtol=1e-7, atol=0
+        )
+    assert own.state_dict() == {}
+
 
 @pytest.mark.parametrize("size", [19, 23, 31, 32, 33, 64])
-@pytest.mark.parametrize("network", [AlexNet, LeNet, FourConv])
+@pytest.mark.parametrize("network", [AlexNet, LeNet, GPMLeNet, FourConv])
 def test_any_size_of_image_fits(network: type[nn.Module], size: int) -> None:
     assert network(7, size)(torch.rand(2, 3, size, size)).shape == (2, 7)
 

@@ -15,6 +15,7 @@ from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, held_out
 from steppe.data import cifar100
 from steppe.data.images import ImageArrays, ImageSet
 from steppe.data.pixels import Normalise
+from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
 from steppe.protocol import Training
 from steppe.registry import register_benchmark
@@ -44,6 +45,11 @@ class CIFAR100Superclass(ImageBenchmark):
         "true",
         "the true images, or the released code's wrong reading of their pixels",
         choices=("true", "scrambled"),
+    )
+    norm: str = setting(
+        "batch",
+        "what the LeNet normalises by: BatchNorm (paper) or local response (GPM's own code)",
+        choices=("batch", "response"),
     )
 
     def images(self) -> ImageSet:
@@ -84,5 +90,5 @@ class CIFAR100Superclass(ImageBenchmark):
         return ["the images are scrambled as in the released code, for comparison only."]
 
     def network(self) -> nn.Module:
-        """The paper's LeNet."""
-        return LeNet()
+        """The paper's LeNet, or that of GPM's own code."""
+        return LeNet() if self.norm == "batch" else GPMLeNet()

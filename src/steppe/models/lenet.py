@@ -15,19 +15,21 @@ class LeNet(nn.Module):
         super().__init__()
         side = (size + 3) // 4  # each pooling halves, rounded up
         self.conv1 = nn.Conv2d(3, 20, 5, padding=2, bias=False)
-        self.norm1 = nn.BatchNorm2d(20)
+        self.norm1: nn.Module = nn.BatchNorm2d(20)
         self.conv2 = nn.Conv2d(20, 50, 5, padding=2, bias=False)
-        self.norm2 = nn.BatchNorm2d(50)
+        self.norm2: nn.Module = nn.BatchNorm2d(50)
         self.hidden1 = nn.Linear(50 * side * side, 800, bias=False)
         self.hidden2 = nn.Linear(800, 500, bias=False)
         self.head = nn.Linear(500, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images, (n, 3, size, size)."""
-        # ReLU and pooling in either order give the same, bit for bit; after pooling there is a quarter of the numbers.
-        x = relu(max_pool2d(self.norm1(self.conv1(x)), 3, stride=2, padding=1))
-        x = relu(max_pool2d(self.norm2(self.conv2(x)), 3, stride=2, padding=1))
-        x = relu(self.hidden1(x.flatten(1)))
+        x = relu(self.hidden1(self._features(x).flatten(1)))
         x = relu(self.hidden2(x))
         output: Tensor = self.head(x)
         return output
+
+    def _features(self, x: Tensor) -> Tensor:
+        # ReLU and pooling in either order give the same, bit for bit; after pooling there is a quarter of the numbers.
+        x = relu(max_pool2d(self.norm1(self.conv1(x)), 3, stride=2, padding=1))
+        return relu(max_pool2d(self.norm2(self.conv2(x)), 3, stride=2, padding=1))
