@@ -107,6 +107,7 @@ class Learner:
         lr_min: float = 1e-5,
         freeze_norms: bool = False,
         freeze_statistics: bool = False,
+        precision: str = "float32",
         watch: Watch = ignore,
     ) -> Learnt:
         """Learn the next task; or several at once, shuffled together.
@@ -115,7 +116,8 @@ class Learner:
         step sizes are divided by `lr_divisor`, below `lr_min` learning stops, and the best weights are kept.
         `freeze_norms` leaves scale and shift of normalisation layers alone in every task but the first,
         `freeze_statistics` their running statistics. Both hold for the call that is given them: without, a later task
-        learns them again (but those that a method's own settings freeze).
+        learns them again (but those that a method's own settings freeze). With `precision="bfloat16"` the model
+        multiplies in that while it learns, by torch's autocast, which is quicker where the processor knows it.
 
         A learner that was saved in the middle of a task (by `save`, called from `watch`) must be given the same task
         again, and goes on where it was.
@@ -124,7 +126,8 @@ class Learner:
         learnt again; only the weights stay where they have got to. A task gone on with after loading cannot be given
         back: load the file again. What `watch` or Ctrl-C breaks off has been learnt as far as it went.
         """
-        training = Training(epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics)
+        protocol = epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics, precision
+        training = Training(*protocol)
         listed = listed_tasks(tasks)
         interrupted = self._interrupted
         curriculum = Curriculum(listed, self.tasks_learnt - (len(listed) if interrupted else 0))
@@ -189,7 +192,8 @@ class Learner:
                 check_last_batch(method, self.network, curriculum, training.batch_size)
             self._fitting = fitting
             try:
-                fitting.run()
+                with self.network.multiplying_in(training.precision):
+                    fitting.run()
             finally:
                 self._fitting = None
             self._check_weights(curriculum.name)

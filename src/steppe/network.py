@@ -13,18 +13,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, autocast, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from steppe.data.pixels import UnitRange
 from steppe.errors import ModelError, shown
+from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
 from steppe.state import State
 from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
 _MANY = 128  # samples from which on a chain's own way to its outputs is the quicker one
-_MOST_ROOM = 100_000_000  # heads times outputs that a saved state may ask for
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Layers whose parameters are scales and shifts."""
 
@@ -57,8 +57,8 @@ class Network:
         self._chain: LinearChain | None = None
         self._frozen: frozenset[str] = frozenset()
         self._resting: list[nn.Module] = []  # norm layers whose running statistics serve in training too
-        self._heads: list[range | None] = []
-        self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
+        self._heads = Heads(self.device)
+        self._mixed = False  # whether the model multiplies in bfloat16 for now
 
     @property
     def has_frozen(self) -> bool:
@@ -107,9 +107,12 @@ class Network:
 
     @property
     def chain(self) -> LinearChain | None:
-        """The quick way to gradients, where the model is a chain of linear layers and nothing has come between since
-        `seek_chain`.
+        """The quick way to gradients, where the model is a chain of linear layers, multiplies in its own precision, and
+        nothing has come between since `seek_chain`.
         """
+        return None if self._mixed else self._intact_chain()
+
+    def _intact_chain(self) -> LinearChain | None:
         if self._chain is not None and not self._chain.intact:
             self._chain = None
         return self._chain
@@ -144,20 +147,11 @@ class Network:
     @property
     def heads(self) -> list[range | None]:
         """The head of each task met so far, in order of learning."""
-        return self._heads
+        return self._heads.rows
 
     def open_head(self, head: range | None, outputs: int) -> None:
         """Make room for the next task, whose samples use these rows of the output."""
-        self._heads.append(head)
-        self._allow(outputs)
-
-    def _allow(self, outputs: int) -> None:
-        """Let each task's loss see the rows of its head alone, where there are heads."""
-        if any(head is not None for head in self._heads):
-            rows = [range(outputs) if head is None else head for head in self._heads]
-            ends = torch.tensor([(head.start, head.stop) for head in rows], device="cpu")
-            columns = torch.arange(outputs, device="cpu")
-            self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self.device)
+        self._heads.open(head, outputs)
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: on its device, in its number type, normalised."""
@@ -180,18 +174,26 @@ class Network:
         chain = self.chain
         if chain is not None and len(x) >= _MANY and chain.untouched:
             return chain.outputs(x.flatten(1))
-        outputs: Tensor = self.model(x)
-        return outputs
+        return self.forward(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The model's output on prepared inputs, in the precision of the moment."""
+        return self._multiplied(lambda: self.model(x))
+
+    def _multiplied(self, call: Callable[[], Tensor]) -> Tensor:
+        if not self._mixed:
+            return call()
+        with autocast(self.device.type, torch.bfloat16):
+            output = call()
+        return output.to(self.dtype)
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's output with everything outside each sample's own head shut off."""
-        return self.within_heads(self.model(batch.x), batch.task)
+        return self.within_heads(self.forward(batch.x), batch.task)
 
     def within_heads(self, output: Tensor, task: Tensor) -> Tensor:
         """An output, (n, outputs), with everything outside the heads of the samples' tasks shut off."""
-        if self._allowed is None:
-            return output
-        return output.masked_fill(~self._allowed[task], -torch.inf)
+        return self._heads.within(output, task)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean cross-entropy over the batch, each sample on its own task's head."""
@@ -239,19 +241,18 @@ class Network:
         for name, p in whole.items():
             gradient[name] = torch.zeros_like(p) if (g := next(found)) is None else g
         for name, seen in kept.items():
-            gradient[name] = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
+            product = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
+            gradient[name] = product.to(self.dtype) if self._mixed else product
         return loss.detach(), {name: gradient[name] for name in self.parameters}
 
     def output_loss(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss given the model's output, and its gradient in the output."""
-        seen = output if self._allowed is None else self.within_heads(output, batch.task)
-        likely = torch.log_softmax(seen, 1)
+        likely = torch.log_softmax(self.within_heads(output, batch.task), 1)
         return nll_loss(likely, batch.y), self._less_labels(likely.exp_(), batch)
 
     def output_slope(self, output: Tensor, batch: Batch) -> Tensor:
         """The gradient alone."""
-        seen = output if self._allowed is None else self.within_heads(output, batch.task)
-        return self._less_labels(torch.softmax(seen, 1), batch)
+        return self._less_labels(torch.softmax(self.within_heads(output, batch.task), 1), batch)
 
     def _less_labels(self, softmax: Tensor, batch: Batch) -> Tensor:
         """(softmax − one-hot) / n."""
@@ -285,7 +286,8 @@ class Network:
         # Copies take the place of buffers that must not move: put back afterwards, they would count as changed, and a
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        output: Tensor = torch.func.functional_call(self.model, {**weights, **copies}, (batch.x,))
+        call = torch.func.functional_call
+        output = self._multiplied(lambda: call(self.model, {**weights, **copies}, (batch.x,)))
         return self.within_heads(output, batch.task)
 
     @contextmanager
@@ -329,10 +331,10 @@ class Network:
         """Weights and buffers, heads, what is frozen, and which way gradients are taken."""
         return {
             "weights": self._state(),
-            "heads": self._heads,
+            "heads": self.heads,
             "frozen": sorted(self._frozen),
             "statistics_frozen": bool(self._resting),
-            "chain": self.chain is not None,
+            "chain": self._intact_chain() is not None,
         }
 
     def load_state(self, state: State, outputs: int) -> None:
@@ -347,15 +349,9 @@ class Network:
                     f"{name!r} is {mine[name].dtype} of shape {tuple(mine[name].shape)} in the model, and "
                     f"{saved[name].dtype} of shape {tuple(saved[name].shape)} in what was saved: give the same model."
                 )
-        heads = state["heads"]
-        if type(outputs) is not int or outputs < 0 or outputs * len(heads) > _MOST_ROOM:
-            raise ValueError(f"{len(heads)} heads of {shown(outputs)} outputs cannot be")
-        for head in heads:
-            if head is not None and not (isinstance(head, range) and 0 <= head.start < head.stop <= outputs):
-                raise ValueError(f"a head of {shown(head)} among {outputs} outputs cannot be")
+        heads = checked_heads(state["heads"], outputs)
         self.restore(saved)
-        self._heads, self._allowed = list(heads), None
-        self._allow(outputs)
+        self._heads.become(heads, outputs)
         self._frozen = frozenset(state["frozen"])
         self._resting = []
         if state["statistics_frozen"]:
@@ -371,6 +367,15 @@ class Network:
             if name not in self.parameters or tensor.shape != self.parameters[name].shape:
                 raise ValueError(f"there is no weight {shown(name)} of shape {tuple(tensor.shape)}")
         return dict(saved)
+
+    @contextmanager
+    def multiplying_in(self, precision: str) -> Iterator[None]:
+        """Inside, the model's products are taken in this precision; sums, weights and gradients are in the weights'."""
+        self._mixed = precision == "bfloat16"
+        try:
+            yield
+        finally:
+            self._mixed = False
 
     @contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:

@@ -26,3 +26,8 @@ class Training(Settings):
     freeze_statistics: bool = setting(
         False, "from the second task on, normalise by the first task's running statistics, in training too"
     )
+    precision: str = setting(
+        "float32",
+        "in what the network multiplies while it learns; weights, gradients and tests stay as they are",
+        choices=("float32", "bfloat16"),
+    )

@@ -77,7 +77,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, (kind, limits) in self.schema().items():
-            value = _converted(name, getattr(self, name), kind, type(self).__name__)
+            value = getattr(self, name)
+            if isinstance(value, str) or not limits.choices:  # else it is none of them, and which there are is said
+                value = _converted(name, value, kind, type(self).__name__)
             if not limits.admit(value):
                 allowed = limits.describe() or "finite"
                 if isinstance(value, float) and not math.isfinite(value):

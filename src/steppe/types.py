@@ -43,6 +43,10 @@ class Outer:
     def __mul__(self, columns: Tensor) -> Outer:
         return Outer(self.left, self.right * columns)
 
+    def to(self, dtype: torch.dtype) -> Outer:
+        """The same in numbers of another type."""
+        return Outer(self.left.to(dtype), self.right.to(dtype))
+
     def dense(self) -> Tensor:
         """G itself, (out, in)."""
         return torch.mm(self.left.t(), self.right)

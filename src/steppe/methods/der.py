@@ -54,7 +54,7 @@ class _DERPlusPlus(Method):
     def observe(self, batch: Batch) -> Tensor:
         noted, labelled = self.replay.draw_noted(len(batch)), self.replay.draw(len(batch))
         union = self.network.prepare(batch.joined(None if noted is None else noted[0]).joined(labelled))
-        output: Tensor = self.network.model(union.x)  # one forward: running statistics move once
+        output = self.network.forward(union.x)  # one forward: running statistics move once
         masked = self.network.within_heads(output, union.task)
 
         new = slice(0, len(batch))

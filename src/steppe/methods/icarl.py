@@ -113,7 +113,7 @@ class _ICaRL(Method):
     def observe(self, batch: Batch) -> Tensor:
         drawn, stored = self._one_of_each()
         union = self.network.prepare(batch.joined(drawn))
-        output: Tensor = self.network.model(union.x)  # the update's one forward
+        output = self.network.forward(union.x)  # the update's one forward
         loss = self._current_loss(output[: len(batch)], union[: len(batch)])
         if stored is not None:
             loss = loss + self.settings.distillation * self._distance(output[len(batch) :], stored)

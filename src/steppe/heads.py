@@ -1,0 +1,52 @@
+"""Heads: the rows of the output that each task may use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steppe.errors import shown
+
+_MOST_ROOM = 100_000_000  # heads times outputs that a saved state may ask for
+
+
+class Heads:
+    """The heads of the tasks met so far, in order of learning; None stands for all rows."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rows: list[range | None] = []
+        self._device = device
+        self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
+
+    def open(self, head: range | None, outputs: int) -> None:
+        """Make room for the next task."""
+        self.become([*self.rows, head], outputs)
+
+    def become(self, rows: Sequence[range | None], outputs: int) -> None:
+        """These heads instead of those that were."""
+        self.rows = list(rows)
+        self._allowed = None
+        if any(head is not None for head in rows):
+            whole = [range(outputs) if head is None else head for head in rows]
+            ends = torch.tensor([(head.start, head.stop) for head in whole], device="cpu")
+            columns = torch.arange(outputs, device="cpu")
+            self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self._device)
+
+    def within(self, output: Tensor, task: Tensor) -> Tensor:
+        """An output, (n, outputs), with everything outside the heads of the samples' tasks shut off."""
+        if self._allowed is None:
+            return output
+        return output.masked_fill(~self._allowed[task], -torch.inf)
+
+
+def checked_heads(rows: Any, outputs: Any) -> list[range | None]:
+    """Heads as a saved state tells them; what cannot be is refused by ValueError."""
+    if type(outputs) is not int or outputs < 0 or outputs * len(rows) > _MOST_ROOM:
+        raise ValueError(f"{len(rows)} heads of {shown(outputs)} outputs cannot be")
+    for head in rows:
+        if head is not None and not (isinstance(head, range) and 0 <= head.start < head.stop <= outputs):
+            raise ValueError(f"a head of {shown(head)} among {outputs} outputs cannot be")
+    return list(rows)
