@@ -57,7 +57,7 @@ def by_turns(net: str, turns: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """All networks with convolutions; or, asked by itself, one measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=3, help="processes for each way (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="measurements in each (default: %(default)s)")
     parser.add_argument("--net", choices=NETS, help=argparse.SUPPRESS)

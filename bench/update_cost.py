@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from vision_transformer import VisionTransformer
 
 from steppe import Learner, Task
 from steppe.config import RunConfig
+from steppe.network import Network
 from steppe.numerics import denormals_flushed, loaded_left_alone
 from steppe.projection.projector import SoftProjector
 from steppe.types import Batch
@@ -44,8 +46,22 @@ BENCHMARKS = {
 }
 
 
-def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
-    """CPU milliseconds of an update and of its passes, and their ratio."""
+@dataclass(frozen=True)
+class AtWork:
+    """FS-DGPM in the middle of a run: buffer filled, bases of given ranks."""
+
+    network: Network
+    method: Any
+    batch: Batch
+    ranks: dict[str, int]
+
+    def update(self) -> None:
+        """One update."""
+        self.method.observe(self.batch)
+
+
+def at_work(net: str, ranks: dict[str, int]) -> AtWork:
+    """The method on one of the networks; without a rank a basis is full."""
     benchmark, shape = BENCHMARKS[net]
     config = RunConfig.make(benchmark, "fs-dgpm")
     size = config.training.batch_size
@@ -67,23 +83,26 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
         projectors[name] = SoftProjector(basis[None], torch.ones(1, used[name]))
     method.memory.projectors = projectors
     batch = Batch(x[:size], y[:size], torch.zeros(size, dtype=torch.int64))
-    network = learner.network
+    return AtWork(learner.network, method, batch, used)
+
+
+def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
+    """CPU milliseconds of an update and of its passes, and their ratio."""
+    found = at_work(net, ranks)
+    network, batch, size = found.network, found.batch, len(found.batch)
     union = network.prepare(batch.joined(batch))
-    parts = [union[:size]] * config.method_settings.as_dict()["ascent_steps"] + [union]  # type: ignore[operator]
+    parts = [union[:size]] * found.method.settings.ascent_steps + [union]
 
     def passes() -> None:
         for part in parts:
             torch.autograd.grad(network.loss(part), list(network.parameters.values()))
 
-    def update() -> None:
-        method.observe(batch)
-
     with denormals_flushed(), loaded_left_alone(), network.mode(training=True):  # as while learning
-        times = in_turn((update, passes), rounds)
+        times = in_turn((found.update, passes), rounds)
     return {
         "net": net,
         "batch": f"{size} + {size}",
-        "ranks": ", ".join(map(str, used.values())),
+        "ranks": ", ".join(map(str, found.ranks.values())),
         "update_ms": times[0],
         "passes_ms": times[1],
         "ratio": times[0] / times[1],
