@@ -2,7 +2,8 @@
 
     python bench/precision.py [--rounds N] > results/bench/precision.json
 
-CPU time of one thread, by turns, medians; freed memory is kept, as in runs.
+CPU time of one thread, by turns, medians; freed memory is kept, as in runs. Then what rounding leaves of a perturbation
+v, one step of ascent: how many weights it moves, how far all of them together go along v, how much the loss rises.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 
 import torch
 from report import report
-from update_cost import at_work, in_turn, reached
+from update_cost import AtWork, at_work, in_turn, reached
 
 from steppe.allocation import keep_freed_memory
 from steppe.numerics import denormals_flushed, loaded_left_alone
+from steppe.types import multiplied
 
 NETS = ("lenet", "alexnet", "four-conv")
 
@@ -30,7 +32,28 @@ def measured(net: str, rounds: int) -> dict[str, Any]:
 
     with denormals_flushed(), loaded_left_alone(), found.network.mode(training=True):
         whole, half = in_turn((found.update, mixed), rounds)
-    return {"net": net, "float32_ms": whole, "bfloat16_ms": half, "times_faster": whole / half}
+    times = {"float32_ms": whole, "bfloat16_ms": half, "times_faster": whole / half}
+    return {"net": net, **times, **perturbed(found)}
+
+
+def perturbed(found: AtWork) -> dict[str, float]:
+    """What is left of v once w + v is rounded to bfloat16."""
+    network, current = found.network, found.network.prepare(found.batch)
+    _, gradient = network.gradient(current, statistics=False)
+    v = {name: found.method.settings.ascent_lr * multiplied(g) for name, g in gradient.items()}
+    place = network.moved(v)
+    left = {
+        name: place[name].bfloat16().float() - p.detach().bfloat16().float() for name, p in network.parameters.items()
+    }
+    moved = sum(int((d != 0).sum()) for d in left.values()) / sum(d.numel() for d in left.values())
+    along = sum(float((left[name] * v[name]).sum()) for name in v) / sum(float((d * d).sum()) for d in v.values())
+    rises = {}
+    with network.mode(training=False):
+        for precision in ("float32", "bfloat16"):
+            with network.multiplying_in(precision):
+                before, after = (network.gradient(current, at=at, statistics=False)[0] for at in (None, place))
+            rises[f"{precision}_rise"] = float(after - before)
+    return {"weights_moved": moved, "along_v": along, **rises}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import steppe
 from steppe import FSDGPM, Learner, Task
 from steppe.events import EpochEnded, Event
 from steppe.methods.base import MethodSettings
+from steppe.models.lenet import LeNet
 from steppe.network import Network
 from steppe.registry import METHODS
 from steppe.types import Batch, Outer, multiplied
@@ -94,6 +95,27 @@ def test_gradients_are_nearly_those_of_full_precision(factored: bool) -> None:
         assert product.dtype == torch.float32
         assert not torch.equal(product, expected[name])
         assert float((product - expected[name]).norm()) < 0.15 * float(expected[name].norm()), name
+
+
+def test_perturbations_below_its_last_bit_are_not_lost() -> None:
+    """Most weights stay where they are, but the others make up for them: the loss rises as in full precision."""
+    torch.manual_seed(0)
+    network = Network(LeNet(outputs=4, size=8))
+    network.open_head(None, 4)
+    y = torch.arange(48) % 4
+    batch = Batch(IMAGES, y, torch.zeros_like(y))
+    rises = []
+    with network.mode(training=False):
+        _, gradient = network.gradient(batch)
+        place = network.moved(gradient, 0.01)
+        moved = [place[name].bfloat16() != p.bfloat16() for name, p in network.parameters.items()]
+        assert 0 < sum(int(each.sum()) for each in moved) < 0.1 * sum(each.numel() for each in moved)
+        for precision in ("float32", "bfloat16"):
+            with network.multiplying_in(precision):
+                before, after = (network.gradient(batch, at=at)[0] for at in (None, place))
+            rises.append(float(after - before))
+    assert rises[0] > 0
+    assert rises[1] == pytest.approx(rises[0], rel=0.2)
 
 
 def test_second_order_multiplies_in_it_too() -> None:
