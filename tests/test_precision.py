@@ -107,9 +107,9 @@ def test_perturbations_below_its_last_bit_are_not_lost() -> None:
     rises = []
     with network.mode(training=False):
         _, gradient = network.gradient(batch)
-        place = network.moved(gradient, 0.01)
+        place = network.moved(gradient, 0.1)
         moved = [place[name].bfloat16() != p.bfloat16() for name, p in network.parameters.items()]
-        assert 0 < sum(int(each.sum()) for each in moved) < 0.1 * sum(each.numel() for each in moved)
+        assert 0 < sum(int(each.sum()) for each in moved) < 0.3 * sum(each.numel() for each in moved)
         for precision in ("float32", "bfloat16"):
             with network.multiplying_in(precision):
                 before, after = (network.gradient(batch, at=at)[0] for at in (None, place))
