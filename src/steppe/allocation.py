@@ -1,8 +1,8 @@
 """Memory that a process frees and soon wants again.
 
 The GNU C library gives large arrays back to the system as soon as they are freed, and the system clears every page of
-them before it hands them out again. Convolutions free and take the same arrays at every update, and wait for pages to be
-cleared every time (`bench/freed_memory.py`).
+them before it hands them out again. Convolutions free and take the same arrays at every update, and wait for their
+pages to be cleared every time (`bench/freed_memory.py`).
 """
 
 from __future__ import annotations
