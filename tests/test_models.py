@@ -162,6 +162,14 @@ def test_response_norm_is_torch_s(channels: int, size: int) -> None:
     assert own.state_dict() == {}
 
 
+def test_response_norm_acts_in_mixed_precision_too() -> None:
+    x = torch.randn(2, 20, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    own, exact = ResponseNorm(20, 4, 0.001 / 9, 0.75, 1.0), nn.LocalResponseNorm(4, 0.001 / 9, 0.75, 1.0)(x.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(own(x), exact)
+    assert not torch.equal(exact, x.float())
+
+
 @pytest.mark.parametrize("size", [19, 23, 31, 32, 33, 64])
 @pytest.mark.parametrize("network", [AlexNet, LeNet, GPMLeNet, FourConv])
 def test_any_size_of_image_fits(network: type[nn.Module], size: int) -> None:
@@ -217,4 +225,6 @@ def test_dropout_follows_the_global_generator_and_rests_in_eval() -> None:
     assert torch.equal(dropout(x, 0.5, training=True), one)
     assert not torch.equal(one, other)
     assert dropout(x, 0.5, training=False) is x
+    for share in (0.0, 1e-6, 0.999999, 1.0):  # below what sixteen bits can tell from all or nothing
+        assert int((dropout(x, share, training=True) != 0).sum()) == (x.numel() if share < 0.5 else 0)
     assert dropout(x.T, 0.5, training=True).shape == (7, 5)  # not laid out densely: torch's own

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import steppe
 from steppe import FSDGPM, Learner, Task
@@ -40,15 +41,22 @@ def model() -> nn.Module:
     )
 
 
+def chain() -> nn.Module:
+    """Without convolutions: some methods take the gradients of such a model in other ways."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+
+
 def settings(name: str) -> MethodSettings:
     made = METHODS[name].settings.from_mapping(METHODS[name].values("cifar100-superclass"))
     assert isinstance(made, MethodSettings)
     return made
 
 
+@pytest.mark.parametrize("made", [model, chain])
 @pytest.mark.parametrize("name", SEQUENTIAL)
-def test_every_method_learns(name: str) -> None:
-    learners = {precision: Learner(model(), settings(name)) for precision in ("float32", "bfloat16")}
+def test_every_method_learns(name: str, made: Callable[[], nn.Module]) -> None:
+    learners = {precision: Learner(made(), settings(name)) for precision in ("float32", "bfloat16")}
     for place in range(2):
         for precision, learner in learners.items():
             learner.learn(task(place), epochs=6, batch_size=8, precision=precision)
@@ -69,6 +77,59 @@ def test_products_are_bfloat16_while_learning_alone() -> None:
     learner.evaluate(task(0))
     learner.learn(task(1), batch_size=8)
     assert {dtype for _, dtype in seen} == {torch.float32}
+
+
+def test_validation_and_tests_meanwhile_are_float32() -> None:
+    seen: list[tuple[bool, torch.dtype]] = []
+    learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10))
+    learner.model[4].register_forward_hook(lambda layer, args, output: seen.append((layer.training, output.dtype)))
+    first = task(0)
+    validated = Task(first.train, first.test, valid=first.test, head=range(2))
+
+    def watch(event: Event) -> None:
+        if isinstance(event, EpochEnded):
+            learner.evaluate(first)
+
+    learner.learn(validated, **HALF, epochs=2, patience=1, watch=watch)
+    assert {dtype for training, dtype in seen if not training} == {torch.float32}
+    assert (True, torch.bfloat16) in seen
+
+
+def test_float64_is_refused() -> None:
+    learner = Learner(model().double(), FSDGPM())
+    with pytest.raises(steppe.UsageError, match=r"bfloat16.*weights are torch\.float64.*model\.float\(\)"):
+        learner.learn(task(0), **HALF)
+    assert learner.tasks_learnt == 0
+
+
+def test_weights_of_several_types_keep_them() -> None:
+    class Sharp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = chain(), nn.Linear(4, 60, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).double())
+
+    network = Network(Sharp())
+    network.open_head(None, 60)
+    batch = Batch(IMAGES[:8], torch.arange(8), torch.zeros(8, dtype=torch.int64))
+    with network.multiplying_in("bfloat16"):
+        _, found = network.gradient(batch, factored={"head.weight": [network.model.head]})  # type: ignore[dict-item]
+    assert isinstance(found["head.weight"], Outer)
+    assert multiplied(found["head.weight"]).dtype == torch.float64
+    assert multiplied(found["body.1.weight"]).dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_within_somebody_s_own_autocast_it_learns(precision: str) -> None:
+    """Autocast keeps copies of the weights for as long as it lasts: the update would never be seen."""
+    learner = Learner(model(), steppe.ER(buffer=20))
+    before = torch.is_autocast_cache_enabled()
+    with torch.autocast("cpu", torch.bfloat16):
+        learner.learn(task(0), epochs=6, batch_size=8, precision=precision)
+    assert torch.is_autocast_cache_enabled() == before
+    assert learner.evaluate(task(0))[0] > 90
 
 
 def test_it_ends_with_a_task_that_fails() -> None:
@@ -138,7 +199,7 @@ def test_chains_rest_meanwhile() -> None:
 
     learner.learn(Task((x, y)), **HALF, watch=watch)
     assert chains
-    assert not any(chains)
+    assert all(chain is None for chain in chains)
     assert learner.network.chain is not None
 
 

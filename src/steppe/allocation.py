@@ -12,12 +12,14 @@ import os
 import platform
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-_MOST = 2**30  # bytes: larger arrays, and what lies free beyond this, still go back to the system
+# Bytes: larger arrays, and what lies free at the end beyond this, still go back to the system. Older versions of the
+# library take no more than the second for the first of the two.
+_MOST, _MOST_OF_OLD = 2**30, 2**25
 _OWN_WISHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> bool:
-    """Let the process keep up to a gibibyte of what it frees, from now on; whether it will.
+    """Let the process keep what it frees, from now on, but for a free end of more than a gibibyte; whether it will.
 
     For processes of our own: a library has no business to change its user's. It does nothing where the C library is
     another one, or where the environment says already how memory is to be handled.
@@ -28,4 +30,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another allocator in its place
         return False
-    return all(mallopt(option, _MOST) == 1 for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
+    mapped = any(mallopt(_MMAP_THRESHOLD, most) == 1 for most in (_MOST, _MOST_OF_OLD))
+    return mapped and mallopt(_TRIM_THRESHOLD, _MOST) == 1

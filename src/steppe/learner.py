@@ -31,7 +31,7 @@ from steppe.learner_checks import (
 from steppe.linear_calls import is_plain
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
-from steppe.numerics import denormals_flushed
+from steppe.numerics import casts_made_anew, denormals_flushed
 from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
@@ -128,6 +128,11 @@ class Learner:
         """
         protocol = epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics, precision
         training = Training(*protocol)
+        if training.precision != "float32" and self.network.dtype != torch.float32:
+            raise UsageError(
+                f"precision = {training.precision!r}: the model's weights are {self.network.dtype}, which nothing is "
+                "saved with: make them float32 (model.float()), or leave precision out."
+            )
         listed = listed_tasks(tasks)
         interrupted = self._interrupted
         curriculum = Curriculum(listed, self.tasks_learnt - (len(listed) if interrupted else 0))
@@ -177,6 +182,7 @@ class Learner:
         with (
             torch.enable_grad(),
             denormals_flushed(),
+            casts_made_anew(),
             self.streams.ambient(self.network.device),
             self.network.mode(training=True),
         ):

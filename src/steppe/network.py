@@ -185,7 +185,7 @@ class Network:
             return call()
         with autocast(self.device.type, torch.bfloat16):
             output = call()
-        return output.to(self.dtype)
+        return output.float() if output.dtype == torch.bfloat16 else output
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's output with everything outside each sample's own head shut off."""
@@ -242,7 +242,7 @@ class Network:
             gradient[name] = torch.zeros_like(p) if (g := next(found)) is None else g
         for name, seen in kept.items():
             product = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
-            gradient[name] = product.to(self.dtype) if self._mixed else product
+            gradient[name] = product.to(self.parameters[name].dtype) if self._mixed else product
         return loss.detach(), {name: gradient[name] for name in self.parameters}
 
     def output_loss(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -370,18 +370,19 @@ class Network:
 
     @contextmanager
     def multiplying_in(self, precision: str) -> Iterator[None]:
-        """Inside, the model's products are taken in this precision; sums, weights and gradients are in the weights'."""
-        self._mixed = precision == "bfloat16"
+        """Inside, the model multiplies in this precision, in train mode alone; its weights stay as they are."""
+        found, self._mixed = self._mixed, precision == "bfloat16"
         try:
             yield
         finally:
-            self._mixed = False
+            self._mixed = found
 
     @contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:
         """Train or eval mode inside; afterwards every module is in the mode it was found in. Parts that their owner put
-        in eval mode and has frozen stay in it.
+        in eval mode and has frozen stay in it. In eval mode the model multiplies in its own precision.
         """
+        mixed, self._mixed = self._mixed, self._mixed and training
         found = [(module, module.training) for module in self.model.modules()]
         frozen = [module for module, was in found if not was and is_frozen(module)]
         self.model.train(training)
@@ -390,6 +391,7 @@ class Network:
         try:
             yield
         finally:
+            self._mixed = mixed
             for module, was in found:
                 module.training = was
 

@@ -39,6 +39,17 @@ def loaded_left_alone() -> Iterator[None]:
 
 
 @contextmanager
+def casts_made_anew() -> Iterator[None]:
+    """Inside, autocast keeps no copies of weights: around whole updates, it would go on with those of the first."""
+    found = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(found)
+
+
+@contextmanager
 def twice_differentiable() -> Iterator[None]:
     """Forwards inside can be differentiated twice: the quick kernels of attention have one derivative only."""
     with sdpa_kernel(SDPBackend.MATH):

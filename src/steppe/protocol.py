@@ -28,6 +28,6 @@ class Training(Settings):
     )
     precision: str = setting(
         "float32",
-        "in what the network multiplies while it learns; weights, gradients and tests stay as they are",
+        "in what the network multiplies in training; weights, momentum, bases, validation and tests are float32",
         choices=("float32", "bfloat16"),
     )

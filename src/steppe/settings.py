@@ -45,7 +45,7 @@ class Limits:
     def admit(self, value: Value) -> bool:
         """Whether the value lies within the limits."""
         if self.choices:
-            return value in self.choices
+            return isinstance(value, str) and value in self.choices
         if isinstance(value, (bool, str)):
             return True
         return (

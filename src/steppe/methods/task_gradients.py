@@ -167,8 +167,9 @@ class PastTasks:
         slopes = torch.autograd.grad(loss, [seen[0].output for seen in calls.values()])
         parts: dict[str, Outer] = {}
         for (name, (call, *_)), slope in zip(calls.items(), slopes, strict=True):
-            left = slope.reshape(tasks, -1, slope.shape[-1])
-            right = call.input.reshape(tasks, -1, call.input.shape[-1])
+            dtype = self._network.parameters[name].dtype  # whatever the precision of the moment
+            left = slope.reshape(tasks, -1, slope.shape[-1]).to(dtype)
+            right = call.input.reshape(tasks, -1, call.input.shape[-1]).to(dtype)
             parts[name] = Outer(left, right)
             if (bias := _bias_of(name)) in self._network.parameters:
                 parts[bias] = Outer(left, torch.ones_like(right[..., :1]))

@@ -56,11 +56,12 @@ class _DropoutPoolReLU(torch.autograd.Function):
 
 
 def _left_to_torch(x: Tensor, share: float, training: bool) -> bool:
-    """Whether there is nothing to drop, or draws cannot be laid out as the elements are: only where the memory has no
-    gaps any element may take any bits.
+    """Whether sixteen bits have nothing to decide, or draws cannot be laid out as the elements are: only where the
+    memory has no gaps any element may take any bits.
     """
     dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    return not training or not share or x.device.type != "cpu" or not dense
+    some = 0 < _dropped_levels(share) < _LEVELS
+    return not training or not some or x.device.type != "cpu" or not dense
 
 
 def _kept(x: Tensor, share: float) -> Tensor:

@@ -28,5 +28,6 @@ class ResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of images, (n, channels, height, width)."""
-        sums = linear(x.square().movedim(1, -1), self.near, self.k).movedim(-1, 1)
-        return x * sums.pow(-self.beta)
+        with torch.autocast(x.device.type, enabled=False):  # in bfloat16 k and a small sum are k again
+            squares = x.to(self.near.dtype).square().movedim(1, -1)
+            return x * linear(squares, self.near, self.k).movedim(-1, 1).pow(-self.beta)
