@@ -7,6 +7,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from steppe.models.folded_norm import FoldedBatchNorm2d
+
 
 class LeNet(nn.Module):
     """For square RGB images of `size` pixels a side; torch's default initialisation."""
@@ -15,9 +17,9 @@ class LeNet(nn.Module):
         super().__init__()
         side = (size + 3) // 4  # each pooling halves, rounded up
         self.conv1 = nn.Conv2d(3, 20, 5, padding=2, bias=False)
-        self.norm1: nn.Module = nn.BatchNorm2d(20)
+        self.norm1: nn.Module = FoldedBatchNorm2d(20)
         self.conv2 = nn.Conv2d(20, 50, 5, padding=2, bias=False)
-        self.norm2: nn.Module = nn.BatchNorm2d(50)
+        self.norm2: nn.Module = FoldedBatchNorm2d(50)
         self.hidden1 = nn.Linear(50 * side * side, 800, bias=False)
         self.hidden2 = nn.Linear(800, 500, bias=False)
         self.head = nn.Linear(500, outputs, bias=False)
