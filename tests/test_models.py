@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 from steppe.errors import ModelError
 from steppe.models.alexnet import AlexNet
-from steppe.models.dropout import dropout, dropout_pool_relu
+from steppe.models.dropout import _scale, _table, dropout, dropout_pool_relu
 from steppe.models.four_conv import FourConv
 from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
@@ -197,6 +198,32 @@ def test_dropout_drops_its_share_and_scales_the_rest(share: float, layout: torch
         assert float((along - share).abs().max()) < 5 * spread
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(gradient, y.detach())
+
+
+@pytest.mark.parametrize("share", [1e-5, 0.01, 0.1, 0.2, 1 / 3, 0.5, 0.7, 0.9, 0.99999])
+def test_what_becomes_of_four_elements_is_as_likely_as_if_each_were_drawn_alone(share: float) -> None:
+    """All values of sixteen bits, one after the other, in the place of the draws."""
+    ways = _table(share).view(torch.uint8).view(-1, 4).double()  # 1: kept
+    assert len(ways) == 2**16
+    for kept in itertools.product((0.0, 1.0), repeat=4):
+        found = float((ways == torch.tensor(kept, dtype=torch.float64)).all(1).double().mean())
+        assert abs(found - math.prod(1 - share if one else share for one in kept)) < 2**-13
+    for place in range(4):
+        assert abs(1 - float(ways[:, place].mean()) - share) <= 2**-14
+        assert float(ways[:, place].mean()) * _scale(share) == pytest.approx(1)
+
+
+def test_every_draw_decides_about_elements_of_its_own() -> None:
+    """Of eleven elements, not one more than once: four draws of sixteen bits, one number of the generator."""
+    torch.manual_seed(5)
+    draw = int(torch.empty(1, dtype=torch.int64).random_(-(2**63), None))
+    expected = [
+        kept
+        for place in range(4)
+        for kept in _table(0.2)[draw >> 16 * place & 0xFFFF].view(1).view(torch.uint8).tolist()
+    ]
+    torch.manual_seed(5)
+    assert (dropout(torch.ones(11), 0.2, training=True) > 0).tolist() == [bool(kept) for kept in expected[:11]]
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
