@@ -1,5 +1,7 @@
 """What folding saves LeNet's BatchNorm on several threads: an FS-DGPM update as it is, and with torch's own.
 
+torch's own is also timed alone, forward and backward, on one thread and on several.
+
     python bench/folded_norm.py [--threads N] [--rounds N] > results/bench/folded_norm.json
 
 Both are timed in turn, by the clock on the wall, and the medians are compared. Nothing else should run meanwhile: it
@@ -49,6 +51,20 @@ def measured(threads: int, rounds: int) -> dict[str, Any]:
     return {"threads": threads, "update_ms": folded, "torch_ms": own, "ratio": folded / own}
 
 
+def alone(threads: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of torch's own as LeNet's first convolution is followed by it, 64 images of 20 channels."""
+    torch.set_num_threads(threads)
+    norm = nn.BatchNorm2d(20)
+    x = torch.randn(64, 20, 32, 32).to(memory_format=torch.channels_last).requires_grad_()
+    given, times = torch.randn_like(x), []
+    for turn in range(rounds + 2):
+        started = time.perf_counter()
+        torch.autograd.grad(norm(x), [x, norm.weight, norm.bias], given)
+        if turn >= 2:
+            times.append(1e3 * (time.perf_counter() - started))
+    return {"threads": threads, "torch_ms": statistics.median(times)}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -56,7 +72,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25, help="how often each is timed (default: %(default)s)")
     options = parser.parse_args()
     keep_freed_memory()
-    report(updates=[measured(options.threads, options.rounds)])
+    layers = [alone(threads, options.rounds) for threads in (1, options.threads)]
+    report(updates=[measured(options.threads, options.rounds)], layers=layers)
 
 
 if __name__ == "__main__":

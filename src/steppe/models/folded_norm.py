@@ -1,7 +1,8 @@
 """BatchNorm for images of few channels, quick where a CPU's threads share the work.
 
 Channels last, torch's own goes through images a pixel at a time, and the threads' sums over 20 channels lie so close
-that they wait for each other: two threads take twice as long as one. Here several pixels count as one of more channels.
+that they wait for each other: two threads take longer than one (`bench/folded_norm.py`). Here several pixels count as
+one of more channels.
 """
 
 from __future__ import annotations
