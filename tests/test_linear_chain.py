@@ -19,11 +19,12 @@ from steppe.methods.base import MethodSettings
 from steppe.models.mlp import MLP
 from steppe.network import Network
 from steppe.perturbation import Ascent, Perturbed
+from steppe.products import times_transposed
 from steppe.projection.importance import Ones, Sigmoid
 from steppe.projection.layers import covered_weights
 from steppe.projection.memory import GradientMemory
 from steppe.registry import METHODS
-from steppe.types import Batch, multiplied, times_transposed
+from steppe.types import Batch, multiplied
 
 
 class Tower(nn.Module):

@@ -18,9 +18,10 @@ from torch import Tensor, addmm, mm, mv
 
 from steppe.linear_chain import WIDE, LinearChain, Link, weight_gradient
 from steppe.network import Network
+from steppe.products import times_transposed
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
-from steppe.types import Batch, Outer, aligned, multiplied, times_transposed
+from steppe.types import Batch, Outer, aligned, multiplied
 
 Found = tuple[dict[str, Tensor | Outer], dict[str, Tensor | Outer], Tensor | None]
 """The gradient, the gradient along the bases, and the gradient in λ, all layers' in a row."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from steppe.types import Direction, Outer, times_transposed
+from steppe.products import times_transposed
+from steppe.types import Direction, Outer
 
 LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From the chain's output the loss and its gradient in the output."""

@@ -43,13 +43,24 @@ def described(found: Mapping[str, Any] | None) -> str:
     return ", ".join(str(part) for part in parts if part) or NOT_RECORDED
 
 
+def processor_maker() -> str:
+    """By the name that x86 processors tell, such as GenuineIntel; empty where the system does not tell."""
+    told = _cpuinfo().get("vendor_id") or platform.processor()  # which on Windows ends with it
+    return told.split()[-1] if told else ""
+
+
 def _processor() -> str:
+    told = _cpuinfo()
+    return next((told[name] for name in _NAMES if told.get(name)), "") or platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What Linux tells of the last of its processors; empty elsewhere."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    told = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
-    return next((told[name] for name in _NAMES if told.get(name)), "") or platform.processor() or platform.machine()
+    return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 def usable_cores() -> int:

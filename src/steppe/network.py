@@ -21,6 +21,7 @@ from steppe.errors import ModelError, shown
 from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
+from steppe.products import plus_product, quick_linear_layers
 from steppe.state import State
 from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
@@ -126,7 +127,7 @@ class Network:
             room = self.room(name)
             start = room if onward else self.parameters[name]
             if isinstance(d, Outer):
-                torch.addmm(start, d.left.T, d.right, alpha=scale, out=room)
+                plus_product(start, d.left.t(), d.right, scale=scale, out=room)
             else:
                 torch.add(start, d, alpha=scale, out=room)
         return self._room
@@ -182,7 +183,8 @@ class Network:
 
     def _multiplied(self, call: Callable[[], Tensor]) -> Tensor:
         if not self._mixed:
-            return call()
+            with quick_linear_layers():
+                return call()
         with autocast(self.device.type, torch.bfloat16):
             output = call()
         return output.float() if output.dtype == torch.bfloat16 else output

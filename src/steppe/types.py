@@ -10,20 +10,10 @@ import torch
 from torch import Tensor
 
 from steppe.errors import ShapesDifferError
+from steppe.products import product, times_transposed
 
 Direction = dict[str, Tensor]
 """A vector in weight space: one tensor per trainable parameter, by the parameter's name."""
-
-
-def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """X Wᵀ. On a CPU a few rows at a time: from 16 on, BLAS rearranges the whole of W first, which for as few as these
-    costs more than everything else.
-    """
-    if 16 <= x.shape[0] <= 48 and weight.shape[1] >= 512 and x.device.type == "cpu":
-        transposed = weight.t()
-        size = 15 if x.shape[0] % 10 else 10
-        return torch.cat([torch.mm(x[start : start + size], transposed) for start in range(0, x.shape[0], size)])
-    return torch.mm(x, weight.t())
 
 
 @dataclass(slots=True, eq=False)  # not frozen: every update makes many, and that trebles what making one costs
@@ -38,7 +28,7 @@ class Outer:
     right: Tensor
 
     def __matmul__(self, other: Tensor) -> Outer:
-        return Outer(self.left, torch.mm(self.right, other))
+        return Outer(self.left, product(self.right, other))
 
     def __mul__(self, columns: Tensor) -> Outer:
         return Outer(self.left, self.right * columns)
@@ -49,12 +39,12 @@ class Outer:
 
     def dense(self) -> Tensor:
         """G itself, (out, in)."""
-        return torch.mm(self.left.t(), self.right)
+        return product(self.left.t(), self.right)
 
     def squared_norm(self) -> Tensor:
         """‖G‖² = Σ (δδᵀ) ∘ (XXᵀ), without G; rounding may leave it a little below 0."""
         left = self.left
-        return torch.mm(left, left.t()).mul_(times_transposed(self.right, self.right)).sum()
+        return product(left, left.t()).mul_(times_transposed(self.right, self.right)).sum()
 
 
 Gradient = Mapping[str, Tensor | Outer]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from steppe.network import Network
 from steppe.numerics import shortening, shortening_tensor
+from steppe.products import plus_product
 from steppe.state import State
 from steppe.types import Direction, Gradient, Outer
 
@@ -67,7 +68,7 @@ class Descent:
         for name, velocity in self._velocity.items():
             g = gradient[name]
             if isinstance(g, Outer):  # the product of the factors goes straight into the sum
-                velocity.addmm_(g.left.t(), g.right, beta=self._momentum, alpha=scale)
+                plus_product(velocity, g.left.t(), g.right, scale=scale, keep=self._momentum, out=velocity)
             else:
                 moving.append(velocity)
                 whole.append(g)

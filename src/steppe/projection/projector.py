@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steppe.products import less_product, product
 from steppe.projection.basis import directions
 from steppe.types import Outer
 
@@ -55,7 +56,8 @@ class SoftProjector:
         """
         if isinstance(gradient, Outer):
             return gradient @ self.columns
-        return self._rows(gradient) @ (self.basis if self._grouped else self.columns)
+        rows = self._rows(gradient)
+        return rows @ self.basis if self._grouped else product(rows, self.columns)
 
     def within(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
         """G M diag(λ) Mᵀ; G M may be given where it is known already; factors stay factors."""
@@ -63,24 +65,24 @@ class SoftProjector:
         if isinstance(weighed, Outer):
             return weighed @ self.rows
         assert isinstance(gradient, Tensor)
-        back = self.basis.mT if self._grouped else self.rows
-        return (weighed @ back).reshape(gradient.shape)
+        back = weighed @ self.basis.mT if self._grouped else product(weighed, self.rows)
+        return back.reshape(gradient.shape)
 
     def outside(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
         """G − G M diag(λ) Mᵀ; factors stay factors."""
         if isinstance(gradient, Outer):
             along = gradient @ self.columns if coordinates is None else coordinates
             assert isinstance(along, Outer)
-            return Outer(gradient.left, torch.addmm(gradient.right, along.right * self.importance, self.rows, alpha=-1))
+            return Outer(gradient.left, less_product(gradient.right, along.right * self.importance, self.rows))
         if coordinates is not None and gradient.ndim == 2 and not self._grouped:  # the same without a detour
             assert isinstance(coordinates, Tensor)
-            return torch.addmm(gradient, coordinates * self.importance, self.rows, alpha=-1)
+            return less_product(gradient, coordinates * self.importance, self.rows)
         weighed = self._weighed(gradient, coordinates)
         assert isinstance(weighed, Tensor)
         rows = self._rows(gradient)
         if self._grouped:
             return torch.baddbmm(rows, weighed, self.basis.mT, alpha=-1).reshape(gradient.shape)
-        return torch.addmm(rows, weighed, self.rows, alpha=-1).reshape(gradient.shape)
+        return less_product(rows, weighed, self.rows).reshape(gradient.shape)
 
     @property
     def _grouped(self) -> bool:
