@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from steppe.products import times_transposed
+from steppe.products import product, times_transposed
 from steppe.types import Direction, Outer
 
 LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -118,10 +118,10 @@ class LinearChain:
     def outputs_for(self, x: Tensor, first: Tensor) -> Iterator[Tensor]:
         """The same with each of several first weights, one below the other, in turn."""
         head, *others = self.links
-        for each in torch.split(torch.mm(first, x.t()), head.layer.out_features):
+        for each in torch.split(product(first, x.t()), head.layer.out_features):
             columns = head.completed(each)
             for link in others:
-                columns = link.completed(torch.mm(link.layer.weight, columns))
+                columns = link.completed(product(link.layer.weight, columns))
             yield columns.t()
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from steppe.errors import DivergedError
 from steppe.linear_chain import LinearChain
 from steppe.network import Network
 from steppe.numerics import denormals_flushed
+from steppe.products import product
 from steppe.types import Batch, Direction
 
 CHUNK = 1024
@@ -96,19 +97,19 @@ class _Chain:
         self._parts = [batch[start : start + CHUNK] for start in range(0, len(batch), CHUNK)]
         self._inputs = [part.x.flatten(1).T for part in self._parts]  # samples as columns
         first = chain.links[0].layer.weight.detach()
-        self._first = [first @ x for x in self._inputs]
+        self._first = [product(first, x) for x in self._inputs]
 
     def logits(self, directions: Sequence[Direction], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
         """For every point and part of the samples the logits, (classes, n)."""
         first = self._links[0]
         for part, x, base in zip(self._parts, self._inputs, self._first, strict=True):
-            rises = [None if (step := d.get(first.weight)) is None else step @ x for d in directions]
+            rises = [None if (step := d.get(first.weight)) is None else product(step, x) for d in directions]
             for place, point in enumerate(points):
                 output = _moved(base, rises, point)
                 for link in self._links:
                     if link is not first:
                         steps = [d.get(link.weight) for d in directions]
-                        output = _moved(link.layer.weight, steps, point) @ output
+                        output = product(_moved(link.layer.weight, steps, point), output)
                     if link.layer.bias is not None:
                         steps = [d.get(link.bias) for d in directions]
                         output = output + _moved(link.layer.bias, steps, point).unsqueeze(1)
