@@ -26,6 +26,7 @@ LAYERS = [
         "metrics",
         "linear_calls",
         "linear_chain",
+        "standing_in",
         "heads",
     },
     {"data", "network", "models"},

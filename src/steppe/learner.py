@@ -17,11 +17,13 @@ from steppe.events import Event, Watch, ignore
 from steppe.learner_checks import (
     Kind,
     check_at_rest,
+    check_finite,
     check_given,
     check_last_batch,
     check_same,
     check_trainable,
     check_unchanged,
+    checked_exclude,
     checked_task,
     explained,
     has_extra_state,
@@ -37,7 +39,7 @@ from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
 from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
-from steppe.state import State, copied
+from steppe.state import State, copied, dtype_named, names_in
 from steppe.task import Task, check_head
 from steppe.testing import accuracies, predictions
 from steppe.training import Fitting
@@ -82,7 +84,7 @@ class Learner:
         self.streams = Streams(seed)
         self.network = Network(self.model, prepare)
         self.tasks_learnt = 0
-        self._exclude = self._checked_exclude(tuple(exclude))
+        self._exclude = checked_exclude(exclude, model)
         self._prepared = prepare is not None
         self._method: Method | None = None
         self._multi_head: bool | None = None  # what the method was made for, while it has not learnt
@@ -202,7 +204,7 @@ class Learner:
                     fitting.run()
             finally:
                 self._fitting = None
-            self._check_weights(curriculum.name)
+            check_finite(self.network.parameters, curriculum.name)
             trained = time.perf_counter()
             remarks = method.end_task()
             if method.descent is not None:
@@ -318,7 +320,7 @@ class Learner:
             )
         self._check_whole()
         if self._fitting is not None:
-            self._check_weights(self._fitting.name)
+            check_finite(self.network.parameters, self._fitting.name)
         return self._whole_state()
 
     def _whole_state(self, *, bare: bool = False) -> State:
@@ -354,7 +356,7 @@ class Learner:
                 else "the learner was saved without `prepare`: leave it out here, too."
             )
         self.network.load_state(state["network"], state["outputs"])
-        check_trainable(_names(state.get("trainable")), self.model)  # nor do older states say this
+        check_trainable(names_in(state.get("trainable")), self.model)  # nor do older states say this
         self._become(state)
 
     def _become(self, state: State) -> None:
@@ -365,7 +367,7 @@ class Learner:
         kind: Kind | None = None
         if state["inputs"] is not None:
             shape, dtype = state["inputs"]
-            kind = tuple(shape), _dtype(dtype)
+            kind = tuple(shape), dtype_named(dtype)
         method: Method | None = None
         if state["method"] is not None:
             method = self.settings.start(self.network, self._covered_again(covered), self.streams)
@@ -376,7 +378,7 @@ class Learner:
                 method.slow_down(fitting["training"]["lr_divisor"])
             method.load_state(state["method"])
         self.streams.load_state(state["streams"])  # at last: making the method may have drawn
-        self._at_rest, self._loaded, self._lost = _names(state.get("at_rest")), True, ""
+        self._at_rest, self._loaded, self._lost = names_in(state.get("at_rest")), True, ""
         self.tasks_learnt, self._outputs, self._interrupted = tasks_learnt, outputs, fitting
         self._kind, self._covered, self._method = kind, covered, method
 
@@ -392,30 +394,3 @@ class Learner:
     def _check_whole(self) -> None:
         if self._lost:
             raise UsageError(f"{self._lost}: load a saved learner, or make a new one.")
-
-    def _check_weights(self, name: str) -> None:
-        for weight, parameter in self.network.parameters.items():
-            if not bool(torch.isfinite(parameter).all()):
-                raise DivergedError(
-                    f"the weight {weight!r} is no longer finite after task {name!r}: lower the step size."
-                )
-
-    def _checked_exclude(self, exclude: tuple[str, ...]) -> tuple[str, ...]:
-        known = {name for name, _ in self.model.named_modules()} | {name for name, _ in self.model.named_parameters()}
-        for entry in exclude:
-            if entry not in known:
-                raise UsageError(f"exclude names {entry!r}, which is no layer and no weight of the model.")
-        return exclude
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} is no type of numbers")
-    return found
-
-
-def _names(names: State) -> list[str] | None:
-    if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        return names
-    raise ValueError("there is something else than names of layers or weights")

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
 from steppe.data.samples import DatasetSamples, TensorSamples
-from steppe.errors import DataError, ModelError, ShapesDifferError, SteppeError, UsageError, shown
+from steppe.errors import DataError, DivergedError, ModelError, ShapesDifferError, SteppeError, UsageError, shown
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.lone_samples import single_batch, takes_alone
-from steppe.network import Network, is_frozen
+from steppe.network import Network
 from steppe.protocol import Training
 from steppe.seeding import borrowed_global_generator
+from steppe.standing_in import is_frozen
 from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch
@@ -45,6 +46,22 @@ def check_given(
     if not isinstance(exclude, (list, tuple)):
         raise UsageError(f"exclude is {shown(exclude)}: give a list of names, such as ['head'].")
     check_device(device)
+
+
+def checked_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...]:
+    """Names of layers or weights; refused where the model has none such."""
+    known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    for entry in exclude:
+        if entry not in known:
+            raise UsageError(f"exclude names {entry!r}, which is no layer and no weight of the model.")
+    return tuple(exclude)
+
+
+def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
+    """Refuse to go on with weights that a task has made infinite, or no numbers at all."""
+    for weight, parameter in weights.items():
+        if not bool(torch.isfinite(parameter).all()):
+            raise DivergedError(f"the weight {weight!r} is no longer finite after task {name!r}: lower the step size.")
 
 
 def has_extra_state(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,7 @@ from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
 from steppe.products import plus_product, quick_linear_layers
+from steppe.standing_in import buffers_kept, buffers_of, in_mode, standing_at
 from steppe.state import State
 from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
@@ -47,7 +48,7 @@ class Network:
             raise ModelError(f"the model's weights are {self.dtype}: give them as float32 or float64 (model.float()).")
         self._prepare = prepare or UnitRange()
         self._partial = len(self.parameters) != sum(1 for _ in model.parameters())
-        buffers = _buffers(model)
+        buffers = buffers_of(model)
         for module, name, buffer in buffers:
             if 0 in buffer.stride():  # expanded: its values share memory and could not be put back
                 setattr(module, name, buffer.clone())
@@ -225,7 +226,8 @@ class Network:
                 name: g if isinstance(g := all_of_it[name], Tensor) or as_factors or name in factored else g.dense()
                 for name in self.parameters
             }
-        with self._standing_at(at), self._still(not statistics):
+        still = nullcontext() if statistics or not self._has_buffers else buffers_kept(self.model)
+        with standing_at(self.parameters, at), still:
             with recorded_calls(factored) as calls:
                 loss = self.loss(batch)
             kept = {
@@ -291,33 +293,6 @@ class Network:
         call = torch.func.functional_call
         output = self._multiplied(lambda: call(self.model, {**weights, **copies}, (batch.x,)))
         return self.within_heads(output, batch.task)
-
-    @contextmanager
-    def _standing_at(self, weights: Direction | None) -> Iterator[None]:
-        """Other tensors take the place of the parameters' own, which are put back untouched."""
-        if weights is None:
-            yield
-            return
-        own = {name: self.parameters[name].data for name in weights}
-        try:
-            for name, tensor in weights.items():
-                self.parameters[name].data = tensor
-            yield
-        finally:
-            for name, tensor in own.items():
-                self.parameters[name].data = tensor
-
-    @contextmanager
-    def _still(self, active: bool) -> Iterator[None]:
-        """Whatever forwards do to buffers inside is undone: changing one, or putting another in its place."""
-        found = _buffers(self.model) if active and self._has_buffers else []
-        kept = [(module, name, buffer, buffer.clone()) for module, name, buffer in found]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for module, name, buffer, value in kept:
-                    setattr(module, name, buffer.copy_(value))
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of all weights and buffers."""
@@ -385,25 +360,8 @@ class Network:
         in eval mode and has frozen stay in it. In eval mode the model multiplies in its own precision.
         """
         mixed, self._mixed = self._mixed, self._mixed and training
-        found = [(module, module.training) for module in self.model.modules()]
-        frozen = [module for module, was in found if not was and is_frozen(module)]
-        self.model.train(training)
-        for module in [*self._resting, *frozen]:
-            module.eval()
         try:
-            yield
+            with in_mode(self.model, training, self._resting):
+                yield
         finally:
             self._mixed = mixed
-            for module, was in found:
-                module.training = was
-
-
-def is_frozen(module: nn.Module) -> bool:
-    """Whether a part has weights, and none of them is to be learnt."""
-    weights = list(module.parameters())
-    return bool(weights) and not any(weight.requires_grad for weight in weights)
-
-
-def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """Every buffer with the module that holds it and its name there."""
-    return [(module, name, each) for module in model.modules() for name, each in module.named_buffers(recurse=False)]

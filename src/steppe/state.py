@@ -129,3 +129,18 @@ def _pair(pair: Any, unpack: Any) -> tuple[str | int, State]:
     if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)):
         raise ValueError("it holds something that no state holds")
     return pair[0], unpack(pair[1])
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The type of numbers that a state names."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no type of numbers")
+    return found
+
+
+def names_in(names: State) -> list[str] | None:
+    """Names of layers or weights, or None where an older state does not say."""
+    if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return names
+    raise ValueError("there is something else than names of layers or weights")
