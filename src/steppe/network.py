@@ -21,7 +21,7 @@ from steppe.errors import ModelError, shown
 from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
-from steppe.products import plus_product, quick_linear_layers
+from steppe.products import plus_product, quick_linear_layers, wide_linear_layers
 from steppe.standing_in import buffers_kept, buffers_of, in_mode, standing_at
 from steppe.state import State
 from steppe.types import Batch, Direction, Gradient, Outer, multiplied
@@ -59,6 +59,7 @@ class Network:
         self._chain: LinearChain | None = None
         self._frozen: frozenset[str] = frozenset()
         self._resting: list[nn.Module] = []  # norm layers whose running statistics serve in training too
+        self._wide = wide_linear_layers(model)
         self._heads = Heads(self.device)
         self._mixed = False  # whether the model multiplies in bfloat16 for now
 
@@ -184,7 +185,7 @@ class Network:
 
     def _multiplied(self, call: Callable[[], Tensor]) -> Tensor:
         if not self._mixed:
-            with quick_linear_layers():
+            with quick_linear_layers(self._wide):
                 return call()
         with autocast(self.device.type, torch.bfloat16):
             output = call()
