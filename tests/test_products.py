@@ -385,6 +385,9 @@ NOT_FOR_IT: dict[str, Callable[[Callable[..., Tensor]], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*nested tensors", "ignore:TF32", "ignore:`torch.jit.script`"
+)  # all of them torch's own
 @pytest.mark.parametrize("case", NOT_FOR_IT)
 def test_what_is_not_for_it_is_left_to_torch(case: str, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_LARGE", 1)
