@@ -1,8 +1,7 @@
-"""Products by oneDNN against torch's own in float64: differentiated once, twice, in models, and what is not for it."""
+"""Products by oneDNN against torch's own in float64: differentiated once and twice, and what is not for it."""
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -12,18 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onednn_products import CLOSE, NEEDS_ONEDNN, every_product_by_onednn
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from steppe import FSDGPM, GPM, Learner, Task, machine, products
+from steppe import machine, products
 from steppe.linear_calls import is_plain
 from steppe.machine import processor_maker
-from steppe.models.alexnet import AlexNet
-from steppe.network import Network
 from steppe.products import (
     less_product,
     onednn_is_quicker,
@@ -32,34 +29,13 @@ from steppe.products import (
     quick_linear_layers,
     wide_linear_layers,
 )
-from steppe.projection.layers import covered_weights
-from steppe.types import Batch, Outer, multiplied
 
-pytestmark = pytest.mark.skipif(
-    products._onednn_product() is None or products._saving_hooks() is None or not torch.backends.mkldnn.is_available(),
-    reason="this build of torch has no way to oneDNN",
-)
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+pytestmark = NEEDS_ONEDNN
 
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Every product is for oneDNN, whatever its size and the processor; the shapes of those that it did."""
-    made: list[tuple[int, ...]] = []
-    multiply = products._onednn_product()
-    assert multiply is not None
-
-    def counted(a: Tensor, b: Tensor, *rest: object) -> Tensor:
-        assert b.is_contiguous() or b.t().is_contiguous()  # others are multiplied number by number
-        made.append((a.shape[0], a.shape[1], b.shape[0]))
-        return multiply(a, b, *rest)
-
-    monkeypatch.setattr(products, "_LARGE", 0)
-    monkeypatch.setattr(products, "_SIDES", 1)
-    monkeypatch.setattr(products, "_WIDE", 0)
-    monkeypatch.setattr(products, "onednn_is_quicker", lambda: True)
-    monkeypatch.setattr(products, "_onednn_product", lambda: counted)
-    return made
+    return every_product_by_onednn(monkeypatch)
 
 
 def matrix(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -193,137 +169,6 @@ def test_only_what_is_needed_is_kept() -> None:
     gc.collect()
     assert seen() is None
     assert output.requires_grad
-
-
-def networks(model: nn.Module) -> tuple[Network, Network]:
-    return Network(model), Network(copy.deepcopy(model).double())
-
-
-class Checkpointed(nn.Module):
-    """Its middle is computed once more on the way back, as torch's checkpoints do."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(7, 9), nn.Linear(9, 9), nn.Linear(9, 5)
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        # A function of a checkpoint without parameters of its own would not be learnt: it wants an input that is.
-        hidden: Tensor = checkpoint(lambda h: torch.tanh(self.middle(h)), self.first(x), use_reentrant=self.reentrant)
-        output: Tensor = self.last(hidden)
-        return output
-
-
-class Attentive(nn.Module):
-    """Sequences, layers called twice, a fused projection, a class token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.twice, self.head = nn.Linear(8, 8), nn.Linear(8, 5, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.unflatten(1, (3, 8))
-        h = h + self.attention(h, h, h)[0]
-        output: Tensor = self.head(torch.relu(self.twice(torch.relu(self.twice(h))))[:, 0])
-        return output
-
-
-class Sequences(nn.Module):
-    """Layers of sequences, each followed by an activation in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 16, bias=False), nn.Linear(16, 9)
-        self.act, self.head = nn.ReLU(inplace=True), nn.Linear(9, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.head(self.act(self.second(self.act(self.first(x.unflatten(1, (3, 8)))))).mean(1))
-        return output
-
-
-def in_place(bias: bool) -> nn.Module:
-    return nn.Sequential(nn.Linear(7, 6, bias=bias), nn.ReLU(inplace=True), nn.Dropout(0), nn.Linear(6, 5, bias=bias))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "in place": (lambda: in_place(True), (7,)),
-    "in place without biases": (lambda: in_place(False), (7,)),
-    "norm": (lambda: nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6), nn.GELU(), nn.Linear(6, 5)), (7,)),
-    "weight norm": (
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(7, 6)), nn.ReLU(), nn.Linear(6, 5)),
-        (7,),
-    ),
-    "checkpoint": (lambda: Checkpointed(False), (7,)),
-    "attention": (Attentive, (24,)),
-    "sequences": (Sequences, (24,)),
-}
-
-
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("factored", [False, True])
-def test_gradients_of_models(kind: str, factored: bool, calls: list[object]) -> None:
-    torch.manual_seed(5)
-    make, shape = MODELS[kind]
-    own, twin = networks(make())
-    x = torch.randn(4, *shape)
-    labels, tasks = torch.tensor([0, 1, 2, 4]), torch.zeros(4, dtype=torch.int64)
-    found = {}
-    for network, dtype in ((own, torch.float32), (twin, torch.float64)):
-        network.open_head(None, 5)
-        modules = network.model.named_modules() if factored else ()
-        layers = {f"{place}.weight": [module] for place, module in modules if type(module) is nn.Linear}
-        if kind == "sequences":  # with a bias torch's own function gives a view of sequences, which is cut off in place
-            layers.pop("second.weight", None)
-        found[dtype] = network.gradient(Batch(x.to(dtype), labels, tasks), factored=layers)
-    assert calls
-    torch.testing.assert_close(found[torch.float32][0].double(), found[torch.float64][0], **CLOSE)
-    for name, g in found[torch.float32][1].items():
-        exact = found[torch.float64][1][name]
-        assert isinstance(g, Outer) == isinstance(exact, Outer)
-        torch.testing.assert_close(multiplied(g).double(), multiplied(exact), **CLOSE)
-    with torch.no_grad():
-        torch.testing.assert_close(own.outputs(x), own.model(x), **CLOSE)
-    assert not any("forward" in vars(module) for module in own.model.modules())
-
-
-def test_checkpoints_that_enter_the_graph_anew() -> None:
-    model, x = Checkpointed(True), matrix(4, 7)
-    wanted = {}
-    for name, layers in (("torch", []), ("quick", wide_linear_layers(model))):
-        model.zero_grad()
-        with quick_linear_layers(layers):
-            output = model(x)
-        output.square().sum().backward()
-        wanted[name] = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    assert len(wanted["torch"]) == 6
-    for each, other in zip(wanted["torch"], wanted["quick"], strict=True):
-        torch.testing.assert_close(each, other, **CLOSE)
-
-
-@pytest.mark.parametrize("method", [GPM(), FSDGPM(buffer=20)])
-def test_layers_before_activations_in_place_are_learnt(method: FSDGPM, calls: list[object]) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 40, bias=False), nn.ReLU(inplace=True), nn.Linear(40, 4)
-    )
-    before = model[2].weight.detach().clone()
-    x, y = torch.rand(16, 1, 8, 8), torch.arange(16) % 4
-    Learner(model, method).learn(Task((x, y)), batch_size=8)
-    assert calls
-    assert not torch.equal(model[2].weight, before)
-
-
-def test_weights_had_as_factors_are_not_multiplied_on_the_way_back(calls: list[tuple[int, ...]]) -> None:
-    network = Network(AlexNet(10, size=19))
-    network.open_head(None, 10)
-    batch = Batch(torch.randn(3, 3, 19, 19), torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64))
-    covered = covered_weights(network.model)
-    layers = {name: weight.layers for name, weight in covered.items() if name.startswith("hidden")}
-    network.gradient(batch, factored=layers)
-    forward = [(3, 256, 2048), (3, 2048, 2048), (3, 2048, 10)]
-    back = [(3, 10, 2048), (10, 3, 2048), (3, 2048, 2048), (3, 2048, 256)]  # of weights the head's alone
-    assert sorted(calls) == sorted(forward + back)
 
 
 class Halved(TorchFunctionMode):
