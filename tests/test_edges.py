@@ -231,6 +231,18 @@ def test_a_batch_too_small_for_batchnorm_says_what_to_do() -> None:
         steppe.Learner(model, steppe.Finetune()).learn(steppe.Task((X[:9], Y[:9]), name="digits"), batch_size=8)
 
 
+@pytest.mark.parametrize("method", [steppe.GPM(basis_samples=10), steppe.FSDGPM(buffer=20), steppe.ER(buffer=20)])
+def test_a_norm_without_running_statistics_is_looked_at_with_two_samples(method: steppe.MethodSettings) -> None:
+    """In eval mode, too, it takes the statistics of the batch, which one sample does not have."""
+    norm = nn.BatchNorm1d(5, track_running_stats=False)
+    learner = steppe.Learner(nn.Sequential(nn.Linear(6, 5), norm, nn.ReLU(), nn.Linear(5, 4)), method, seed=0)
+    tasks = [steppe.Task((X, Y % 2), (X, Y % 2), head=range(2)), steppe.Task((X, 2 + Y % 2), head=range(2, 4))]
+    for task in tasks:
+        learner.learn(task, epochs=2, batch_size=10)
+    right = learner.model.eval()(X)[:, :2].argmax(1) == Y % 2
+    assert learner.evaluate(tasks[0]) == [pytest.approx(100 * float(right.float().mean()))]
+
+
 def test_words_as_data_are_refused() -> None:
     with pytest.raises(DataError, match="words: the training data cannot be made tensors"):
         steppe.Task((["a", "b"], [0, 1]), name="words")

@@ -26,6 +26,7 @@ from steppe.data import cifar100, mnist, tiny_imagenet
 from steppe.data.images import ImageArrays, ImageSet
 from steppe.data.samples import Samples
 from steppe.errors import DataError
+from steppe.models.gpm_alexnet import GPMAlexNet
 from steppe.models.mlp import MLP
 from steppe.protocol import Training
 from steppe.settings import setting
@@ -123,6 +124,19 @@ def test_cifar100_split(monkeypatch: pytest.MonkeyPatch) -> None:
     found = CIFAR100Split().prepare(x)[0, :, 0, 0]
     expected = [(100 - mean) / std for mean, std in ((125.3, 63.0), (123.0, 62.1), (113.9, 66.7))]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_tests_are_mixed_where_a_batch_is_normalised_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same images with the same labels, whatever the seed, but no longer class by class."""
+    monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=50))
+    in_turn = contents(CIFAR100Split(tasks=2).stream(0)[1].test)
+    mixed = contents(CIFAR100Split(tasks=2, norm="every").stream(0)[1].test)
+    assert [label for *_, label in in_turn] == sorted(label for *_, label in in_turn)
+    assert sorted(mixed) == sorted(in_turn)
+    assert len({label for *_, label in mixed[: len(mixed) // 2]}) > 5
+    assert contents(CIFAR100Split(tasks=2, norm="every").stream(5)[1].test) == mixed
+    assert not isinstance(CIFAR100Split().network(), GPMAlexNet)
+    assert isinstance(CIFAR100Split(norm="every").network(), GPMAlexNet)
 
 
 # From the specification, written down once more.
@@ -265,6 +279,7 @@ def test_the_tiny_imagenet_protocol() -> None:
         ("cifar100-superclass", ["reading=scrambled"], True),
         ("cifar100-superclass", ["order=B"], False),
         ("cifar100-superclass", ["benchmark.tasks=19"], False),
+        ("cifar100-split", ["norm=every"], False),
         ("cifar100-split", ["epochs=49"], False),
         ("cifar100-split", ["patience=5"], False),
         ("tiny-imagenet", ["augment=false"], False),

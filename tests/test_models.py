@@ -15,6 +15,7 @@ from steppe.errors import ModelError
 from steppe.models.alexnet import AlexNet
 from steppe.models.dropout import _scale, _table, dropout, dropout_pool_relu
 from steppe.models.four_conv import FourConv
+from steppe.models.gpm_alexnet import GPMAlexNet
 from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
@@ -29,6 +30,20 @@ def alexnet_in_a_row() -> nn.Sequential:
         *(nn.Conv2d(128, 256, 2, bias=False), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2), nn.Flatten()),
         *(nn.Linear(1024, 2048, bias=False), nn.ReLU(), nn.Dropout(0.5)),
         *(nn.Linear(2048, 2048, bias=False), nn.ReLU(), nn.Dropout(0.5), nn.Linear(2048, 100, bias=False)),
+    )
+
+
+def gpm_alexnet_in_a_row() -> nn.Sequential:
+    def norm(channels: int, kind: type[nn.BatchNorm1d] | type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.Module:
+        return kind(channels, track_running_stats=False)
+
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 4, bias=False), norm(64), nn.ReLU(), nn.Dropout(0.2), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 128, 3, bias=False), norm(128), nn.ReLU(), nn.Dropout(0.2), nn.MaxPool2d(2)),
+        *(nn.Conv2d(128, 256, 2, bias=False), norm(256), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(1024, 2048, bias=False), norm(2048, nn.BatchNorm1d), nn.ReLU(), nn.Dropout(0.5)),
+        *(nn.Linear(2048, 2048, bias=False), norm(2048, nn.BatchNorm1d), nn.ReLU(), nn.Dropout(0.5)),
+        nn.Linear(2048, 100, bias=False),
     )
 
 
@@ -65,6 +80,7 @@ def four_conv_in_a_row() -> nn.Sequential:
 CASES = [
     (MLP, lambda: nn.Sequential(), 89_400, (784,), 3),
     (AlexNet, alexnet_in_a_row, 6_704_384, (3, 32, 32), 6),
+    (GPMAlexNet, gpm_alexnet_in_a_row, 6_713_216, (3, 32, 32), 6),
     (LeNet, lenet_in_a_row, 3_036_640, (3, 32, 32), 5),
     (GPMLeNet, gpm_lenet_in_a_row, 3_036_500, (3, 32, 32), 5),
     (FourConv, four_conv_in_a_row, 2_871_520, (3, 64, 64), 7),
@@ -82,7 +98,7 @@ def test_parameters(
 
 
 @pytest.mark.parametrize(
-    ("network", "row", "parameters", "shape", "layers"), CASES[1:], ids=["alex", "le", "gpm", "four"]
+    ("network", "row", "parameters", "shape", "layers"), CASES[1:], ids=["alex", "gpm-alex", "le", "gpm-le", "four"]
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, layers, training) -> None:  # type: ignore[no-untyped-def]
@@ -92,7 +108,7 @@ def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, lay
     for module in twin.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    if network is AlexNet:
+    if issubclass(network, AlexNet):
         model.shares = (0.0,) * 5
     x = torch.rand(4, *shape, dtype=torch.float64)
     torch.testing.assert_close(model(x), twin(x))
@@ -172,7 +188,7 @@ def test_response_norm_acts_in_mixed_precision_too() -> None:
 
 
 @pytest.mark.parametrize("size", [19, 23, 31, 32, 33, 64])
-@pytest.mark.parametrize("network", [AlexNet, LeNet, GPMLeNet, FourConv])
+@pytest.mark.parametrize("network", [AlexNet, GPMAlexNet, LeNet, GPMLeNet, FourConv])
 def test_any_size_of_image_fits(network: type[nn.Module], size: int) -> None:
     assert network(7, size)(torch.rand(2, 3, size, size)).shape == (2, 7)
 

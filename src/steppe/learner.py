@@ -258,7 +258,7 @@ class Learner:
         if self.settings.covers_layers:
             with task.blamed("training"):
                 x, _ = task.train.first()
-            prepared = self.network.prepare_inputs(x)
+            prepared = self.network.prepare_inputs(self.network.enough(x))
             covered = coverage(self.network, prepared, self._exclude, multi_head=task.head is not None)
         method = self.settings.start(self.network, covered, self.streams)
         return method, {name: weight.factorable for name, weight in covered.items()}

@@ -164,6 +164,7 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
             f"shape {earlier[0]}: give all tasks inputs of one kind."
         )
     try:
+        x = network.enough(x)
         with torch.no_grad(), network.mode(training=False):
             prepared = prepared_copy(network, x)
             version = prepared._version

@@ -161,6 +161,13 @@ class Network:
         x = self._prepare(x.to(self.device, non_blocking=True))
         return x.to(self.dtype) if x.is_floating_point() else x
 
+    def enough(self, x: Tensor) -> Tensor:
+        """One stored sample, as often as the model must be given it to be looked at in eval mode: twice where a norm
+        layer has no running statistics, for it takes those of the batch, and one sample has none.
+        """
+        norms = (module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+        return torch.cat([x, x]) if any(norm.running_mean is None for norm in norms) else x
+
     @property
     def prepares_elements(self) -> bool:
         """Whether preparation is known to treat every number of a sample alike, so that their order does not matter to

@@ -12,6 +12,7 @@ from steppe.data import cifar100
 from steppe.data.images import ImageSet
 from steppe.data.pixels import Normalise
 from steppe.models.alexnet import AlexNet
+from steppe.models.gpm_alexnet import GPMAlexNet
 from steppe.protocol import Training
 from steppe.registry import register_benchmark
 from steppe.settings import setting
@@ -25,6 +26,12 @@ class CIFAR100Split(ImageBenchmark):
     training = Training(epochs=50, batch_size=64, patience=6)
 
     tasks: int = setting(10, "number of tasks, of ten classes each", at_least=1, at_most=10)
+    norm: str = setting(
+        "second",
+        "where the AlexNet has BatchNorm: after its second layer (paper), or after every hidden layer and by each "
+        "batch's own statistics, in tests too (GPM's own code)",
+        choices=("second", "every"),
+    )
 
     def images(self) -> ImageSet:
         """CIFAR-100."""
@@ -39,6 +46,11 @@ class CIFAR100Split(ImageBenchmark):
         return held_out(250, seed)
 
     @property
+    def mixes_tests(self) -> bool:
+        """Where a batch is normalised by itself in tests too."""
+        return self.norm == "every"
+
+    @property
     def prepare(self) -> Normalise:
         """Standardised with the usual figures for CIFAR."""
         return Normalise(
@@ -47,5 +59,5 @@ class CIFAR100Split(ImageBenchmark):
         )
 
     def network(self) -> nn.Module:
-        """The paper's AlexNet."""
-        return AlexNet()
+        """The paper's AlexNet, or that of GPM's own code."""
+        return AlexNet() if self.norm == "second" else GPMAlexNet()

@@ -59,6 +59,13 @@ class ImageBenchmark(Benchmark):
         """How many test images each task has, if not all."""
         return None
 
+    @property
+    def mixes_tests(self) -> bool:
+        """Whether test images come in mixed order, rather than class by class: for networks whose answers depend on
+        what else is in a batch.
+        """
+        return False
+
     def stream(self, seed: int) -> Sequence[Task]:
         """The tasks, with the seed's samples."""
         images, plans, split = self.images(), self.plans(seed), self.split(seed)
@@ -68,6 +75,9 @@ class ImageBenchmark(Benchmark):
         x, y = _labelled(images.select("train", plan.classes), plan)
         train, valid = split(y)
         test_x, test_y = (part[: self.tested()] for part in _labelled(images.select("test", plan.classes), plan))
+        if self.mixes_tests:
+            mixed = _shuffled(len(test_y), 0)  # the same for every seed
+            test_x, test_y = test_x[mixed], test_y[mixed]
         return Task(
             TensorSamples(x[train], y[train], plan.view),
             TensorSamples(test_x, test_y, plan.view, at_hand=tasks * test_x.nbytes <= _TESTS_AT_HAND),

@@ -143,7 +143,8 @@ class _Surveyor:
         self.tasks: Sequence[Task] = benchmark.stream(config.seed)
         self.network = Network(benchmark.model(config.seed).to(device), benchmark.prepare)
         with torch.no_grad(), self.network.mode(training=False):
-            outputs = self.network.model(self.network.prepare_inputs(self.tasks[0].train.first()[0])).shape[1]
+            x = self.network.enough(self.tasks[0].train.first()[0])
+            outputs = self.network.model(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
             self.network.open_head(task.head, outputs)
 

@@ -23,19 +23,23 @@ class AlexNet(nn.Module):
         if side < 1:
             raise ModelError(f"size = {size}: images are too small for the AlexNet, which needs 19 pixels a side.")
         self.conv1 = nn.Conv2d(3, 64, 4, bias=False)
+        self.norm1: nn.Module = nn.Identity()
         self.conv2 = nn.Conv2d(64, 128, 3, bias=False)
-        self.norm2 = nn.BatchNorm2d(128)
+        self.norm2: nn.Module = nn.BatchNorm2d(128)
         self.conv3 = nn.Conv2d(128, 256, 2, bias=False)
+        self.norm3: nn.Module = nn.Identity()
         self.hidden1 = nn.Linear(256 * side * side, 2048, bias=False)
+        self.norm4: nn.Module = nn.Identity()
         self.hidden2 = nn.Linear(2048, 2048, bias=False)
+        self.norm5: nn.Module = nn.Identity()
         self.head = nn.Linear(2048, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images, (n, 3, size, size)."""
-        x = dropout_pool_relu(self.conv1(x), self.shares[0], self.training)
+        x = dropout_pool_relu(self.norm1(self.conv1(x)), self.shares[0], self.training)
         x = dropout_pool_relu(self.norm2(self.conv2(x)), self.shares[1], self.training)
-        x = dropout_pool_relu(self.conv3(x), self.shares[2], self.training)
-        x = dropout(relu(self.hidden1(x.flatten(1))), self.shares[3], self.training)
-        x = dropout(relu(self.hidden2(x)), self.shares[4], self.training)
+        x = dropout_pool_relu(self.norm3(self.conv3(x)), self.shares[2], self.training)
+        x = dropout(relu(self.norm4(self.hidden1(x.flatten(1)))), self.shares[3], self.training)
+        x = dropout(relu(self.norm5(self.hidden2(x))), self.shares[4], self.training)
         output: Tensor = self.head(x)
         return output
