@@ -15,7 +15,7 @@ from steppe.benchmarks.base import Benchmark
 from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
 from steppe.files import read_bounded
 from steppe.methods.base import MethodSettings
-from steppe.plugins import load_plugins, moved
+from steppe.plugins import load_plugins, moved, needed
 from steppe.protocol import Training
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.settings import Limits, Settings
@@ -133,7 +133,8 @@ class RunConfig:
         assert isinstance(described, Benchmark)
         assert isinstance(settings, MethodSettings)
         assert isinstance(training, Training)
-        return cls(benchmark, method, described, settings, training, seed, device, threads, plugins)
+        used = tuple(needed(plugins, benchmark, method))
+        return cls(benchmark, method, described, settings, training, seed, device, threads, used)
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain values."""
@@ -191,8 +192,8 @@ class RunConfig:
 
 
 def same_work(one: Any, other: Any) -> bool:
-    """Whether two configurations, as plain values, are one experiment; the number of threads may differ, and where the
-    files of plugins lie.
+    """Whether two configurations, as plain values, are one experiment; the number of threads may differ, where the
+    files of plugins lie, and which there are beside those it needs.
     """
     return bool(_what_matters(one) == _what_matters(other))
 
@@ -201,7 +202,8 @@ def _what_matters(described: Any) -> Any:
     if not isinstance(described, dict) or not isinstance(described.get("run"), dict):
         return described
     run = {key: value for key, value in described["run"].items() if key != "threads"}
-    return {**described, "run": {**run, "plugins": plugin_names(run)}}
+    names = needed(plugin_names(run), str(run.get("benchmark")), str(run.get("method")))
+    return {**described, "run": {**run, "plugins": names}}
 
 
 def plugin_names(run: Mapping[str, Any]) -> list[str]:
@@ -223,14 +225,16 @@ def named_benchmark(name: str) -> tuple[str, dict[str, Any]]:
     return first, {entry.argument: argument}
 
 
-def command_line(action: str, config: RunConfig, words: Sequence[str], overrides: Sequence[str]) -> str:
-    """A command line as a user would type it, with the plugins by their names alone."""
+def command_line(
+    action: str, config: RunConfig, words: Sequence[str], overrides: Sequence[str], plugins: Sequence[str] | None = None
+) -> str:
+    """A command line as a user would type it, with the plugins, the configuration's by default, by their names."""
     line = ["steppe", action, config.benchmark, *words]
     if config.device != "cpu":
         line += ["--device", config.device]
     if config.threads != 1:
         line += ["--threads", str(config.threads)]
-    for plugin in config.plugins:
+    for plugin in config.plugins if plugins is None else plugins:
         line += ["--plugin", Path(plugin).name]
     for override in overrides:
         line += ["--set", override]

@@ -19,6 +19,7 @@ from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
 from steppe.events import Event
 from steppe.experiment import CHECKPOINT_EVERY, left_as_it_is, refuse_other, run
 from steppe.files import read_bounded, write_whole, writing
+from steppe.plugins import are_loaded, loaded
 from steppe.runs import CONFIG, PLAN, RESULT, TABLES, refuse_taken
 from steppe.stopping import Terminated, first_noted
 from steppe.tables import as_json, latex, markdown
@@ -128,8 +129,8 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
         if (job.out / RESULT).exists():
             found[number] = left_as_it_is(job.out)
             described, wanted = found[number]["config"], job.config.as_dict()
-            same_code = plugin_names(described["run"]) == plugin_names(wanted["run"])  # or none is run
-            if not same_code or not same_work(RunConfig.from_mapping(described, job.config.plugins).as_dict(), wanted):
+            known = are_loaded(plugin_names(described["run"]))  # or none is run
+            if not known or not same_work(RunConfig.from_mapping(described, loaded()).as_dict(), wanted):
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
         elif (job.out / CONFIG).exists():
             refuse_other(job.out, job.config)

@@ -59,7 +59,7 @@ def _resume(options: argparse.Namespace) -> int:
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin)
-        require_known(options.plugin, planned[0].config.plugins)
+        require_known(options.plugin, [path for job in planned for path in job.config.plugins])
         with locked(out):
             jobs = [
                 job if (job.out / RESULT).exists() else replace(job, config=_with_threads(job.config, options.threads))

@@ -87,7 +87,8 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     ]
     refuse_unsuitable([job.config for job in jobs[:: len(seeds)]])
     changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
-    command = command_line("study", jobs[0].config, [*methods, "--seeds", options.seeds], changes)
+    words = [*methods, "--seeds", options.seeds]
+    command = command_line("study", jobs[0].config, words, changes, options.plugin)
     with locked(out):
         if not options.resume:
             refuse_taken(out, for_study=True)
