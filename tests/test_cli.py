@@ -36,6 +36,8 @@ def test_a_fault_of_the_program_is_one_line_too(
     assert main(["run", "pmnist", "er"]) == 1
     told = "steppe: internal error: LookupError: er is not there: run again with --debug.\n"
     assert capsys.readouterr().err == told
+    assert main(["run", "pmnist", "er", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
     assert main(["--debug", "run", "pmnist", "er"]) == 1
     shown = capsys.readouterr().err
     assert "Traceback" in shown

@@ -12,6 +12,7 @@ from steppe.benchmarks import (
 )
 from steppe.benchmarks.base import Benchmark
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
+from steppe.events import EpochEnded, Progress
 from steppe.learner import Learner, Learnt
 from steppe.methods import (
     AGEM,
@@ -57,6 +58,7 @@ __all__ = [
     "DERPlusPlus",
     "DataError",
     "DivergedError",
+    "EpochEnded",
     "Finetune",
     "Folder",
     "ICaRL",
@@ -69,6 +71,7 @@ __all__ = [
     "ModelError",
     "Multitask",
     "Oracle",
+    "Progress",
     "RotatedMNIST",
     "RunError",
     "SplitMNIST",

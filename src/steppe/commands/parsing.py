@@ -42,6 +42,10 @@ class Commands:
         parser: argparse.ArgumentParser = self._parsers.add_parser(
             name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        # As before the command; given to neither, it must not undo what was given to the other.
+        parser.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from"
+        )
         parser.set_defaults(action=action, goes_on=goes_on)
         return parser
 
