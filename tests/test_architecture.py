@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # within it imports may not go in a circle.
 LAYERS = [
     {"errors", "stopping", "version", "machine", "allocation", "results", "result_settings"},
-    {"settings", "products", "types", "files"},
+    {"settings", "products", "types", "files", "plugins"},
     {"state"},
     {"saving"},
     {
@@ -33,7 +33,7 @@ LAYERS = [
     {"task", "projection", "replay", "rings"},
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
-    {"training", "testing", "plugins"},
+    {"training", "testing"},
     {"learner", "learner_checks"},
     {"saved_learner"},
     {"config", "catalogue"},

@@ -16,7 +16,7 @@ from steppe.config import RunConfig
 from steppe.events import EpochEnded, Event
 from steppe.experiment import run
 from steppe.plugins import digests, load_plugins
-from steppe.registry import BENCHMARKS, METHODS
+from steppe.registry import METHODS
 from steppe.runs import read_result
 
 TEXT = "import steppe\nsteppe.register_method('mine', steppe.Finetune, 'mine', variant={'lr': 0.125})\n"
@@ -27,7 +27,6 @@ SHORT = ["--set", "benchmark.samples=20", "--set", "benchmark.test_samples=20", 
 def _in_an_empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugins, "_DIGESTS", {})
-    monkeypatch.setattr(plugins, "_BROUGHT", {})
     yield
     forget()
 
@@ -36,7 +35,6 @@ def forget() -> None:
     """As a new process would be."""
     METHODS.pop("mine", None)
     plugins._DIGESTS.clear()
-    plugins._BROUGHT.clear()
     for name in [name for name in sys.modules if name.startswith("steppe_plugin_")]:
         del sys.modules[name]
 
@@ -147,64 +145,43 @@ def test_runs_of_different_versions_of_a_plugin_are_told_of(capsys: pytest.Captu
 
 
 def test_a_method_of_one_s_own_joins_a_study_that_was_begun_without_it() -> None:
-    """Runs that do without the plugin are the same with it at hand, and their results do not name it."""
+    """Runs that are there, finished or not, keep to what they were begun with; new ones name all that is given."""
     options = ["--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume"]
-    assert main(["study", "pmnist", "finetune", *options]) == 0
+    assert main(["study", "pmnist", "finetune", "er", *options]) == 0
     kept = Path("s/finetune/seed-0/result.json").read_bytes()
+    Path("s/er/seed-0/result.json").unlink()
     options += ["--plugin", put("mine.py")]
-    assert main(["study", "pmnist", "finetune", "mine", *options]) == 0
+    assert main(["study", "pmnist", "finetune", "er", "mine", "gpm", *options]) == 0
     assert Path("s/finetune/seed-0/result.json").read_bytes() == kept
-    assert "mine.py" not in read_result(Path("s/finetune/seed-0"))["versions"]
+    named = {name: read_result(Path(f"s/{name}/seed-0"))["versions"].get("mine.py") for name in ("er", "mine", "gpm")}
+    assert named == {"er": None, "mine": digest(), "gpm": digest()}
     assert "--plugin mine.py" in json.loads(Path("s/table.json").read_text(encoding="utf-8"))["command"]
-    assert main(["study", "pmnist", "finetune", "mine", "er", *options]) == 0
-    assert RunConfig.load(Path("s/er/seed-0/config.toml")).plugins == ()
+    forget()
+    Path("s/mine/seed-0/result.json").unlink()
+    new = moved("mine.py", "elsewhere/mine.py")
+    assert main(["resume", "s", "--plugin", new]) == 0
+    assert read_result(Path("s/mine/seed-0"))["versions"]["mine.py"] == digest()
 
 
-def test_a_study_of_a_version_that_named_every_plugin_everywhere_goes_on() -> None:
-    """Whether its runs are finished or broke off; without the plugin at hand nobody knows what it was for."""
-    study = ["study", "pmnist", "finetune", "--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume"]
-    assert main(study) == 0
-    file = Path("s/finetune/seed-0/result.json")
-    result = json.loads(file.read_text(encoding="utf-8"))
-    result["config"]["run"]["plugins"] = ["/elsewhere/mine.py"]
-    file.write_text(json.dumps(result), encoding="utf-8")
-    assert main(study) == 2
-    assert main([*study, "--plugin", put("mine.py")]) == 0
-    config = RunConfig.make("pmnist", "finetune", plugins=["mine.py"])
-    older = config.as_dict()
-    older["run"]["plugins"] = [str(Path("mine.py").resolve())]
-    assert config.describes(older)
-    older["run"]["plugins"] = ["/elsewhere/other.py"]
-    assert not config.describes(older)
-
-
-def test_what_a_run_needs_of_several_plugins() -> None:
-    """Those up to the last that brings its method or its benchmark; one that brings nothing may do anything."""
-    another = TEXT.replace("'mine'", "'another'", 1)
-    first, second, mute = put("first.py"), put("second.py", another), put("mute.py", "import steppe\n")
+def test_a_run_begun_with_one_of_two_plugins_goes_on_with_it() -> None:
+    options = ["--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume", "--plugin", put("mine.py")]
+    assert main(["study", "pmnist", "mine", *options]) == 0
+    second = put("second.py", TEXT.replace("'mine'", "'another'", 1))
     try:
-        paths = [str(Path(path).resolve()) for path in (first, second, mute)]
-        assert load_plugins([first, second, mute]) == tuple(paths)
-        given = [first, second]
-        assert RunConfig.make("pmnist", "er", plugins=given).plugins == ()
-        assert RunConfig.make("pmnist", "mine", plugins=given).plugins == tuple(paths[:1])
-        assert RunConfig.make("pmnist", "another", plugins=given).plugins == tuple(paths[:2])
-        assert RunConfig.make("pmnist", "er", plugins=[mute, first]).plugins == (paths[2],)
+        assert main(["study", "pmnist", "mine", "another", *options, "--plugin", second]) == 0
+        assert list(read_result(Path("s/another/seed-0"))["config"]["run"]["plugins"]) == [
+            str(Path(name).resolve()) for name in ("mine.py", "second.py")
+        ]
+        assert main(["resume", "s"]) == 0
     finally:
         METHODS.pop("another", None)
 
 
-def test_a_plugin_s_benchmark_is_needed_by_all_its_methods() -> None:
-    text = (
-        "from dataclasses import dataclass\nimport steppe\n\n"
-        "@steppe.register_benchmark('own-pmnist', 'a copy')\n@dataclass(frozen=True)\n"
-        "class Own(steppe.PMNIST):\n    pass\n"
-    )
-    try:
-        found = RunConfig.make("own-pmnist", "er", plugins=[put("own.py", text)])
-        assert found.plugins == (str(Path("own.py").resolve()),)
-    finally:
-        BENCHMARKS.pop("own-pmnist", None)
+def test_a_study_begun_with_a_plugin_does_not_go_on_without(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["study", "pmnist", "finetune", "--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume"]
+    assert main([*options, "--plugin", put("mine.py")]) == 0
+    assert main(options) == 2
+    assert "other settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", [3, "mine.py", [3]])
@@ -229,7 +206,7 @@ def test_a_study_goes_on_with_its_plugin_elsewhere() -> None:
     assert main(["resume", "s", "--plugin", new]) == 0
     assert Path("s/mine/seed-0/result.json").read_bytes() == kept
     plan = json.loads(Path("s/study.json").read_text(encoding="utf-8"))
-    assert [entry["config"]["run"]["plugins"] for entry in plan["runs"]] == [[str(Path(new).resolve())], []]
+    assert [entry["config"]["run"]["plugins"] for entry in plan["runs"]] == [[str(Path(new).resolve())]] * 2
     forget()
     assert main(["resume", "s"]) == 0
     forget()

@@ -15,7 +15,7 @@ from steppe.benchmarks.base import Benchmark
 from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
 from steppe.files import read_bounded
 from steppe.methods.base import MethodSettings
-from steppe.plugins import load_plugins, moved, needed
+from steppe.plugins import load_plugins, moved
 from steppe.protocol import Training
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.settings import Limits, Settings
@@ -133,8 +133,7 @@ class RunConfig:
         assert isinstance(described, Benchmark)
         assert isinstance(settings, MethodSettings)
         assert isinstance(training, Training)
-        used = tuple(needed(plugins, benchmark, method))
-        return cls(benchmark, method, described, settings, training, seed, device, threads, used)
+        return cls(benchmark, method, described, settings, training, seed, device, threads, plugins)
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain values."""
@@ -192,8 +191,8 @@ class RunConfig:
 
 
 def same_work(one: Any, other: Any) -> bool:
-    """Whether two configurations, as plain values, are one experiment; the number of threads may differ, where the
-    files of plugins lie, and which there are beside those it needs.
+    """Whether two configurations, as plain values, are one experiment; the number of threads may differ, and where the
+    files of plugins lie.
     """
     return bool(_what_matters(one) == _what_matters(other))
 
@@ -202,8 +201,7 @@ def _what_matters(described: Any) -> Any:
     if not isinstance(described, dict) or not isinstance(described.get("run"), dict):
         return described
     run = {key: value for key, value in described["run"].items() if key != "threads"}
-    names = needed(plugin_names(run), str(run.get("benchmark")), str(run.get("method")))
-    return {**described, "run": {**run, "plugins": names}}
+    return {**described, "run": {**run, "plugins": plugin_names(run)}}
 
 
 def plugin_names(run: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from steppe.learner import Learner
 from steppe.machine import described, machine, printable
 from steppe.metrics import AccuracyMatrix
 from steppe.numerics import loaded_left_alone
-from steppe.plugins import digests, loaded
+from steppe.plugins import digests
 from steppe.runs import CHECKPOINTS, CONFIG, REPORT, RESULT, RunDirectory, locked, read_result, refuse_taken
 from steppe.state import CANNOT_BE_A_STATE, State
 from steppe.stopping import Stop, never
@@ -80,7 +80,7 @@ def left_as_it_is(out: Path) -> dict[str, Any]:
 
 def refuse_other(out: Path, config: RunConfig) -> None:
     """Refuse to go on with a run that has other settings."""
-    there = RunConfig.load(out / CONFIG, loaded())
+    there = RunConfig.load(out / CONFIG, config.plugins)
     if not same_work(there.as_dict(), config.as_dict()):
         raise UsageError(f"{out} holds a run with other settings: choose another --out.")
 

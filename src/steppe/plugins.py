@@ -5,41 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from steppe import benchmarks, methods  # noqa: F401 - with ours known beforehand, whatever comes is the plugin's
 from steppe.errors import UsageError, disk_refusal, in_one_line, shown
-from steppe.registry import BENCHMARKS, METHODS
 
 _DIGESTS: dict[Path, str] = {}  # of the files imported so far, as they were then
-_BROUGHT: dict[Path, set[str]] = {}  # the methods and benchmarks that they made known
 
 
 def load_plugins(paths: Iterable[str]) -> tuple[str, ...]:
     """Import the files, each once per process; gives their whole paths."""
     return tuple(str(_imported(path)) for path in paths)
-
-
-def loaded() -> list[str]:
-    """The files imported so far."""
-    return [str(path) for path in _DIGESTS]
-
-
-def are_loaded(names: Iterable[str]) -> bool:
-    """Whether files of all these names were imported already, so that reading about them runs nothing new."""
-    return {path.name for path in _DIGESTS} >= set(names)
-
-
-def needed(paths: Sequence[str], benchmark: str, method: str) -> list[str]:
-    """Of files, by path or by name, those that a run depends on.
-
-    That is, up to the last one that makes the run's method or benchmark known, since a file may build on those before
-    it; a file that makes nothing known may be there for anything, and one that was not imported nobody knows.
-    """
-    wanted = {_method(method), _benchmark(benchmark)}
-    matters = [not (brought := _brought(path)) or bool(brought & wanted) for path in paths]
-    return list(paths[: len(paths) - matters[::-1].index(True)]) if any(matters) else []
 
 
 def moved(paths: Iterable[str], given: Iterable[str]) -> list[str]:
@@ -74,20 +50,6 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _method(name: str) -> str:
-    return f"the method {name}"
-
-
-def _benchmark(name: str) -> str:
-    return f"the benchmark {name}"
-
-
-def _brought(path: str) -> set[str]:
-    """What a file, by its path or by its name alone, made known."""
-    found = [brought for file, brought in _BROUGHT.items() if file in (Path(path), Path(path).resolve())]
-    return set().union(*(found or [brought for file, brought in _BROUGHT.items() if file.name == Path(path).name]))
-
-
 def _imported(path: str) -> Path:
     try:
         file = Path(path).resolve()
@@ -107,7 +69,6 @@ def _imported(path: str) -> Path:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
         raise UsageError(f"the plugin {path} cannot be read: {disk_refusal(error)}.") from error
-    before = _known()
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -118,12 +79,4 @@ def _imported(path: str) -> Path:
             f"the plugin {path} cannot be imported: {type(error).__name__}: {in_one_line(error)}"
         ) from error
     _DIGESTS[file] = digest
-    _BROUGHT[file] = {name for name, entry in _known().items() if entry is not before.get(name)}
     return file
-
-
-def _known() -> dict[str, object]:
-    return {
-        **{_method(name): entry for name, entry in METHODS.items()},
-        **{_benchmark(name): entry for name, entry in BENCHMARKS.items()},
-    }

@@ -6,9 +6,10 @@ import json
 import multiprocessing
 import queue
 import signal
+import tomllib
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,7 +20,6 @@ from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
 from steppe.events import Event
 from steppe.experiment import CHECKPOINT_EVERY, left_as_it_is, refuse_other, run
 from steppe.files import read_bounded, write_whole, writing
-from steppe.plugins import are_loaded, loaded
 from steppe.runs import CONFIG, PLAN, RESULT, TABLES, refuse_taken
 from steppe.stopping import Terminated, first_noted
 from steppe.tables import as_json, latex, markdown
@@ -129,12 +129,26 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
         if (job.out / RESULT).exists():
             found[number] = left_as_it_is(job.out)
             described, wanted = found[number]["config"], job.config.as_dict()
-            known = are_loaded(plugin_names(described["run"]))  # or none is run
-            if not known or not same_work(RunConfig.from_mapping(described, loaded()).as_dict(), wanted):
+            same_code = plugin_names(described["run"]) == plugin_names(wanted["run"])  # or none is run
+            if not same_code or not same_work(RunConfig.from_mapping(described, job.config.plugins).as_dict(), wanted):
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
         elif (job.out / CONFIG).exists():
             refuse_other(job.out, job.config)
     return found
+
+
+def with_plugins_of(out: Path, config: RunConfig) -> RunConfig:
+    """A run that is there already goes on with the plugins that it was begun with, if these are among those given now:
+    so a method of a user's own can join a study that knew nothing of its plugin.
+    """
+    try:
+        begun_with = plugin_names(tomllib.loads(read_bounded(out / CONFIG).decode("utf-8-sig"))["run"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return config  # there is none, or what there is will be refused
+    given = [Path(path).name for path in config.plugins]
+    if begun_with == given or not set(begun_with) <= set(given):
+        return config
+    return replace(config, plugins=tuple(path for path in config.plugins if Path(path).name in begun_with))
 
 
 def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:

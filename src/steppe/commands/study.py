@@ -71,8 +71,9 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Every method with every seed, then the table."""
     from steppe.config import command_line, named_benchmark
     from steppe.experiment import refuse_unsuitable
+    from steppe.plugins import load_plugins
     from steppe.runs import locked, refuse_taken
-    from steppe.study import Job, write_plan
+    from steppe.study import Job, with_plugins_of, write_plan
 
     seeds = chosen_seeds(options.seeds)
     if options.jobs is not None and options.jobs < 1:
@@ -82,13 +83,12 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     chosen = f"seeds{options.seeds}" if "-" in options.seeds else f"{options.seeds}seeds"
     first = Path("runs") / f"{benchmark}-{name}-{chosen}"
     out = options.out or (first if options.resume else free(first))
-    jobs = [
-        Job(config_of(options, method, seed), out / method / f"seed-{seed}") for method in methods for seed in seeds
-    ]
+    places = {out / method / f"seed-{seed}": config_of(options, method, seed) for method in methods for seed in seeds}
+    jobs = [Job(with_plugins_of(place, config), place) for place, config in places.items()]
     refuse_unsuitable([job.config for job in jobs[:: len(seeds)]])
     changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
     words = [*methods, "--seeds", options.seeds]
-    command = command_line("study", jobs[0].config, words, changes, options.plugin)
+    command = command_line("study", jobs[0].config, words, changes, load_plugins(options.plugin))
     with locked(out):
         if not options.resume:
             refuse_taken(out, for_study=True)
