@@ -99,7 +99,7 @@ class Curriculum:
                 assert task.valid is not None
                 before = count
                 with task.blamed("validation"):
-                    for x, y in task.valid.batches(size, None):
+                    for x, y in task.valid.batches(network.batch_size(len(task.valid), size), None):
                         if not isinstance(task.valid, TensorSamples):  # whose labels were all looked at before
                             task.check_labels(y, outputs)
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))

@@ -29,6 +29,7 @@ from steppe.learner_checks import (
     has_extra_state,
     layers_at_rest,
     listed_tasks,
+    looked_at,
 )
 from steppe.linear_calls import is_plain
 from steppe.methods.base import Method, MethodSettings
@@ -256,9 +257,7 @@ class Learner:
         """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
         covered: dict[str, CoveredWeight] = {}
         if self.settings.covers_layers:
-            with task.blamed("training"):
-                x, _ = task.train.first()
-            prepared = self.network.prepare_inputs(self.network.enough(x))
+            prepared = self.network.prepare_inputs(looked_at(task, self.network))
             covered = coverage(self.network, prepared, self._exclude, multi_head=task.head is not None)
         method = self.settings.start(self.network, covered, self.streams)
         return method, {name: weight.factorable for name, weight in covered.items()}

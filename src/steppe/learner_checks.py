@@ -155,8 +155,7 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
     """What the task's inputs are and how many outputs the model has; refuses data that does not fit the model, its
     head or the inputs of earlier tasks.
     """
-    with task.blamed("training"):
-        x, _ = task.train.first()
+    x = looked_at(task, network)
     kind = (tuple(x.shape[1:]), x.dtype)
     if earlier is not None and kind != earlier:
         raise DataError(
@@ -164,7 +163,6 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
             f"shape {earlier[0]}: give all tasks inputs of one kind."
         )
     try:
-        x = network.enough(x)
         with torch.no_grad(), network.mode(training=False):
             prepared = prepared_copy(network, x)
             version = prepared._version
@@ -195,6 +193,13 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
                 f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: give both the same shape."
             )
     return kind, outputs
+
+
+def looked_at(task: Task, network: Network) -> Tensor:
+    """Stored inputs of the task, as few as the model can be looked at with."""
+    with task.blamed("training"):
+        x, _ = task.train.first(network.least)
+    return x if len(x) >= network.least else torch.cat([x, x])
 
 
 def _no_logits(output: object, samples: int) -> str | None:

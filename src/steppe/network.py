@@ -17,7 +17,7 @@ from torch import Tensor, autocast, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from steppe.data.pixels import UnitRange
-from steppe.errors import ModelError, shown
+from steppe.errors import DataError, ModelError, shown
 from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
@@ -161,12 +161,26 @@ class Network:
         x = self._prepare(x.to(self.device, non_blocking=True))
         return x.to(self.dtype) if x.is_floating_point() else x
 
-    def enough(self, x: Tensor) -> Tensor:
-        """One stored sample, as often as the model must be given it to be looked at in eval mode: twice where a norm
-        layer has no running statistics, for it takes those of the batch, and one sample has none.
+    @property
+    def least(self) -> int:
+        """How many samples the model must be given at once in eval mode: two where a BatchNorm keeps no running
+        statistics, for it takes those of the batch, and a single sample has none.
         """
         norms = (module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
-        return torch.cat([x, x]) if any(norm.running_mean is None for norm in norms) else x
+        return 2 if any(norm.running_mean is None for norm in norms) else 1
+
+    def batch_size(self, count: int, most: int) -> int:
+        """In batches of what size, `most` if possible, so many samples can go through the model in eval mode: so that
+        none is left alone in the end where that is too few.
+        """
+        if self.least == 1:
+            return most
+        if count == 1:
+            raise DataError(
+                "a single sample cannot be normalised, as a BatchNorm of the model keeps no running statistics: give "
+                "more samples at once, or let it keep them (track_running_stats=True)."
+            )
+        return next((size for size in range(most, 1, -1) if count % size != 1), count)
 
     @property
     def prepares_elements(self) -> bool:

@@ -54,7 +54,7 @@ def predicted(scores: Tensor, head: range | None) -> Tensor:
 def predictions(x: Tensor, head: range | None, network: Network, method: Method | None) -> Tensor:
     """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
     found = []
-    for part in torch.split(x, _BATCH):
+    for part in torch.split(x, network.batch_size(len(x), _BATCH)):
         compared = scores(part, network, method)
         check_head(head, compared.shape[1])
         found.append(predicted(compared, head))
@@ -72,7 +72,7 @@ def _alone(task: Task, network: Network, method: Method | None) -> float:
         raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
     right = torch.zeros((), dtype=torch.int64, device=network.device)
     total = 0
-    for x, y in _test_batches(task):
+    for x, y in _test_batches(task, network):
         found = scores(x, network, method)
         _check(task, y, found.shape[1])
         right += (predicted(found, task.head) == y.to(network.device)).sum()
@@ -80,9 +80,9 @@ def _alone(task: Task, network: Network, method: Method | None) -> float:
     return 100.0 * int(right) / total
 
 
-def _test_batches(task: Task) -> Iterator[Pair]:
+def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
     assert task.test is not None
-    batches, given = iter(task.test.batches(_BATCH, None)), 0
+    batches, given = iter(task.test.batches(network.batch_size(len(task.test), _BATCH), None)), 0
     while True:
         with task.blamed("test"):
             pair = next(batches, None)

@@ -36,11 +36,11 @@ class Samples(ABC):
         )
         return (self.take(pick) for pick in torch.split(indices, size)[skip:])
 
-    def first(self) -> Pair:
-        """One batch to learn shapes from; draws nothing from any generator."""
+    def first(self, count: int = 1) -> Pair:
+        """The first samples, or as many as there are, to learn shapes from; draws nothing from any generator."""
         if len(self) == 0:
             raise DataError("is empty: it holds no sample.")
-        return next(self.batches(1, None))
+        return next(self.batches(count, None))
 
     def count_batches(self, size: int) -> int:
         """How many batches a walk takes."""
@@ -144,14 +144,16 @@ class LoaderSamples(Samples):
             next(pairs, None)
         return (_checked_pair(pair) for pair in pairs)
 
-    def first(self) -> Pair:
+    def first(self, count: int = 1) -> Pair:
         if len(self) == 0:
             raise DataError("is empty: it holds no sample.")
         if isinstance(self.loader.dataset, IterableDataset):
             raise DataError("is a DataLoader over an IterableDataset: give one over a map-style Dataset, or tensors.")
-        sample = self.loader.dataset[0]
-        whole = self.loader.batch_sampler is None  # the dataset gives batches, not samples
-        return _checked_pair(_collated(self.loader.collate_fn or default_collate, sample if whole else [sample]))
+        if self.loader.batch_sampler is None:  # the dataset gives batches, not samples
+            given = self.loader.dataset[0]
+        else:
+            given = [self.loader.dataset[place] for place in range(min(count, len(self)))]
+        return _checked_pair(_collated(self.loader.collate_fn or default_collate, given))
 
     def count_batches(self, size: int) -> int:
         return len(self.loader)

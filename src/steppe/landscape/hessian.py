@@ -27,7 +27,7 @@ def hessian_product(network: Network, batch: Batch, vector: Direction) -> Direct
     weights = dict(network.parameters)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.enable_grad(), twice_differentiable():
-        for part in in_parts(batch):
+        for part in in_parts(batch, network):
             loss = network.functional_loss(part, weights, statistics=False) * (len(part) / len(batch))  # type: ignore[arg-type]
             slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
             along = torch.stack([(slope * v).sum() for slope, v in zip(slopes, vector.values(), strict=True)]).sum()

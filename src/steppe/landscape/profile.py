@@ -42,9 +42,9 @@ def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
     return ((predicted != labels) | highest.isnan()).to(logits.dtype)
 
 
-def in_parts(batch: Batch) -> list[Batch]:
+def in_parts(batch: Batch, network: Network) -> list[Batch]:
     """Prepared samples in parts for which a call of the model is quickest."""
-    size = max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel())))
+    size = network.batch_size(len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
@@ -56,7 +56,7 @@ class Surroundings:
     """
 
     def __init__(self, network: Network, batch: Batch, *, quick: bool = True) -> None:
-        self._network, self._count, self._parts = network, len(batch), in_parts(batch)
+        self._network, self._count, self._parts = network, len(batch), in_parts(batch, network)
         with torch.enable_grad():
             network.seek_chain(batch[:1])
         self._chain = _Chain(network, network.chain, batch) if quick and network.chain is not None else None

@@ -143,7 +143,7 @@ class _Surveyor:
         self.tasks: Sequence[Task] = benchmark.stream(config.seed)
         self.network = Network(benchmark.model(config.seed).to(device), benchmark.prepare)
         with torch.no_grad(), self.network.mode(training=False):
-            x = self.network.enough(self.tasks[0].train.first()[0])
+            x, _ = self.tasks[0].train.first(self.network.least)
             outputs = self.network.model(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
             self.network.open_head(task.head, outputs)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from steppe.errors import UsageError
+from steppe.errors import ModelError, UsageError
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.descent import Descent, clipped
 from steppe.network import Network
@@ -66,6 +66,12 @@ class ICaRL(MethodSettings):
 
     def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
         """ICaRL at work."""
+        if network.least > 1:
+            raise ModelError(
+                "iCaRL compares samples with the means of classes, and a BatchNorm of the model keeps no running "
+                "statistics, so that what it says of a sample depends on the others in a batch: let it keep them "
+                "(track_running_stats=True), or choose another method."
+            )
         return _ICaRL(self, network, streams)
 
 

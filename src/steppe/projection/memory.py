@@ -177,7 +177,7 @@ class GradientMemory:
                 self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
             ),
         ):
-            for part in torch.split(x, chunk):
+            for part in torch.split(x, network.batch_size(len(x), chunk)):
                 network.model(network.prepare_inputs(part))
         return representations
 
