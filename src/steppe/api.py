@@ -13,7 +13,7 @@ from steppe.benchmarks import (
 from steppe.benchmarks.base import Benchmark
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
 from steppe.events import EpochEnded, Progress
-from steppe.learner import Learner, Learnt
+from steppe.learner import Learner
 from steppe.methods import (
     AGEM,
     ER,
@@ -37,6 +37,7 @@ from steppe.registry import register_benchmark, register_method
 from steppe.saved_learner import load
 from steppe.settings import setting
 from steppe.task import Task
+from steppe.training import Learnt
 from steppe.types import Batch
 from steppe.version import __version__
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,13 @@ from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, ModelError, UsageError, in_one_line
 from steppe.events import Event, Watch, ignore
 from steppe.learner_checks import (
-    Kind,
+    asked_precision,
+    check_alike,
     check_at_rest,
     check_finite,
     check_given,
     check_last_batch,
+    check_precision,
     check_same,
     check_trainable,
     check_unchanged,
@@ -34,7 +35,7 @@ from steppe.learner_checks import (
 from steppe.linear_calls import is_plain
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
-from steppe.numerics import casts_made_anew, denormals_flushed
+from steppe.numerics import learning
 from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
@@ -42,22 +43,11 @@ from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.state import State, copied, dtype_named, names_in
 from steppe.task import Task, check_head
-from steppe.testing import accuracies, predictions
-from steppe.training import Fitting
+from steppe.testing import Kind, accuracies, predictions
+from steppe.training import Fitting, Learnt
 from steppe.types import Batch
 
 _MOST_CUTS = 100_000  # of the step sizes in a task
-
-
-@dataclass(frozen=True)
-class Learnt:
-    """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record."""
-
-    updates: int
-    seconds: dict[str, float]
-    bytes: dict[str, int]
-    remarks: list[str] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
 
 
 class Learner:
@@ -92,6 +82,7 @@ class Learner:
         self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
         self._fitting: Fitting | None = None  # while a task is being learnt
         self._interrupted: State = None  # where one broke off, until it is gone on with
+        self._broken_off: tuple[str, Mapping[str, Tensor]] | None = None  # one that is still to be ended, best weights
         self._at_rest: list[str] | None = None  # frozen layers in eval mode when a task was last begun
         self._loaded = False  # and not gone on with since
         self._lost = ""  # why its memory is no longer what it should be
@@ -127,15 +118,13 @@ class Learner:
 
         If learning fails, the task was never begun: its head, its place and its samples are given back, and it can be
         learnt again; only the weights stay where they have got to. A task gone on with after loading cannot be given
-        back: load the file again. What `watch` or Ctrl-C breaks off has been learnt as far as it went.
+        back: load the file again. What `watch` or Ctrl-C breaks off has been learnt as far as it went, and is ended
+        like any other task (the best weights, bases, penalties, exemplars) as soon as the learner is used again.
         """
+        precision = asked_precision(precision, self.network.device)
         protocol = epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics, precision
         training = Training(*protocol)
-        if training.precision != "float32" and self.network.dtype != torch.float32:
-            raise UsageError(
-                f"precision = {training.precision!r}: the model's weights are {self.network.dtype}, which nothing is "
-                "saved with: make them float32 (model.float()), or leave precision out."
-            )
+        check_precision(training.precision, self.network.dtype)
         listed = listed_tasks(tasks)
         interrupted = self._interrupted
         curriculum = Curriculum(listed, self.tasks_learnt - (len(listed) if interrupted else 0))
@@ -170,6 +159,7 @@ class Learner:
                     error.add_note(f"{self._lost[0].upper()}{self._lost[1:]}.")
             elif gone_on:
                 self._lost = f"the task {curriculum.name!r} failed after it had been gone on with"
+            self._broken_off = None
             told = explained(error, curriculum, self.network)
             if told is not None:
                 raise told from error
@@ -182,13 +172,8 @@ class Learner:
             self.network.freeze_norms(training.freeze_norms and curriculum.first > 0)
             self.network.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
         fitting = Fitting(method, self.network, curriculum, self._outputs, training, self.streams, watch)
-        with (
-            torch.enable_grad(),
-            denormals_flushed(),
-            casts_made_anew(),
-            self.streams.ambient(self.network.device),
-            self.network.mode(training=True),
-        ):
+        device = self.network.device
+        with learning(device), self.streams.ambient(device), self.network.mode(training=True):
             if interrupted:
                 fitting.load_state(interrupted)
                 self._interrupted = None
@@ -203,16 +188,37 @@ class Learner:
             try:
                 with self.network.multiplying_in(training.precision):
                     fitting.run()
+                self._fitting = None
+                trained = time.perf_counter()
+                remarks = self._end_task(method, curriculum.name)
+            except BaseException:
+                self._broken_off = curriculum.name, fitting.best
+                raise
             finally:
                 self._fitting = None
-            check_finite(self.network.parameters, curriculum.name)
-            trained = time.perf_counter()
-            remarks = method.end_task()
-            if method.descent is not None:
-                method.descent.restart()  # the momentum serves nobody any more, and would be kept and copied
             ended = time.perf_counter()
         seconds = {"train": fitting.seconds - (ended - trained), "memory": ended - trained}
         return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record())
+
+    def _end_task(self, method: Method, name: str) -> list[str]:
+        check_finite(self.network.parameters, f"after task {name!r}")
+        remarks = method.end_task()
+        if method.descent is not None:
+            method.descent.restart()  # the momentum serves nobody any more, and would be kept and copied
+        return remarks
+
+    def _end_broken_off(self) -> None:
+        """End the task that `watch` or Ctrl-C broke off, which would be forgotten like by a method that keeps nothing.
+        Not at once: whoever breaks off may be in a hurry, and want nothing more of the learner.
+        """
+        if self._broken_off is None or self._method is None or self._fitting is not None:
+            return
+        (name, best), device = self._broken_off, self.network.device
+        with learning(device), self.streams.ambient(device), self.network.mode(training=True):
+            if best:
+                self.network.restore(best)
+            self._end_task(self._method, name)
+        self._broken_off = None
 
     def _before(self) -> State:
         """All that a task takes for itself, to be given back should it fail: everything but the weights. None where
@@ -242,16 +248,18 @@ class Learner:
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
         listed = listed_tasks(tasks)
+        self._end_broken_off()
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
-            return accuracies(listed, self.network, self._method)
+            return accuracies(listed, self.network, self._method, self._kind)
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """The most likely output row of each sample, within the head if one is given. Samples are taken in batches, as
         in `evaluate`, so that there may be any number of them.
         """
         check_head(head)
+        self._end_broken_off()
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
-            return predictions(torch.as_tensor(x), head, self.network, self._method)
+            return predictions(torch.as_tensor(x), head, self.network, self._method, self._kind)
 
     def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
         """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
@@ -268,12 +276,13 @@ class Learner:
         """
         listed = listed_tasks(tasks)
         self._check_whole()
+        self._end_broken_off()
         begun = self.tasks_learnt > 0  # else nothing that was only looked at decides anything
         heads, kind, outputs = list(self.network.heads), self._kind if begun else None, self._outputs
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         before = list(heads)
-        with borrowed_global_generator():  # a model may draw even when it is only looked at
+        with torch.inference_mode(False), borrowed_global_generator():  # a model may draw when it is only looked at
             for task in listed:
                 kind, outputs = checked_task(task, self.network, kind)
                 self.settings.check(task, heads)
@@ -318,8 +327,9 @@ class Learner:
                 "buffers."
             )
         self._check_whole()
-        if self._fitting is not None:
-            check_finite(self.network.parameters, self._fitting.name)
+        self._end_broken_off()
+        during = None if self._fitting is None else f"in task {self._fitting.name!r}"
+        check_finite(self.network.parameters, during or "since a task failed")
         return self._whole_state()
 
     def _whole_state(self, *, bare: bool = False) -> State:
@@ -344,16 +354,7 @@ class Learner:
 
     def load_state(self, state: State) -> None:
         """Become the learner whose state it is: one with the same settings, seed and model."""
-        mine = type(self.settings).__name__, self.settings.as_dict(), self.streams.seed, list(self._exclude)
-        saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"]
-        if (mine[0], *mine[2:]) != (saved[0], *saved[2:]) or not self.settings.equals(saved[1]):
-            raise UsageError(f"the state was saved with {saved}, and this learner has {mine}: give it the same.")
-        if state.get("prepared", self._prepared) != self._prepared:  # older states do not say
-            raise UsageError(
-                "the learner was saved with a function of its own as `prepare`, which no file can hold: give the same."
-                if state["prepared"]
-                else "the learner was saved without `prepare`: leave it out here, too."
-            )
+        check_alike(state, self.settings, self.streams.seed, self._exclude, prepared=self._prepared)
         self.network.load_state(state["network"], state["outputs"])
         check_trainable(names_in(state.get("trainable")), self.model)  # nor do older states say this
         self._become(state)
@@ -378,6 +379,7 @@ class Learner:
             method.load_state(state["method"])
         self.streams.load_state(state["streams"])  # at last: making the method may have drawn
         self._at_rest, self._loaded, self._lost = names_in(state.get("at_rest")), True, ""
+        self._broken_off = None
         self.tasks_learnt, self._outputs, self._interrupted = tasks_learnt, outputs, fitting
         self._kind, self._covered, self._method = kind, covered, method
 

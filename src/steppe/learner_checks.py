@@ -18,10 +18,8 @@ from steppe.seeding import borrowed_global_generator
 from steppe.standing_in import is_frozen
 from steppe.state import State
 from steppe.task import Task
+from steppe.testing import Kind, check_scaled_alike
 from steppe.types import Batch
-
-Kind = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a task's inputs."""
 
 _MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # layers that train and eval mode tell apart
 
@@ -57,11 +55,49 @@ def checked_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...]
     return tuple(exclude)
 
 
-def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
+def asked_precision(precision: str, device: torch.device) -> str:
+    """What to multiply in: within somebody's own autocast, where nothing else is asked for, in that."""
+    if precision != "float32" or not torch.is_autocast_enabled(device.type):
+        return precision
+    dtype = torch.get_autocast_dtype(device.type)
+    if dtype != torch.bfloat16:
+        raise UsageError(
+            f"learning within torch.autocast to {dtype}: give learn(..., precision='bfloat16') instead, or leave it."
+        )
+    return "bfloat16"
+
+
+def check_precision(precision: str, dtype: torch.dtype) -> None:
+    """Refuse a precision that saves nothing with weights of this type."""
+    if precision != "float32" and dtype != torch.float32:
+        raise UsageError(
+            f"precision = {precision!r}: the model's weights are {dtype}, which nothing is "
+            "saved with: make them float32 (model.float()), or leave precision out."
+        )
+
+
+def check_finite(weights: Mapping[str, Tensor], when: str) -> None:
     """Refuse to go on with weights that a task has made infinite, or no numbers at all."""
     for weight, parameter in weights.items():
         if not bool(torch.isfinite(parameter).all()):
-            raise DivergedError(f"the weight {weight!r} is no longer finite after task {name!r}: lower the step size.")
+            raise DivergedError(
+                f"the weight {weight!r} is no longer finite {when}: lower the step size, and begin with a learner that "
+                "was saved before, or a new one."
+            )
+
+
+def check_alike(state: State, settings: MethodSettings, seed: int, exclude: Sequence[str], *, prepared: bool) -> None:
+    """Refuse the state of a learner that was made of something else."""
+    mine = type(settings).__name__, settings.as_dict(), seed, list(exclude)
+    saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"]
+    if (mine[0], *mine[2:]) != (saved[0], *saved[2:]) or not settings.equals(saved[1]):
+        raise UsageError(f"the state was saved with {saved}, and this learner has {mine}: give it the same.")
+    if state.get("prepared", prepared) != prepared:  # older states do not say
+        raise UsageError(
+            "the learner was saved with a function of its own as `prepare`, which no file can hold: give the same."
+            if state["prepared"]
+            else "the learner was saved without `prepare`: leave it out here, too."
+        )
 
 
 def has_extra_state(model: nn.Module) -> bool:
@@ -192,6 +228,8 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
             raise DataError(
                 f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: give both the same shape."
             )
+        with task.blamed(words):
+            check_scaled_alike(first, kind, network)
     return kind, outputs
 
 

@@ -189,6 +189,11 @@ class Network:
         """
         return bool(getattr(self._prepare, "elementwise", False))
 
+    @property
+    def scales_bytes(self) -> bool:
+        """Whether preparation is the default: bytes are scaled, other numbers taken as they are."""
+        return isinstance(self._prepare, UnitRange)
+
     def prepare(self, batch: Batch) -> Batch:
         """A stored batch as the model takes it."""
         return Batch(self.prepare_inputs(batch.x), batch.y.to(self.device), batch.task.to(self.device))

@@ -50,6 +50,19 @@ def casts_made_anew() -> Iterator[None]:
 
 
 @contextmanager
+def learning(device: torch.device) -> Iterator[None]:
+    """The process as updates want it, whatever their caller has set for himself. Autocast is the network's business."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+        denormals_flushed(),
+        casts_made_anew(),
+    ):
+        yield
+
+
+@contextmanager
 def twice_differentiable() -> Iterator[None]:
     """Forwards inside can be differentiated twice: the quick kernels of attention have one derivative only."""
     with sdpa_kernel(SDPBackend.MATH):

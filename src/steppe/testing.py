@@ -23,6 +23,10 @@ _BATCH = 512  # larger ones fall out of the cache
 _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
 
 
+Kind = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a task's inputs."""
+
+
 class _Test(NamedTuple):
     """A task that sees samples in an order of their numbers, and its place among the tasks."""
 
@@ -32,16 +36,18 @@ class _Test(NamedTuple):
     order: Tensor
 
 
-def accuracies(tasks: Sequence[Task], network: Network, method: Method | None) -> list[float]:
-    """Test accuracy on each task, in percent, within its head; to be called in eval mode and without gradients."""
+def accuracies(tasks: Sequence[Task], network: Network, method: Method | None, kind: Kind | None) -> list[float]:
+    """Test accuracy on each task, in percent, within its head; to be called in eval mode and without gradients. `kind`
+    is that of the inputs that were learnt from.
+    """
     found: dict[int, float] = {}
     chain = _quick_chain(network, method)
     if chain is not None:
         limit = max(1, _AT_ONCE // chain.weights[0].numel())
         for tests in _by_samples(tasks):
             for start in range(0, len(tests), limit):
-                found.update(_in_orders(tests[start : start + limit], network, chain))
-    return [found[place] if place in found else _alone(task, network, method) for place, task in enumerate(tasks)]
+                found.update(_in_orders(tests[start : start + limit], network, chain, kind))
+    return [found[place] if place in found else _alone(task, network, method, kind) for place, task in enumerate(tasks)]
 
 
 def predicted(scores: Tensor, head: range | None) -> Tensor:
@@ -51,29 +57,63 @@ def predicted(scores: Tensor, head: range | None) -> Tensor:
     return scores[:, head.start : head.stop].max(1).indices + head.start
 
 
-def predictions(x: Tensor, head: range | None, network: Network, method: Method | None) -> Tensor:
+def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
     """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
     found = []
-    for part in torch.split(x, network.batch_size(len(x), _BATCH)):
-        compared = scores(part, network, method)
+    for part in torch.split(x, network.batch_size(len(x), _BATCH)) if x.ndim else [x]:  # which is refused
+        try:
+            compared = scores(part, network, method, kind)
+        except DataError as error:
+            raise DataError(f"the inputs to predict for {error}") from error
         check_head(head, compared.shape[1])
+        if bool(compared.isnan().any()):
+            raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
         found.append(predicted(compared, head))
     return torch.cat(found)
 
 
-def scores(x: Tensor, network: Network, method: Method | None) -> Tensor:
-    """What prediction compares, from stored inputs."""
+def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
+    """What prediction compares, from stored inputs; those of another kind than was learnt from are refused, unless the
+    model takes another size of them.
+    """
+    if kind is None:
+        return _compared(x, network, method)
+    check_scaled_alike(x, kind, network)
+    unlike = DataError(
+        f"are of shape {tuple(x.shape)}, which the model does not take: give them as those that it learnt from, of "
+        f"shape {kind[0]} each."
+    )
+    if x.ndim != len(kind[0]) + 1:
+        raise unlike
+    try:
+        return _compared(x, network, method)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if x.shape[1:] == kind[0]:
+            raise
+        raise unlike from error
+
+
+def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
     prepared = network.prepare_inputs(x)
     return network.outputs(prepared) if method is None else method.scores(prepared)
 
 
-def _alone(task: Task, network: Network, method: Method | None) -> float:
+def check_scaled_alike(x: Tensor, kind: Kind, network: Network) -> None:
+    """Refuse bytes where numbers were learnt from, or the reverse, if bytes are scaled by us."""
+    if (x.dtype == torch.uint8) != (kind[1] == torch.uint8) and network.scales_bytes:
+        raise DataError(
+            f"are {x.dtype}, those that were learnt from {kind[1]}, and only bytes are scaled to 0…1: give both alike."
+        )
+
+
+def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None) -> float:
     if task.test is None:
         raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
     right = torch.zeros((), dtype=torch.int64, device=network.device)
     total = 0
     for x, y in _test_batches(task, network):
-        found = scores(x, network, method)
+        with task.blamed("test"):
+            found = scores(x, network, method, kind)
         _check(task, y, found.shape[1])
         right += (predicted(found, task.head) == y.to(network.device)).sum()
         total += len(y)
@@ -101,9 +141,12 @@ def _check(task: Task, y: Tensor, outputs: int) -> None:
         task.check_labels(y, outputs)
 
 
-def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain) -> dict[int, float]:
+def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None) -> dict[int, float]:
     """Accuracies, by place, on tasks that see the same samples."""
     x, count = tests[0].samples.x, len(tests[0].samples)
+    if kind is not None:
+        with tests[0].task.blamed("test"):
+            check_scaled_alike(x, kind, network)
     first = chain.first_weights([test.order for test in tests])
     for test in tests:
         _check(test.task, test.samples.y, chain.weights[-1].shape[0])

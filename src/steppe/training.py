@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,17 @@ from steppe.state import State
 from steppe.types import Batch
 
 _REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record."""
+
+    updates: int
+    seconds: dict[str, float]
+    bytes: dict[str, int]
+    remarks: list[str] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 class Fitting:
@@ -62,6 +75,11 @@ class Fitting:
     def seconds(self) -> float:
         """How long it has taken, breaks left out."""
         return self._seconds.total
+
+    @property
+    def best(self) -> Mapping[str, Tensor]:
+        """The weights and buffers that validation has found the best so far; none where it does not decide."""
+        return {} if self._validation is None else self._validation.best
 
     def run(self) -> None:
         """Learn to the end."""
@@ -158,8 +176,8 @@ class Validation:
         self.lr: float | None = None
         self.cuts = 0
         self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
-        self._best = math.inf
-        self._best_state: dict[str, Tensor] = {}
+        self._lowest = math.inf
+        self.best: dict[str, Tensor] = {}  # the weights and buffers of the lowest loss
         self._left = training.patience
 
     def goes_on(self) -> bool:
@@ -170,8 +188,8 @@ class Validation:
                 f"the validation loss of {self._curriculum.name!r} became {self.loss}: lower the step size "
                 "(lr, ascent_lr) or check the data."
             )
-        if self.loss < self._best:
-            self._best, self._best_state = self.loss, self._network.snapshot()
+        if self.loss < self._lowest:
+            self._lowest, self.best = self.loss, self._network.snapshot()
             self._left = self._training.patience
             return True
         self._left -= 1
@@ -184,13 +202,13 @@ class Validation:
 
     def restore_best(self) -> None:
         """Return to the best weights and buffers."""
-        self._network.restore(self._best_state)
+        self._network.restore(self.best)
 
     def state(self) -> State:
         """What has been decided so far."""
         return {
-            "best": self._best,
-            "best_state": self._best_state,
+            "best": self._lowest,
+            "best_state": self.best,
             "left": self._left,
             "lr": self.lr,
             "cuts": self.cuts,
@@ -198,7 +216,7 @@ class Validation:
 
     def load_state(self, state: State) -> None:
         """The same decisions again; the method's step sizes are the learner's business."""
-        self._best, self._best_state = state["best"], state["best_state"]
+        self._lowest, self.best = state["best"], state["best_state"]
         self._left, self.lr, self.cuts = state["left"], state["lr"], state["cuts"]
 
 

@@ -49,12 +49,12 @@ class Rows:
 
     def products(self, gradient: Gradient) -> Tensor:
         """A g, weight by weight."""
-        found = [rows.flatten(1) @ multiplied(gradient[name]).flatten() for name, rows in self.parts.items()]
+        found = [_flat(rows) @ multiplied(gradient[name]).flatten() for name, rows in self.parts.items()]
         return torch.stack(found).sum(0)
 
     def gram(self) -> Tensor:
         """A Aᵀ, weight by weight."""
-        return torch.stack([rows.flatten(1) @ rows.flatten(1).T for rows in self.parts.values()]).sum(0)
+        return torch.stack([_flat(rows) @ _flat(rows).T for rows in self.parts.values()]).sum(0)
 
     def combined(self, weights: Tensor) -> Direction:
         """Aᵀ v."""
@@ -214,6 +214,11 @@ class PastTasks:
             if not difference.norm() <= tolerance * rows.norm():
                 return False
         return True
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """One row of numbers for each task, also of a weight that is a single number."""
+    return rows.reshape(len(rows), -1)
 
 
 def _bias_of(weight: str) -> str:

@@ -19,6 +19,7 @@ CallSink = Callable[[CoveredWeight, nn.Module, Tensor], None]
 def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iterator[None]:
     """Inside, every forward hands each call of a covered layer, the input as it is, to `sink(weight, layer, x)`."""
     handles = []
+    quick = torch.backends.mha.get_fastpath_enabled()
 
     def hook_for(weight: CoveredWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -29,11 +30,14 @@ def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iter
         return hook
 
     try:
+        # With padding left out, a Transformer's quick way in eval mode hands layers tensors that have no shape.
+        torch.backends.mha.set_fastpath_enabled(False)
         for weight in weights.values():
             for layer in dict.fromkeys(weight.layers):
                 handles.append(layer.register_forward_pre_hook(hook_for(weight), with_kwargs=True))
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(quick)
         for handle in handles:
             handle.remove()
 

@@ -140,20 +140,24 @@ class GradientMemory:
     ) -> list[str]:
         """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
         of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1. Returns remarks
-        on weights that have been closed by it.
+        on weights that have been closed by it, and on those that it leaves without a basis.
         """
-        before, projectors = self.closed(), dict(self.projectors)
+        before, projectors, bare = self.closed(), dict(self.projectors), []
         for name, representation in self._represented(network, x, thresholds, chunk).items():
             old = projectors.get(name)
             growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
-            if growth is None or growth.basis.shape[-1] == 0:
+            if growth is None:
+                continue
+            if growth.basis.shape[-1] == 0:
+                if bool((representation.energy() > 0).any()):
+                    bare.append(_bare(name, thresholds[name]))
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
                 importance[:, : old.basis.shape[-1]] += old.importance * directions(old.basis)
             projectors[name] = _held(network, name, growth.basis, importance.clamp(max=1))
         self.projectors = projectors
-        return self._remarks(before)
+        return [*bare, *self._remarks(before)]
 
     def _remarks(self, before: Collection[str]) -> list[str]:
         """On the weights that are closed and were not before: said once, not after every later task."""
@@ -222,3 +226,12 @@ def _held(network: Network, name: str, basis: Tensor, importance: Tensor) -> Sof
     """A basis for a weight, in the weight's precision."""
     dtype = network.parameters[name].dtype
     return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
+
+
+def _bare(name: str, threshold: float) -> str:
+    """A remark on a weight that is left without a basis."""
+    return (
+        f"the basis of {name!r} is empty, so that nothing holds this weight: a single direction has more than the "
+        f"threshold's share of its inputs, {threshold:g}, and the first task leaves out the direction that crosses it; "
+        "a higher threshold, or inputs about 0, would mend that."
+    )
