@@ -89,6 +89,19 @@ class Transformer(nn.Module):
         return self.head(self.encode(self.lift(x.flatten(1, 2))).mean(1))
 
 
+class Padded(nn.Module):
+    """An encoder over words of which some sentences have fewer: the others are shut out by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 8)
+        self.encode = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encode(self.table(x), src_key_padding_mask=x == 12)[:, 0])
+
+
 def bright(*shape: int) -> Callable[[int, int], Pair]:
     """Data of that shape: class c of 4 is bright in every fourth value, from a place that differs by task."""
 
@@ -109,6 +122,13 @@ def sentences(n: int, task: int) -> Pair:
     y = torch.arange(n) % 4
     spoken = torch.stack([(y + task) % 4 + 4 * k for k in range(3)], dim=1)
     return spoken, y
+
+
+def shortened(n: int, task: int) -> Pair:
+    """The same, every other one without its last word."""
+    x, y = sentences(n, task)
+    x[::2, 2] = 12
+    return x, y
 
 
 @dataclass(frozen=True)
@@ -137,5 +157,11 @@ OWN = {
         bright(1, 4, 4),
         frozenset({"lift.weight", "encode.linear1.weight", "encode.linear2.weight", "head.weight"}),
         unprotected="encode.self_attn.in_proj_weight",
+    ),
+    "padded": Own(
+        Padded,
+        shortened,
+        frozenset({"encode.layers.0.linear1.weight", "encode.layers.0.linear2.weight", "head.weight"}),
+        unprotected="encode.layers.0.self_attn.in_proj_weight",
     ),
 }

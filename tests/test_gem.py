@@ -23,7 +23,7 @@ from reference_baselines import (
 from reference_update import PROBLEMS, drawn
 from torch import Tensor, nn
 
-from steppe import GEM, DivergedError, Learner, UsageError
+from steppe import GEM, DivergedError, Learner, Task, UsageError
 from steppe.methods.descent import clipped
 from steppe.methods.gem import dual_solution
 from steppe.methods.task_gradients import FactoredRows, PastTasks, Rows, block_products
@@ -326,3 +326,25 @@ def test_same_seed_same_bits() -> None:
 
 def test_running_statistics_move_once_per_update() -> None:
     assert statistics_moves("gem", {"memory": 24, "tasks": 3}) == {1}
+
+
+def test_a_weight_that_is_a_single_number() -> None:
+    """A learnable temperature; its products are numbers as well."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(6, 4), nn.Parameter(torch.tensor(0.3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale.exp() * self.layer(x)
+
+    rows = Rows({"scale": torch.tensor([2.0, -3.0]), "weight": torch.tensor([[1.0, 0.0], [4.0, 5.0]])})
+    g = {"scale": torch.tensor(7.0), "weight": torch.tensor([10.0, 1.0])}
+    assert rows.products(g).tolist() == [14 + 10, -21 + 45]
+    assert rows.gram().tolist() == [[4 + 1, -6 + 4], [-6 + 4, 9 + 41]]
+    learner = Learner(Scaled(), GEM(memory=20, tasks=3))
+    for shift in range(3):
+        x = torch.randn(20, 6)
+        learner.learn(Task((x, (torch.arange(20) + shift) % 4)), epochs=2)
+    assert learner.tasks_learnt == 3

@@ -18,7 +18,7 @@ from reference_projection_baselines import (
 from reference_update import PROBLEMS, drawn, listed
 from torch import Tensor, nn
 
-from steppe import GPM, Batch, Learner, ModelError, Task, UsageError
+from steppe import GPM, SGP, Batch, Learner, ModelError, Task, UsageError
 from steppe.projection.basis import Representation
 from steppe.projection.growth import grown
 from steppe.seeding import Streams
@@ -251,3 +251,21 @@ def test_samples_of_the_task_alone_reach_the_bases() -> None:
         assert kept.task.tolist() == [task] * 4
         method.end_task()
         assert len(method._samples) == 0
+
+
+@pytest.mark.parametrize("method", [GPM, SGP])
+def test_a_basis_that_is_left_empty_is_told(method: Any) -> None:
+    """Inputs far from 0 have one direction before all others, and the first task leaves out the one that crosses."""
+    x, y = torch.randn(40, 6) + 30, torch.arange(40) % 2
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    learner = Learner(model, method(thresholds="0.9,1", lr=1e-4))
+    told = learner.learn(Task((x, y))).remarks
+    assert [text for text in told if "is empty" in text] == [text for text in told if "'0.weight'" in text] != []
+    assert "threshold's share of its inputs, 0.9," in "".join(told)
+    assert not any("is empty" in text for text in learner.learn(Task((x, y))).remarks)  # later, what crosses is taken
+
+
+def test_a_layer_that_sees_nothing_needs_no_basis() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Hardtanh(-9.0, 0.0), nn.Hardtanh(0.0, 9.0), nn.Linear(8, 2))
+    told = Learner(model, GPM(thresholds=0.9)).learn(Task((torch.randn(40, 6), torch.arange(40) % 2))).remarks
+    assert not any("'3.weight'" in text for text in told)

@@ -132,6 +132,26 @@ def test_within_somebody_s_own_autocast_it_learns(precision: str) -> None:
     assert learner.evaluate(task(0))[0] > 90
 
 
+@pytest.mark.parametrize("made", [model, chain])
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_somebody_s_own_autocast_is_the_precision(name: str, made: Callable[[], nn.Module]) -> None:
+    """To the bit; and what comes after it is not touched by it."""
+    one, other = (Learner(made(), settings(name)) for _ in range(2))
+    one.learn(task(0), batch_size=8, precision="bfloat16")
+    with torch.autocast("cpu", torch.bfloat16):
+        other.learn(task(0), batch_size=8)
+    for learner in (one, other):
+        learner.learn(task(1), batch_size=8)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+
+
+def test_an_autocast_that_does_not_serve_is_refused() -> None:
+    learner = Learner(model(), steppe.ER())
+    with torch.autocast("cpu", torch.float16), pytest.raises(steppe.UsageError, match=r"autocast to torch\.float16"):
+        learner.learn(task(0))
+    assert learner.tasks_learnt == 0
+
+
 def test_it_ends_with_a_task_that_fails() -> None:
     learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10, lr=1e30, momentum=0.0, clip=0.0))
     with pytest.raises(steppe.DivergedError):

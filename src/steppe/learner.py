@@ -35,7 +35,7 @@ from steppe.learner_checks import (
 from steppe.linear_calls import is_plain
 from steppe.methods.base import Method, MethodSettings
 from steppe.network import Network
-from steppe.numerics import learning
+from steppe.numerics import learning, unswayed
 from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
@@ -282,7 +282,8 @@ class Learner:
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         before = list(heads)
-        with torch.inference_mode(False), borrowed_global_generator():  # a model may draw when it is only looked at
+        # A model may draw even when it is only looked at.
+        with unswayed(self.network.device), borrowed_global_generator():
             for task in listed:
                 kind, outputs = checked_task(task, self.network, kind)
                 self.settings.check(task, heads)

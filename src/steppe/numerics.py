@@ -50,15 +50,16 @@ def casts_made_anew() -> Iterator[None]:
 
 
 @contextmanager
+def unswayed(device: torch.device) -> Iterator[None]:
+    """Inside, the caller's own inference mode and autocast do not count: precision is the network's business."""
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        yield
+
+
+@contextmanager
 def learning(device: torch.device) -> Iterator[None]:
-    """The process as updates want it, whatever their caller has set for himself. Autocast is the network's business."""
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast(device.type, enabled=False),
-        denormals_flushed(),
-        casts_made_anew(),
-    ):
+    """The process as updates want it, whatever their caller has set for himself."""
+    with unswayed(device), torch.enable_grad(), denormals_flushed(), casts_made_anew():
         yield
 
 
