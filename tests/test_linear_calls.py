@@ -56,6 +56,7 @@ CASES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "an output the loss does not see": _half_unused,
     "keyword argument": lambda net, x: net.head(relu(net.first(input=x))),
     "sequences": lambda net, x: net.head(relu(net.first(x.reshape(len(x), 2, 3))).mean(1)),
+    "no vectors": lambda net, x: torch.cat([net.head(h := relu(net.first(x))), net.head(net.second(h[:0]))]),
     "detached": lambda net, x: net.head(relu(net.second(relu(net.first(x)).detach()))),
 }
 
@@ -129,6 +130,18 @@ def test_only_true_outer_products_are_factored() -> None:
     linear = {name: weight.layers for name, weight in covered_weights(model).items()}
     assert set(linear) == {f"{name}.weight" for name in ("plain", "scaled", "twice", "halved", "aside")}
     assert factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
+
+
+def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
+    """Neither its call nor the other use of its weight has a gradient here; with other samples both have."""
+
+    def use(net: Net, x: Tensor) -> Tensor:
+        none = net.first(x[:0])
+        return torch.cat([net.head(net.first(x)), net.head(net.second(none) + linear(none, net.second.weight))])
+
+    model = Net(use)
+    linears = {name: weight.layers for name, weight in covered_weights(model).items()}
+    assert factorable(model, linears, torch.randn(3, 6, dtype=torch.float64)) == ["first.weight", "head.weight"]
 
 
 class DropConnect(nn.Linear):

@@ -67,7 +67,7 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
     with torch.enable_grad(), recorded_calls(linear) as calls:
         output: Tensor = model(x)
         measure = output.logsumexp(-1).sum()
-    seen = {name: made for name, made in calls.items() if made}
+    seen = {name: made for name, made in calls.items() if any(call.rows for call in made)}  # no inputs tell nothing
     edges = [call.output for made in seen.values() for call in made]
     wanted: list[Any] = [*(weights[name] for name in seen), *edges]
     if not wanted:
@@ -94,7 +94,7 @@ def is_plain(layer: nn.Module) -> bool:
 def outer_product(calls: Sequence[LinearCall], slopes: Sequence[Tensor | None], outputs: int) -> Outer:
     """The weight's gradient from the gradients of the calls' outputs; an output the loss did not use has none."""
     lefts = [
-        call.input.new_zeros(call.rows, outputs) if slope is None else slope.reshape(call.rows, -1)
+        call.input.new_zeros(call.rows, outputs) if slope is None else slope.reshape(call.rows, outputs)
         for call, slope in zip(calls, slopes, strict=True)
     ]
     if len(calls) == 1:
