@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from steppe import FSDGPM, Learner, Task
 from steppe.models import folded_norm
 from steppe.models.folded_norm import FoldedBatchNorm2d
 from steppe.models.lenet import LeNet
@@ -84,6 +85,37 @@ def test_it_can_be_differentiated_twice() -> None:
 
     assert torch.autograd.gradcheck(normalised, (x, own.weight, own.bias))
     assert torch.autograd.gradgradcheck(normalised, (x, own.weight, own.bias))
+
+
+@pytest.mark.parametrize("frozen", [{"weight", "bias"}, {"weight"}, {"bias"}, {"x"}, {"x", "weight"}], ids=sorted)
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_is_frozen_has_no_gradient(frozen: set[str], twice: bool) -> None:
+    """Gradients, and with them those of their squares, which go back through the gradients themselves."""
+    found: list[list[Tensor]] = []
+    for norm in pair(20):
+        given = images(20, (4, 8, 8), 1).requires_grad_()
+        parts = {"x": images(20, (4, 8, 8)), "weight": norm.weight, "bias": norm.bias}
+        wanted = [part.requires_grad_(name not in frozen) for name, part in parts.items()]
+        wanted = [part for part in wanted if part.requires_grad]
+        gradients = torch.autograd.grad(norm(parts["x"]), wanted, given, create_graph=twice)
+        found.append(list(gradients))
+        if twice:
+            length = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+            found[-1] += torch.autograd.grad(length, [*wanted, given], materialize_grads=True)
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("frozen", ["norm1", "conv1"])
+def test_a_frozen_part_of_lenet_stays_frozen_in_second_order(frozen: str) -> None:
+    model = LeNet(10, 16)
+    part = model.get_submodule(frozen).requires_grad_(False)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    x = torch.rand(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    x = x.to(memory_format=torch.channels_last)
+    Learner(model, FSDGPM(second_order=True, buffer=20, basis_samples=20)).learn(Task((x, torch.arange(24) % 10)))
+    for name, p in model.named_parameters():
+        assert bool(p.isfinite().all())
+        assert torch.equal(p, before[name]) == (id(p) in map(id, part.parameters()))
 
 
 def test_a_large_mean_does_not_drown_the_variance() -> None:

@@ -63,19 +63,24 @@ class _Normalised(torch.autograd.Function):
         return _images(batch_norm(rows, center, spread, scale, shift, eps=eps), x), mean, variance
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, bias, mean, variance = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]  # nothing flows back to frozen weights, nor to images before which all are
         given, eps, fold = gradients[0], ctx.eps, ctx.fold
         if torch.is_grad_enabled():  # to be differentiated again, through the mean and variance too: left to torch
             output = batch_norm(x, None, None, weight, bias, training=True, eps=eps)
-            found = torch.autograd.grad(output, (x, weight, bias), given, create_graph=True)
-            return found[0], found[1], found[2], None, None
+            wanted = [part for part, needs in zip((x, weight, bias), needed, strict=True) if needs]
+            found = iter(torch.autograd.grad(output, wanted, given, create_graph=True))
+            by_x, by_weight, by_bias = (next(found) if needs else None for needs in needed)
+            return by_x, by_weight, by_bias, None, None
         rows, given_rows = _rows(x, fold), _rows(given.contiguous(memory_format=torch.channels_last), fold)
         wide = [part.repeat(fold) for part in (weight, mean, variance)]
         sums = torch.ops.aten.native_batch_norm_backward(
             given_rows, rows, *wide, None, None, False, eps, [False, True, True]
         )
         by_weight, by_bias = (part.view(fold, -1).sum(0) for part in sums[1:])
+        if not needed[0]:
+            return None, by_weight, by_bias, None, None
         # With s = weight/σ and n pixels: ∂x = s ∂y − s/n (Σ∂y + (x − mean)/σ Σ∂y(x − mean)/σ).
         scale, share = weight * (variance + eps).rsqrt(), x.shape[1] / x.numel()
         slope = scale * by_weight * (variance + eps).rsqrt() * -share
