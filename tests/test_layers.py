@@ -17,11 +17,14 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "linear": (nn.Linear(5, 3, **F64), (4, 5)),
     "linear on sequences": (nn.Linear(5, 3, **F64), (2, 4, 5)),
     "conv1d": (nn.Conv1d(3, 4, 3, **F64), (2, 3, 8)),
+    "conv1d on one sample": (nn.Conv1d(3, 4, 3, padding=1, **F64), (3, 8)),
     "conv1d stride, padding, dilation": (nn.Conv1d(2, 3, 3, stride=2, padding=3, dilation=2, **F64), (2, 2, 9)),
     "conv1d same, even kernel": (nn.Conv1d(2, 3, 4, padding="same", **F64), (2, 2, 7)),
     "conv1d circular": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular", **F64), (2, 2, 6)),
     "conv1d depthwise": (nn.Conv1d(3, 6, 3, groups=3, **F64), (2, 3, 6)),
     "conv2d": (nn.Conv2d(3, 4, (2, 3), **F64), (2, 3, 4, 5)),
+    "conv2d on one sample": (nn.Conv2d(4, 6, 3, groups=2, padding=1, **F64), (4, 5, 4)),
+    "conv2d on one sample, reflect": (nn.Conv2d(2, 3, 3, padding=(1, 2), padding_mode="reflect", **F64), (2, 4, 4)),
     "conv2d stride, padding": (nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 2), **F64), (2, 2, 5, 4)),
     "conv2d dilation": (nn.Conv2d(2, 3, 2, dilation=(2, 3), **F64), (2, 2, 5, 6)),
     "conv2d groups": (nn.Conv2d(4, 6, 3, groups=2, padding=1, bias=False, **F64), (2, 4, 4, 3)),
@@ -34,6 +37,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         (1, 2, 3, 4),
     ),
     "conv3d": (nn.Conv3d(2, 3, (2, 1, 2), stride=(1, 2, 1), padding=(1, 0, 1), **F64), (1, 2, 3, 3, 2)),
+    "conv3d on one sample": (nn.Conv3d(2, 3, 2, padding=1, **F64), (2, 3, 2, 3)),
     "conv3d groups, dilation": (nn.Conv3d(2, 2, 2, groups=2, dilation=(1, 2, 1), **F64), (2, 2, 2, 3, 3)),
 }
 
@@ -43,10 +47,16 @@ def columns_of(layer: nn.Module, x: Tensor) -> Tensor:
     return weight.rule(layer, x)
 
 
+def batched(layer: Any, x: Tensor) -> Tensor:
+    """What a convolution takes or gives, with a batch around it if it was a lone sample."""
+    return x if x.ndim == len(layer.kernel_size) + 2 else x[None]
+
+
 def spread(layer: Any, output: Tensor) -> Tensor:
     """A layer's output (or its gradient) as (groups, out / groups, n), in the order of the columns."""
     if isinstance(layer, nn.Linear):
         return output.reshape(1, -1, output.shape[-1]).mT
+    output = batched(layer, output)
     by_channel = output.transpose(0, 1).reshape(output.shape[1], -1)
     return by_channel.reshape(layer.groups, -1, by_channel.shape[-1])
 
@@ -60,7 +70,7 @@ def test_columns_are_the_windows_a_loop_finds(case: str) -> None:
         vectors = x if x.ndim == 2 else [row for sequence in x for row in sequence]
         expected = torch.stack(list(vectors))[None]
     else:
-        expected = windows(layer, x)
+        expected = windows(layer, batched(layer, x))
     assert torch.equal(columns_of(layer, x), expected)
 
 

@@ -105,3 +105,31 @@ def test_samples_that_change_their_layer() -> None:
     found = past.gradients(0.0).combined(torch.eye(2)[1])
     for name, g in network.gradient(samples[1])[1].items():
         torch.testing.assert_close(found[name], g)
+
+
+class OneByOne(nn.Module):
+    """A convolution that is given the samples one at a time, without a batch around them, or all at once."""
+
+    def __init__(self, one_by_one: bool) -> None:
+        super().__init__()
+        self.one_by_one = one_by_one
+        self.convolution, self.head = nn.Conv2d(2, 4, 3), nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.stack([self.convolution(each) for each in x]) if self.one_by_one else self.convolution(x)
+        output: Tensor = self.head(hidden.relu().flatten(1))
+        return output
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_without_a_batch_around_them(method: str) -> None:
+    """The same bases, and so the same weights after two tasks, as with the batch."""
+    x, y = torch.rand(2, 20, 2, 5, 5, dtype=torch.float64), torch.arange(20) % 4
+    found = []
+    for one_by_one in (True, False):
+        torch.manual_seed(0)
+        learner = Learner(OneByOne(one_by_one).double(), METHODS[method])
+        ranks = [learner.learn(Task((part, y))).record["ranks"] for part in x]
+        found.append((ranks, list(learner.network.parameters.values())))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-8)

@@ -40,14 +40,17 @@ def linear_inputs(layer: nn.Module, x: Tensor) -> Tensor:
 
 @covers(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
-    """All patches a convolution looks at, padding included, in the order of weight.view(out, -1)."""
+    """All patches a convolution looks at, padding included, in the order of weight.view(out, -1); a lone sample may
+    come without a batch around it.
+    """
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    space = len(layer.kernel_size)
+    x = x if x.ndim == space + 2 else x.unsqueeze(0)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = pad(x, padding(layer), mode=mode)
     for axis, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
         x = x.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
     samples, channels = x.shape[:2]
-    space = len(layer.kernel_size)
     x = x.reshape(samples, layer.groups, channels // layer.groups, *x.shape[2:])
     # (samples, groups, channels, places..., taps...) -> (groups, samples, places..., channels, taps...)
     places = range(3, 3 + space)
