@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from reference_projection_baselines import (
     nearest_mean,
 )
 from reference_update import PROBLEMS, drawn
+from torch import nn
 
+import steppe
 from steppe import ICaRL, Learner, Task, UsageError
 from steppe.config import RunConfig
 from steppe.experiment import run
@@ -156,6 +159,35 @@ def test_a_class_without_exemplars_is_never_nearest() -> None:
         scores = learner._method.scores(x)
     assert bool(torch.isneginf(scores[:, [0, 2, 3, 4, 5]]).all())
     assert bool(torch.isfinite(scores[:, 1]).all())
+
+
+def test_many_outputs_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
+    """Only classes with exemplars have means: those of all 20,000 outputs would take gigabytes."""
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    learner = Learner(nn.Linear(4, 20_000), ICaRL(exemplars=4))
+    learner.learn(Task((x, 19_990 + y), head=range(19_990, 19_992)))
+    learner.save(tmp_path / "learner")
+    loaded = steppe.load(tmp_path / "learner", nn.Linear(4, 20_000))
+    method: Any = loaded._method
+    assert method._means.shape == (2, 20_000)
+    assert torch.equal(loaded.predict(x), learner.predict(x))
+    assert set(learner.predict(x).tolist()) <= {19_990, 19_991}
+
+
+@pytest.mark.parametrize(
+    "places",
+    [{4: range(0, 2)}, {-1: range(0, 2)}, {True: range(0, 2)}, {0: range(0, 99)}, {0: range(1, 1)}, {}],
+    ids=str,
+)
+def test_exemplars_of_no_class_or_of_no_samples_are_not_loaded(places: dict[int, range]) -> None:
+    learner = Learner(nn.Linear(4, 4), ICaRL(exemplars=4))
+    learner.learn(Task((torch.randn(12, 4), torch.arange(12) % 2), head=range(2)))
+    assert learner._method is not None
+    state = learner._method.state()
+    learner._method.load_state(state)
+    state["exemplars"][2] = places
+    with pytest.raises(ValueError, match="do not fit"):
+        learner._method.load_state(state)
 
 
 def test_a_single_head_is_refused_before_work_starts() -> None:

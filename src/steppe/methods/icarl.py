@@ -75,9 +75,6 @@ class ICaRL(MethodSettings):
         return _ICaRL(self, network, streams)
 
 
-_MOST_OUTPUTS = 10_000  # means of classes take the square of it
-
-
 @dataclass(frozen=True)
 class Exemplars:
     """Samples of the old classes, class by class in order of choice, with the logits stored for them."""
@@ -88,15 +85,18 @@ class Exemplars:
 
     @property
     def fit(self) -> bool:
-        """Whether every sample has its logits, and no more of them than means of classes can be made of."""
-        return self.logits.ndim == 2 and len(self.logits) == len(self.batch) and self.logits.shape[1] <= _MOST_OUTPUTS
+        """Whether every sample has its logits, and every class samples and a place among the logits."""
+        return (
+            self.logits.ndim == 2
+            and len(self.logits) == len(self.batch)
+            and len(self.places) > 0
+            and all(type(label) is int and 0 <= label < self.logits.shape[1] for label in self.places)
+            and all(0 <= places.start < places.stop <= len(self.batch) for places in self.places.values())
+        )
 
     def class_means(self) -> Tensor:
-        """Mean logits of every class's exemplars, (outputs, outputs); NaN where a class has none."""
-        means = torch.full((self.logits.shape[1],) * 2, torch.nan, dtype=self.logits.dtype, device=self.logits.device)
-        for label, places in self.places.items():
-            means[label] = self.logits[places.start : places.stop].mean(0)
-        return means
+        """Mean logits of the exemplars of every class that has some, (classes, outputs), in the order of `places`."""
+        return torch.stack([self.logits[places.start : places.stop].mean(0) for places in self.places.values()])
 
 
 class _ICaRL(Method):
@@ -193,10 +193,12 @@ class _ICaRL(Method):
     def scores(self, x: Tensor) -> Tensor:
         """Minus the distance to each class's mean; −inf for a class without exemplars."""
         logits: Tensor = self.network.model(x)
-        if self._means is None:
-            return torch.full_like(logits, -torch.inf)
-        distances = torch.cdist(logits, self._means, compute_mode="donot_use_mm_for_euclid_dist")
-        return distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        scores = torch.full_like(logits, -torch.inf)
+        if self.exemplars is not None and self._means is not None:
+            distances = torch.cdist(logits, self._means, compute_mode="donot_use_mm_for_euclid_dist")
+            held = index_of(self.exemplars.places, logits.device)
+            scores[:, held] = distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        return scores
 
     def state(self) -> State:
         held = self.exemplars
