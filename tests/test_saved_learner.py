@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from test_resume import small
 from torch import Tensor, nn
 
 import steppe
-from steppe import Learner, Task, training
+from steppe import Learner, Task, heads, training
 from steppe.errors import ModelError, RunError, UsageError
 from steppe.events import Event, Progress
 from steppe.registry import METHODS
@@ -209,3 +210,20 @@ def test_weights_are_plain_safetensors_by_their_names(tmp_path: Path) -> None:
     with safe_open(tmp_path / "file", framework="pt") as opened:
         assert set(opened.keys()) == kept.keys()
         assert torch.equal(opened.get_tensor("layer.weight"), kept["layer.weight"])
+
+
+def test_as_many_heads_may_be_opened_as_may_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tasks that use all outputs there may be any number: nothing is kept for each."""
+    monkeypatch.setattr(heads, "_MOST_ROOM", 12)
+    x, y = torch.randn(12, 6), torch.arange(12) % 2
+    for head, most in ((range(2), 3), (None, 5)):
+        one = Learner(nn.Linear(6, 4), steppe.ER())
+        asks = (partial(one.learn, Task((x, y), head=range(2))), partial(one.network.open_head, range(2), 4))
+        for _ in range(most):
+            one.learn(Task((x, y), head=head))
+        one.save(tmp_path / "learner")
+        assert steppe.load(tmp_path / "learner", nn.Linear(6, 4)).tasks_learnt == most
+        for ask in asks:
+            with pytest.raises(UsageError, match=f"{most + 1} tasks.*12 at most"):
+                ask()
+            assert (one.tasks_learnt, one.network.heads) == (most, [head] * most)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steppe.errors import shown
+from steppe.errors import UsageError, shown
 
-_MOST_ROOM = 100_000_000  # heads times outputs that a saved state may ask for
+_MOST_ROOM = 100_000_000  # heads times outputs that room is made for
 
 
 class Heads:
@@ -23,6 +23,7 @@ class Heads:
 
     def open(self, head: range | None, outputs: int) -> None:
         """Make room for the next task."""
+        check_room([*self.rows, head], outputs)
         self.become([*self.rows, head], outputs)
 
     def become(self, rows: Sequence[range | None], outputs: int) -> None:
@@ -42,9 +43,23 @@ class Heads:
         return output.masked_fill(~self._allowed[task], -torch.inf)
 
 
+def check_room(rows: Sequence[range | None], outputs: int) -> None:
+    """Refuse more heads than room is made for; a saved state with so many would be refused as well."""
+    if not _have_room(rows, outputs):
+        raise UsageError(
+            f"{len(rows)} tasks, of which some have heads among {outputs} outputs: tasks times outputs may be "
+            f"{_MOST_ROOM:,} at most. Give the model no more outputs than its tasks need, or the tasks no heads."
+        )
+
+
+def _have_room(rows: Sequence[range | None], outputs: int) -> bool:
+    """Where every task uses all rows, nothing has to be kept for each."""
+    return all(head is None for head in rows) or outputs * len(rows) <= _MOST_ROOM
+
+
 def checked_heads(rows: Any, outputs: Any) -> list[range | None]:
     """Heads as a saved state tells them; what cannot be is refused by ValueError."""
-    if type(outputs) is not int or outputs < 0 or outputs * len(rows) > _MOST_ROOM:
+    if type(outputs) is not int or outputs < 0 or not _have_room(rows, outputs):
         raise ValueError(f"{len(rows)} heads of {shown(outputs)} outputs cannot be")
     for head in rows:
         if head is not None and not (isinstance(head, range) and 0 <= head.start < head.stop <= outputs):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, ModelError, UsageError, in_one_line
 from steppe.events import Event, Watch, ignore
+from steppe.heads import check_room
 from steppe.learner_checks import (
     asked_precision,
     check_alike,
@@ -290,6 +291,7 @@ class Learner:
                 if self.settings.covers_layers:
                     warn_shared_head(task.name, task.head, before, self._outputs)
                 heads.append(task.head)
+                check_room(heads, outputs)
             check_unchanged(self.model, self.network.parameters)
             if self._loaded:
                 check_at_rest(self._at_rest, self.model)
