@@ -189,3 +189,20 @@ def test_a_threshold_near_one_keeps_to_float64() -> None:
             assert float(spectrum.values[0, 1]) == pytest.approx(float(weak[:, 1].norm()), rel=error)
         else:
             assert spectrum.values.dtype == torch.float32
+
+
+@pytest.mark.parametrize("threshold", [0.9, 1.0], ids=["coarse", "precise"])
+@pytest.mark.parametrize("n", [1, 60], ids=["columns", "gram"])
+@pytest.mark.parametrize("value", [1.0, 1e16, 1.5e19, torch.inf, torch.nan])
+def test_what_cannot_be_decomposed_is_seen(value: float, n: int, threshold: float) -> None:
+    """Also where the inputs are finite, but their product, in numbers as coarse as theirs, is not."""
+    representation = Representation(threshold)
+    assert representation.is_finite()  # nothing was taken in
+    for part in (torch.ones(1, n, 4), torch.full((1, n, 4), value)):
+        representation.add(part)
+    coarse = n == 60 and threshold < 1
+    assert representation.is_finite() == (value < (1e19 if coarse else torch.inf))
+    if representation.is_finite():
+        spectrum = representation.spectrum()
+        assert spectrum is not None
+        assert all(bool(part.isfinite().all()) for part in spectrum)

@@ -11,8 +11,21 @@ from own_models import bright, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from steppe import ER, FSDGPM, DataError, DivergedError, Finetune, Learner, ModelError, SteppeError, Task, UsageError
+from steppe import (
+    ER,
+    FSDGPM,
+    GPM,
+    DataError,
+    DivergedError,
+    Finetune,
+    Learner,
+    ModelError,
+    SteppeError,
+    Task,
+    UsageError,
+)
 from steppe.data import idx
+from steppe.methods.base import MethodSettings
 
 X, Y = bright(8)(40, 0)
 
@@ -362,3 +375,14 @@ def test_weights_that_are_no_numbers_are_found_after_the_last_update() -> None:
     """One update, whose loss was still finite."""
     with pytest.raises(DivergedError, match=r"'0\.weight' is no longer finite after task 'digits'"):
         Learner(mlp(), Finetune(lr=1e38, clip=0)).learn(Task((1e3 * X, Y), name="digits"), batch_size=40)
+
+
+@pytest.mark.parametrize("method", [FSDGPM(lr=1e22, clip=0.0), FSDGPM(lr=1e22, clip=0.0, threshold=1.0), GPM(lr=1e22)])
+def test_layers_whose_inputs_are_no_numbers_are_found_after_the_last_update(method: MethodSettings) -> None:
+    """The weights are finite, what they make of the samples is not."""
+    learner = Learner(mlp(), method)
+    with pytest.raises(
+        DivergedError, match=r"task 'digits': the inputs of .*'[24]\.weight' are no longer .*: lower the step"
+    ):
+        learner.learn(Task((1e3 * X, Y), name="digits"), batch_size=40)
+    assert (learner.tasks_learnt, learner.network.heads) == (0, [])

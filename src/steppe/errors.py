@@ -38,6 +38,10 @@ class DivergedError(SteppeError):
     """The loss or a gradient stopped being a finite number."""
 
 
+class LayerDivergedError(DivergedError):
+    """A layer's inputs stopped being finite numbers; in which task is for the learner to say."""
+
+
 class RunError(SteppeError):
     """A run directory cannot be written or read."""
 

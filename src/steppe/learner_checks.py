@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
 from steppe.data.samples import DatasetSamples, TensorSamples
-from steppe.errors import DataError, DivergedError, ModelError, ShapesDifferError, SteppeError, UsageError, shown
+from steppe.errors import (
+    DataError,
+    DivergedError,
+    LayerDivergedError,
+    ModelError,
+    ShapesDifferError,
+    SteppeError,
+    UsageError,
+    shown,
+)
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.lone_samples import single_batch, takes_alone
 from steppe.network import Network
@@ -253,6 +262,8 @@ def explained(error: Exception, curriculum: Curriculum, network: Network) -> Ste
     """
     if isinstance(error, ShapesDifferError):
         return DataError(f"{curriculum.name}: {error}")
+    if isinstance(error, LayerDivergedError):
+        return DivergedError(f"task {curriculum.name!r}: {error}")
     if not isinstance(error, (TypeError, AttributeError, LookupError)):  # what comes of taking it for a tensor
         return None
     before = network.snapshot()

@@ -90,6 +90,13 @@ class Representation:
             self._columns = []
         self._gram = product if self._gram is None else self._gram + product
 
+    def is_finite(self) -> bool:
+        """Whether R is, and its energy, in the numbers that it is decomposed in."""
+        if self._gram is None and not self._columns:
+            return True
+        rough = self._gram is not None and not self._precise
+        return bool(torch.isfinite(self.energy().to(self._dtype if rough else torch.float64)).all())
+
     def spectrum(self) -> Spectrum | None:
         """Singular values and left singular vectors of R; None if nothing was taken in."""
         if self._gram is not None:

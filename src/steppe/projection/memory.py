@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from steppe.errors import ModelError
+from steppe.errors import LayerDivergedError, ModelError
 from steppe.network import Network
 from steppe.projection.basis import Representation, directions, leading
 from steppe.projection.capture import captured_calls
@@ -183,6 +183,12 @@ class GradientMemory:
         ):
             for part in torch.split(x, network.batch_size(len(x), chunk)):
                 network.model(network.prepare_inputs(part))
+        for name, representation in representations.items():
+            if not representation.is_finite():  # as after a last update that went too far: no loss has shown it yet
+                raise LayerDivergedError(
+                    f"the inputs of the layer with the weight {name!r} are no longer finite, or too large to be "
+                    "squared: lower the step size (lr, ascent_lr) or check the data."
+                )
         return representations
 
     def state(self) -> State:
