@@ -12,7 +12,7 @@ from torch import Tensor
 
 from steppe.network import Network
 from steppe.perturbation import Ascent
-from steppe.projection.importance import Sigmoid
+from steppe.projection.importance import Sigmoid, Spectral
 from steppe.projection.memory import GradientMemory
 from steppe.types import Batch, multiplied
 
@@ -101,6 +101,19 @@ def test_second_order_weight_gradient_equals_finite_differences(steps: int, chun
 
     expected = central_differences(loss, setup.twin.w[chosen])
     torch.testing.assert_close(gradient[chosen], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_importances_that_do_not_move_are_not_differentiated_in() -> None:
+    """The gradient in the weights is the same with them."""
+    setup, found = Setup(lr=0.4, steps=2, chunked=True), []
+    for rule in (Sigmoid(0.01), Spectral(2.0)):
+        setup.memory.rule = rule
+        ascent = Ascent(0.4, 2, chunked=True, second_order=True)
+        found.append(ascent(setup.network, setup.memory, setup.current, setup.union))
+    moving, still = found
+    assert moving.importance_gradient is not None
+    assert still.importance_gradient is None
+    torch.testing.assert_close(still.gradient, moving.gradient)
 
 
 def test_first_order_is_near_but_not_the_whole_gradient() -> None:

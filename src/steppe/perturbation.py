@@ -143,11 +143,12 @@ def _on_chain(
 def _second_order(
     ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> Perturbed:
-    """Differentiate through the ascent itself, in w and in λ."""
-    weights = network.learnable
-    leaves = {name: importance.clone().requires_grad_() for name, importance in memory.importances.items()}
-    followed = GradientMemory(memory.rule)
-    followed.projectors = {name: p.with_importance(leaves[name]) for name, p in memory.projectors.items()}
+    """Differentiate through the ascent itself, in w and, where it moves, in λ."""
+    weights, followed, leaves = network.learnable, memory, Direction()
+    if memory.rule.dynamic:
+        leaves = {name: p.importance.clone().requires_grad_() for name, p in memory.projectors.items()}
+        followed = GradientMemory(memory.rule)
+        followed.projectors = {name: p.with_importance(leaves[name]) for name, p in memory.projectors.items()}
     moved: Direction = dict(weights)
     losses: list[Tensor] = []
     for part, evaluated, last in ascent.schedule(len(current)):
