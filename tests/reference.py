@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steppe.projection.memory import GradientMemory
+
 Sample = tuple[Tensor, int, int]  # input, label, place of its task
 
 
@@ -38,6 +40,14 @@ def projected_rows(gradient: Tensor, matrices: list[Tensor]) -> Tensor:
 def orthonormal(inputs: int, rank: int, generator: torch.Generator) -> Tensor:
     """Random orthonormal columns, (in, rank)."""
     return torch.linalg.qr(torch.randn(inputs, rank, dtype=torch.float64, generator=generator))[0]
+
+
+def soften(memory: GradientMemory, generator: torch.Generator) -> None:
+    """Give every direction of a memory an importance between 0 and 1."""
+    memory.projectors = {
+        name: p.with_importance(torch.rand(p.importance.shape, dtype=p.importance.dtype, generator=generator))
+        for name, p in memory.projectors.items()
+    }
 
 
 # Layer inputs --------------------------------------------------------------------------------------------------------

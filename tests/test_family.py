@@ -100,7 +100,7 @@ def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, fa
 
 
 def compare_importances(method: Any, twin: FlatUpdate) -> None:
-    assert set(method.memory.importances) == set(twin.bases.importance)
+    assert set(method.memory.projectors) == set(twin.bases.importance)
     for key, projector in method.memory.projectors.items():
         expected = torch.cat(twin.bases.importance[key])
         torch.testing.assert_close(projector.held, expected, rtol=1e-6, atol=1e-9)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import soften
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -104,10 +105,7 @@ def remembered(network: Network, seed: int) -> GradientMemory:
     generator = torch.Generator().manual_seed(seed)
     memory = GradientMemory(Sigmoid(0.01), covered_weights(network.model))
     memory.rebuild(network, torch.randn(6, 9, dtype=torch.float64, generator=generator), 0.9)
-    memory.importances = {
-        key: torch.rand(p.importance.shape, dtype=torch.float64, generator=generator)
-        for key, p in memory.projectors.items()
-    }
+    soften(memory, generator)
     return memory
 
 
@@ -194,9 +192,8 @@ def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.Monke
     for place, network in enumerate((quick, slow)):
         memories[place] = remembered(network, 8)
     same(5)
-    memories[0].importances = memories[1].importances = {
-        name: torch.rand_like(importance) for name, importance in memories[0].importances.items()
-    }
+    for memory in memories:
+        soften(memory, torch.Generator().manual_seed(9))
     same(5)
 
 
@@ -236,7 +233,7 @@ def test_a_frozen_weight_stays_out() -> None:
     quick.seek_chain(batch)
     assert quick.chain is not None
     found, expected = quick.gradient(batch)[1], slow.gradient(batch)[1]
-    assert list(found) == list(expected) == ["first.weight", "head.weight"] or found.keys() == expected.keys()
+    assert list(found) == list(expected) == ["first.weight", "head.weight"]
     compared(*(Ascent(0.3)(n, GradientMemory(Sigmoid(0.01)), batch, batch) for n in (quick, slow)))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import leading_directions, no_hooks, widest_angle, windows
+from reference import leading_directions, no_hooks, soften, widest_angle, windows
 from torch import Tensor, nn
 
 import steppe
@@ -81,7 +81,7 @@ def test_rebuild_replaces_the_old_bases_and_restarts_the_importances() -> None:
     memory = GradientMemory(Spectral(2.0), covered_weights(model))
     old, new = torch.eye(6, dtype=torch.float64)[:2], torch.eye(6, dtype=torch.float64)[3:4]
     memory.rebuild(network, old, 0.99)
-    memory.importances = {"weight": torch.full((1, 2), 0.3, dtype=torch.float64)}
+    soften(memory, torch.Generator().manual_seed(0))
     memory.rebuild(network, new, 0.99)
     projector = memory.projectors["weight"]
     assert widest_angle(projector.basis[0], new.T) < 1e-12

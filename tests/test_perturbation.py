@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import Sample, central_differences
+from reference import Sample, central_differences, soften
 from reference_update import PROBLEMS, FlatUpdate, coverage
 from torch import Tensor
 
@@ -29,10 +29,7 @@ class Setup:
         self.network.open_head(None, 4)
         self.memory = GradientMemory(Sigmoid(0.01), coverage(PROBLEM, self.model))
         self.memory.rebuild(self.network, torch.randn(4, 6, dtype=torch.float64, generator=generator), 0.95)
-        self.memory.importances = {
-            name: torch.rand(p.importance.shape, dtype=torch.float64, generator=generator)
-            for name, p in self.memory.projectors.items()
-        }
+        soften(self.memory, generator)
         x = torch.randn(11, 6, dtype=torch.float64, generator=generator)
         self.union = Batch(x, torch.arange(11) % 4, torch.zeros(11, dtype=torch.int64))
         self.current = self.union[:6]

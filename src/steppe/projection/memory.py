@@ -17,7 +17,7 @@ from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
 from steppe.state import State
-from steppe.types import Direction, Gradient, Outer
+from steppe.types import Gradient, Outer
 
 _FAST = 0.99
 """From this importance on a direction counts as held fast."""
@@ -81,15 +81,6 @@ class GradientMemory:
         for name, projector in self._projectors.items():
             parts[name] = part(projector, gradient[name], None if known is None else known.get(name))
         return parts
-
-    @property
-    def importances(self) -> Direction:
-        """λ of every covered weight."""
-        return {name: p.importance for name, p in self.projectors.items()}
-
-    @importances.setter
-    def importances(self, values: Direction) -> None:
-        self.projectors = {name: p.with_importance(values[name]) for name, p in self.projectors.items()}
 
     def ranks(self) -> dict[str, dict[str, int]]:
         """How many directions each covered weight's basis holds, and of how many."""
