@@ -56,7 +56,8 @@ class Terms:
 @dataclass(frozen=True)
 class Bound:
     """The whole bound after a task: its terms for the zero-one loss, which it holds for, and for cross-entropy, which
-    it does not hold for but which landscapes are drawn of.
+    it does not hold for but which landscapes are drawn of. Nobody sums them: for networks of common size the complexity
+    alone is far above 2, from where on a sum says nothing.
     """
 
     error: Terms
@@ -67,11 +68,6 @@ class Bound:
     kl_previous: float | None
     """To the prior N(w', σ²) around the weights w' before the new task, which did not see it either."""
     complexity_previous: float | None
-
-    @property
-    def total(self) -> float:
-        """What the zero-one loss of all tasks is at most, summed as in the paper; above 2 it says nothing."""
-        return self.error.stability + self.error.sensitivity + self.error.sharpness + self.complexity
 
 
 def bound(
