@@ -122,6 +122,19 @@ def test_groups_grow_each_by_their_own_need() -> None:
         assert together.shape[-1] == max(old.shape[1] for old in olds)
 
 
+@pytest.mark.parametrize("n", [2, 40], ids=["columns", "gram"])
+def test_a_basis_grows_in_double_precision_from_coarse_numbers_too(n: int) -> None:
+    """Of the first task as of later ones."""
+    old: Tensor | None = None
+    for seed in range(2):
+        representation = Representation(0.9)
+        representation.add(spread(12, n, 0.7, seed).T[None].float())
+        growth = grown(representation, old, 0.9, first=seed == 0)
+        assert growth is not None
+        assert {part.dtype for part in growth} == {torch.float64}
+        old = growth.basis.float()
+
+
 def test_nothing_taken_in_and_nothing_in_it() -> None:
     assert grown(Representation(), None, 0.9, first=True) is None
     zero = grown(fed(torch.zeros(1, 4, 6, dtype=torch.float64)), None, 0.9, first=False)

@@ -40,17 +40,18 @@ def grown(representation: Representation, old: Tensor | None, threshold: float, 
     spectrum = missed.spectrum()
     if spectrum is None:
         return None
+    values, vectors = (part.double() for part in spectrum)  # a rough one comes in the network's precision
     if old is None:
-        old = spectrum.vectors[:, :, :0]
+        old = vectors[:, :, :0]
     total = representation.energy().unsqueeze(-1)
-    energy = spectrum.values.square()
+    energy = values.square()
     with_it = total - missed.energy().unsqueeze(-1) + energy.cumsum(-1)
     reached = with_it if first else with_it - energy
     chosen = (reached < min(threshold, NEARLY_ALL) * total) & (energy > 0)
     return _compact(
         Growth(
-            torch.cat([old, spectrum.vectors * chosen.unsqueeze(1)], dim=-1),
-            torch.cat([representation.along(old), spectrum.values * chosen], dim=-1),
+            torch.cat([old, vectors * chosen.unsqueeze(1)], dim=-1),
+            torch.cat([representation.along(old), values * chosen], dim=-1),
         )
     )
 
