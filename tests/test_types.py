@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steppe.methods.descent import scaled
 from steppe.types import Outer, averaged, multiplied
 
 
@@ -44,3 +46,15 @@ def test_the_mean_stays_factors_while_they_are_smaller() -> None:
     assert isinstance(few, Outer)
     assert len(few.left) == 6
     assert isinstance(averaged([Outer(drawn(3, 6, seed), drawn(3, 4, seed)) for seed in (1, 2)]), torch.Tensor)
+
+
+@pytest.mark.parametrize(("out", "inputs"), [(3, 8), (8, 3), (4, 4)])
+@pytest.mark.parametrize("factor", [0.25, torch.tensor(0.25, dtype=torch.float64)], ids=["number", "tensor"])
+def test_only_the_smaller_factor_is_multiplied(out: int, inputs: int, factor: float | torch.Tensor) -> None:
+    whole, plain = Outer(drawn(5, out, 0), drawn(5, inputs, 1)), drawn(2, 3, 2)
+    found = scaled({"factors": whole, "plain": plain}, factor)
+    torch.testing.assert_close(multiplied(found["factors"]), factor * multiplied(whole))
+    assert torch.equal(multiplied(found["plain"]), factor * plain)
+    kept = found["factors"]
+    assert isinstance(kept, Outer)
+    assert (kept.left is whole.left, kept.right is whole.right) == (out > inputs, out <= inputs)

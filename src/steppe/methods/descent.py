@@ -111,6 +111,10 @@ def scaled(gradient: Gradient, factor: float | Tensor) -> Gradient:
     """The gradient times a number; of factors only the smaller one is multiplied."""
     if isinstance(factor, float) and factor == 1.0:
         return gradient
-    return {
-        name: Outer(g.left * factor, g.right) if isinstance(g, Outer) else g * factor for name, g in gradient.items()
-    }
+    return {name: _scaled_factors(g, factor) if isinstance(g, Outer) else g * factor for name, g in gradient.items()}
+
+
+def _scaled_factors(g: Outer, factor: float | Tensor) -> Outer:
+    if g.left.numel() <= g.right.numel():
+        return Outer(g.left * factor, g.right)
+    return Outer(g.left, g.right * factor)
