@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steppe.errors import UsageError
-from steppe.methods import FSDGPM
+from steppe.methods import ER, FSDGPM
 from steppe.registry import METHODS, find_benchmark, find_method
 from steppe.settings import Settings, _converted, setting
 
@@ -138,6 +138,14 @@ def test_the_spectral_importances_take_the_papers_values_but_on_permuted_mnist()
         papers = FSDGPM.from_mapping(find_method("fs-dgpm").values(benchmark))
         apart = {"ascent_form": "chunked", "ascent_lr": 0.075} if benchmark == "pmnist" else {}
         assert ours == papers.replace(importance="spectral", alpha=25.0, **apart)
+
+
+def test_the_ascent_of_fs_er_is_fs_dgpms_but_on_the_short_permuted_mnist() -> None:
+    """As docs/methods/er.md says: there it is the released script's."""
+    for benchmark in (*PAPER, "pmnist-60k"):
+        found = ER.from_mapping(find_method("fs-er").values(benchmark))
+        theirs = FSDGPM.from_mapping(find_method("fs-dgpm").values(benchmark))
+        assert found.ascent_lr == (0.01 if benchmark == "pmnist" else theirs.ascent_lr)
 
 
 # The paper's values for what it compares with, and those of the code it ran. Where the two are silent or do not go

@@ -87,8 +87,8 @@ _PRESETS = {
     "tiny-imagenet": {"lr": 0.01, "buffer": 400, "ascent_lr": 0.001},
 }
 register_method("er", ER, "Experience replay of a reservoir.", presets=_PRESETS)
-# The paper gives no size of FS-ER's ascent. On Permuted MNIST it is the released script's: with FS-DGPM's, which a
-# projection tempers, it learns less than ER does.
+# The paper gives no size of FS-ER's ascent: it is FS-DGPM's, but on the short stream of Permuted MNIST the released
+# script's. With FS-DGPM's, which a projection tempers, it learns less than ER does there.
 _FS_PRESETS = {**_PRESETS, "pmnist": {**_PRESETS["pmnist"], "ascent_lr": 0.01}}
 register_method(
     "fs-er", ER, "Experience replay at weights perturbed uphill.", variant={"ascent_steps": 2}, presets=_FS_PRESETS
