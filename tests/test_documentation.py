@@ -109,6 +109,17 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert target.startswith("http") or (document.parent / target).exists(), target
 
 
+def test_what_the_source_refers_to_is_there() -> None:
+    """Pages that docstrings and comments name; a specification is none of them."""
+    named: set[str] = set()
+    for source in sorted((ROOT / "src").rglob("*.py")):
+        text = source.read_text()
+        assert "SPEC" not in text, source
+        named |= set(re.findall(r"docs/[\w./-]+\.md", text))
+    assert {"docs/concepts.md", "docs/landscapes.md", "docs/performance.md"} <= named
+    assert [page for page in sorted(named) if not (ROOT / page).is_file()] == []
+
+
 def test_every_method_has_a_page() -> None:
     index = (ROOT / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
     for method in METHODS:

@@ -1,4 +1,5 @@
-"""Sharpness evaluation on a chain of linear layers: what `perturbation` does, with what its passes share (SPEC 5).
+"""Sharpness evaluation (Algorithm 1, the inner loop) on a chain of linear layers: what `perturbation` does, with what
+its passes share (docs/performance.md: the identities).
 
 The first layer's inputs are the data, which an update sees several times: X Wᵀ and X M are had once for all of D ∪ N.
 A wide weight is not moved at all. Its v is a sum of terms δᵀR with R = X_D M diag(η1 λ) Mᵀ, so that

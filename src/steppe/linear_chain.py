@@ -1,4 +1,4 @@
-"""Loss and gradient of a chain of linear layers, layer by layer, without autograd (SPEC section 5).
+"""Loss and gradient of a chain of linear layers, layer by layer, without autograd (docs/performance.md says when).
 
 For such a model the arithmetic is so little that recording it costs more than doing it. With X_l the inputs of layer l
 and δ_l the gradient of the loss in its outputs, W_l's gradient is δ_lᵀ X_l, and δ_{l−1} = (δ_l W_l) ∘ σ'.

@@ -1,4 +1,5 @@
-"""Importance rules: what λ is when a task starts, and how an update moves it (SPEC section 4).
+"""Importance rules: what λ is when a task starts, and how an update moves it (docs/concepts.md: soft projection,
+importances).
 
 `ones` never moves; `sigmoid` is the paper's rule to the letter (and, measured, inert: σ(10·λ) returns to 0.99995
 whatever a step of the paper's size did); `spectral` fixes λ per task from the singular values.

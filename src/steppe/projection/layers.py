@@ -1,5 +1,5 @@
-"""Which layers a gradient memory covers, and how each turns its input into the columns of R (SPEC: the gradient
-memory). A new layer type is one registered function.
+"""Which layers a gradient memory covers, and how each turns its input into the columns of R, from which UpdateGPM
+makes its bases (docs/concepts.md: the gradient projection memory). A new layer type is one registered function.
 
 A rule maps a layer and its input to a tensor (groups, n, in): every row is one input vector that the layer multiplies
 by one row of its weight, viewed as (groups, out / groups, in). Therefore each row of the weight's gradient lies in
