@@ -13,7 +13,7 @@ from own_images import synthetic
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from steppe import ER, FSDGPM, DataError, Finetune, LaMAML, Learner, Task, Training
+from steppe import ER, FSDGPM, DataError, Finetune, LaMAML, Learner, Task, Training, experiment
 from steppe.config import RunConfig
 from steppe.curriculum import Curriculum
 from steppe.data import cifar100, tiny_imagenet
@@ -366,11 +366,15 @@ def test_presets_run(benchmark: str, method: str, monkeypatch: pytest.MonkeyPatc
     """Two short tasks through the real network and the whole protocol; the network ends with finite weights."""
     monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=27))
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(10, (3, 64, 64), each=51))
-    config = RunConfig.make(benchmark, method, ["epochs=1", "benchmark.tasks=2"])
+    config, made = RunConfig.make(benchmark, method, ["epochs=1", "benchmark.tasks=2"]), []
+    first_made = experiment._learner
+    monkeypatch.setattr(experiment, "_learner", lambda config: made.append(first_made(config)) or made[-1])
     result = run(config)
     assert result["updates"] > 0
     assert result["full_length"] is False
-    assert all(0 <= value <= 100 for value in result["accuracy"][-1])
+    start, ended = (learner.network.snapshot() for learner in (first_made(config), made[-1]))
+    assert all(bool(value.isfinite().all()) for value in ended.values())
+    assert not all(torch.equal(value, ended[name]) for name, value in start.items())
 
 
 def test_fewer_tasks_than_the_benchmark_has_are_never_compared(monkeypatch: pytest.MonkeyPatch) -> None:
