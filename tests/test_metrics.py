@@ -52,6 +52,16 @@ def test_rows_of_the_wrong_length_are_refused(row: list[float]) -> None:
         AccuracyMatrix([[1.0], row])
 
 
+@pytest.mark.parametrize(("row", "learnt"), [([1.0, 2.0], 2), ([1.0, 2.0, "x"], 2), ([1.0], 0)])
+def test_a_refused_row_leaves_the_matrix_as_it_was(row: list[float], learnt: int) -> None:
+    matrix = AccuracyMatrix([[50]])
+    with pytest.raises((DataError, ValueError)):
+        matrix.append(row, learnt=learnt)
+    assert matrix.rows == [[50]]
+    matrix.append([60, 70, 80], learnt=2)
+    assert matrix.rows == [[50], None, [60, 70, 80]]
+
+
 def test_forward_transfer_by_hand() -> None:
     """Task 2 before it was learnt against task 2 untrained, and task 3 likewise; the first task has no before."""
     matrix = AccuracyMatrix([[80], [90, 70], [60, 76, 50]])

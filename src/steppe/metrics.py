@@ -26,10 +26,15 @@ class AccuracyMatrix:
 
     def append(self, row: Sequence[float], learnt: int = 1) -> None:
         """The accuracies on every task seen so far, after one more task, or after several learnt together."""
-        self.rows += [None] * (learnt - 1)
-        if len(row) != len(self.rows) + 1:
-            raise DataError(f"row {len(self.rows) + 1} of the accuracy matrix has {len(row)} entries.")
-        self.rows.append([float(value) for value in row])
+        if learnt < 1:
+            raise DataError(f"learnt = {learnt}: a row comes after at least one more task.")
+        place = len(self.rows) + learnt
+        if len(row) != place:
+            raise DataError(
+                f"row {place} of the accuracy matrix has {len(row)} entries: give it one for each of the {place} tasks."
+            )
+        values = [float(value) for value in row]  # before anything is appended: it may fail
+        self.rows += [*[None] * (learnt - 1), values]
 
     def __len__(self) -> int:
         return len(self.rows)
