@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all: beside its place, flushed, then moved, all of it down to
     the disk.
     """
+    if not path.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     draft = path.with_name(f".{path.name}.part")
     try:
         with draft.open("wb") as file:
