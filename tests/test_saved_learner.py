@@ -178,6 +178,28 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         steppe.load(tmp_path / "file", nn.Linear(3, 3))
 
 
+def test_loaded_in_inference_mode_it_learns_outside_of_it(tmp_path: Path) -> None:
+    first, second, _ = tasks()
+    one = learner("fs-dgpm")
+    one.learn(first, **HOW)
+    one.save(tmp_path / "file")
+    model = BENCHMARK.model(1)
+    with torch.inference_mode():
+        other = steppe.load(tmp_path / "file", model)
+    one.learn(second, **HOW)
+    other.learn(second, **HOW)
+    assert same(one, other)
+
+
+@pytest.mark.parametrize("place", [".", "/", "folder"])
+def test_a_directory_is_no_file_to_save_to(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    with pytest.raises(RunError, match=f"cannot write {place}: Is a directory: .*choose another place"):
+        learner("er").save(place)
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
 def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
     one = learner("er")
     state = one.state()

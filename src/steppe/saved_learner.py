@@ -33,8 +33,15 @@ def load(
     check_device(device)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module like the one that was saved.")
+    with torch.inference_mode(False):  # whoever loads in it may learn outside of it
+        return _loaded(Path(path), model, device, prepare)
+
+
+def _loaded(
+    path: Path, model: nn.Module, device: str | torch.device | None, prepare: Callable[[Tensor], Tensor] | None
+) -> Learner:
     place = device if device is not None else next((p.device for p in model.parameters()), "cpu")
-    state = read_state(Path(path), "learner", place)
+    state = read_state(path, "learner", place)
     undo: Callable[[], None] | None = None
     try:
         settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
