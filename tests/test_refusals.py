@@ -98,6 +98,8 @@ TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
     "boolean labels": (lambda: Task((X, Y > 1)), DataError, "labels of type torch.bool"),
     "lengths": (lambda: Task((X, Y[:9])), DataError, r"\(40, 8\) and labels of shape \(9,\)"),
     "one-hot labels": (lambda: Task((X, torch.eye(4)[Y])), DataError, r"labels of shape \(40, 4\)"),
+    "sparse inputs": (lambda: Task((X.to_sparse(), Y), name="digits"), DataError, "digits: .*sparse_coo.*to_dense"),
+    "sparse labels": (lambda: Task((X, Y.to_sparse())), DataError, "torch.sparse_coo: give dense"),
     "no length": (lambda: Task(Endless()), DataError, "without a length"),
     "no places": (lambda: Task(Counted()), DataError, "an IterableDataset: give a map-style"),
     "unknown form": (lambda: Task({"x": X}), DataError, "given as dict"),

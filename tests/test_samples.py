@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import steppe
 from steppe.data.samples import Samples, TensorSamples, as_samples
 from steppe.errors import DataError
 
@@ -107,3 +108,29 @@ def test_nothing_can_be_learnt_from_no_sample() -> None:
     for samples in (FORMS["tensors"](0), FORMS["dataset"](0), as_samples(DataLoader(Numbers(0)))):
         with pytest.raises(DataError, match="holds no sample"):
             samples.first()
+
+
+def made_under_inference() -> tuple[Tensor, Tensor]:
+    """Features as a frozen network gives them to whoever wants to be quick."""
+    with torch.inference_mode():
+        return torch.randn(20, 12), torch.arange(20) % 4
+
+
+@pytest.mark.parametrize("form", ["tensors", "dataset", "loader", "loader of batches"])
+@pytest.mark.parametrize("under", [False, True])
+def test_inference_tensors_can_be_learnt_from(form: str, under: bool) -> None:
+    """Torch refuses to take gradients through them; where they come from, nobody learning outside may know."""
+    pair = made_under_inference()
+    forms: dict[str, object] = {
+        "tensors": pair,
+        "dataset": TensorDataset(*pair),
+        "loader": DataLoader(TensorDataset(*pair), batch_size=5),
+        "loader of batches": DataLoader([pair], batch_size=None),  # type: ignore[arg-type]
+    }
+    with torch.inference_mode(under):
+        task = steppe.Task(forms[form])
+    x, y = next(task.train.batches(5, None))
+    assert [part.is_inference() for part in (x, y)] == [False, False]
+    for method in (steppe.FSDGPM(), steppe.GPM()):
+        model = torch.nn.Sequential(torch.nn.Linear(12, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
+        assert steppe.Learner(model, method).learn(task).updates > 0

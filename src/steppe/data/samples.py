@@ -69,12 +69,13 @@ class TensorSamples(Samples):
     def __init__(
         self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None, *, at_hand: bool = False
     ) -> None:
+        check_dense(x, y)
         if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
             raise DataError(
                 f"holds inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}: "
                 "give as many labels as inputs, in one dimension."
             )
-        self.x, self.y, self.view = x.detach(), checked_labels(y), view
+        self.x, self.y, self.view = _ordinary(x.detach()), _ordinary(checked_labels(y)), view
         self._at_hand = at_hand and view is not None
         check_finite(x)
 
@@ -186,6 +187,17 @@ def checked_labels(y: Tensor) -> Tensor:
     return y.long()
 
 
+def check_dense(*parts: Tensor) -> None:
+    """Refuse tensors of which batches cannot be cut: sparse ones, and nested ones, which have no shape."""
+    for part in parts:
+        if part.is_nested or part.layout != torch.strided:
+            kind = "nested" if part.is_nested else part.layout
+            raise DataError(
+                f"holds a tensor that is {kind}: give dense ones (of sparse tensors: tensor.to_dense(); of sequences: "
+                "pad them)."
+            )
+
+
 def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
     """Refuse inputs with NaN or infinity, naming such a sample by its place in the data where that is known."""
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
@@ -208,10 +220,21 @@ def _checked_pair(pair: Any, indices: Tensor | None = None) -> Pair:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
         raise DataError("gives something else than (input, label) pairs of tensors or numbers.")
     x, y = pair
+    check_dense(x, y)
     if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
         raise DataError(
             f"gives a batch of inputs of shape {tuple(x.shape)} with labels of shape {tuple(y.shape)}: "
             "give one class number with each input."
         )
     check_finite(x, indices)
-    return x.detach(), checked_labels(y)
+    return _ordinary(x.detach()), _ordinary(checked_labels(y))
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one made under `torch.inference_mode`: no gradient can be taken through such a one, and
+    a copy made under it would be no better.
+    """
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
