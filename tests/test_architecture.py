@@ -28,6 +28,7 @@ LAYERS = [
         "linear_chain",
         "standing_in",
         "heads",
+        "model_state",
     },
     {"data", "network", "models"},
     {"task", "projection", "replay", "rings"},

@@ -137,6 +137,90 @@ def test_an_expanded_buffer_is_as_good_as_any(method: str, tmp_path: Path) -> No
     assert same(one, other)
 
 
+class Placed(nn.Module):
+    """Adds to its input what its first forward found, in a buffer that is empty, or not there at all, until then."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = BENCHMARK.model(0), kind
+        if kind != "not named":
+            self.register_buffer("place", None, persistent=kind == "persistent")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if getattr(self, "place", None) is None:
+            found = x[:1].detach().mean(0) if self.kind != "not named" else torch.linspace(0, 1, x.shape[-1])
+            self.register_buffer("place", found, persistent=self.kind == "persistent")
+        output: Tensor = self.inner(x + self.place)
+        return output
+
+
+@pytest.mark.parametrize("kind", ["passing", "persistent", "not named"])
+@pytest.mark.parametrize("old", [False, True])
+def test_buffers_that_a_model_fills_by_itself(kind: str, old: bool, tmp_path: Path) -> None:
+    """A fresh model has them not yet. What they hold may have come from the data, and is brought back where it can."""
+    first, second, _ = tasks()
+    file = tmp_path / "learner.safetensors"
+    one = Learner(Placed(kind), small("pictures", "fs-dgpm").method_settings)
+    one.learn(first, **HOW)
+    assert one.can_be_saved
+    state = one.state()
+    if old:
+        del state["network"]["self_made"]
+    write_state(file, "learner", state)
+    if old and kind != "passing":  # nobody said that the model makes it by itself
+        with pytest.raises(ModelError, match=r"^'place' is in what was saved but not in the model: give the model"):
+            steppe.load(file, Placed(kind))
+        return
+    other = steppe.load(file, Placed(kind))
+    other.save(file)
+    again = steppe.load(file, Placed(kind))
+    for each in (one, other, again):
+        each.learn(second, **HOW)
+    assert same(one, other)
+    assert same(one, again)
+    assert torch.equal(one.model.place, other.model.place)
+
+
+def test_a_passing_buffer_of_another_size_is_the_models_own(tmp_path: Path) -> None:
+    def made(size: int, persistent: bool) -> nn.Module:
+        model = BENCHMARK.model(0)
+        model.register_buffer("mask", torch.ones(size), persistent=persistent)
+        return model
+
+    one = Learner(made(3, False), small("pictures", "er").method_settings)
+    one.learn(tasks()[0], **HOW)
+    one.save(tmp_path / "file")
+    other = steppe.load(tmp_path / "file", made(5, False))
+    assert same(one, other)
+    assert other.model.mask.shape == (5,)
+    with pytest.raises(ModelError, match=r"'mask' is .* give the same model"):
+        steppe.load(tmp_path / "file", made(5, True))
+
+
+def test_a_buffer_that_loading_filled_is_empty_again_where_it_failed(tmp_path: Path) -> None:
+    one = Learner(Placed("passing"), small("pictures", "er").method_settings)
+    one.learn(tasks()[0], **HOW)
+    write_state(tmp_path / "file", "learner", {**one.state(), "streams": {}})
+    model = Placed("passing")
+    with pytest.raises(RunError, match="holds no learner"):
+        steppe.load(tmp_path / "file", model)
+    assert model.place is None
+
+
+def test_weights_come_back_though_a_buffer_has_grown_since() -> None:
+    """As the best ones do at the end of a task."""
+    model = Placed("passing")
+    network = Learner(model, small("pictures", "er").method_settings).network
+    for later in (torch.zeros(3), torch.zeros(5), torch.zeros(5, dtype=torch.int64)):
+        kept, before = network.snapshot(), weights(model)
+        model.place = later
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        network.restore(kept)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(model).items())
+        assert model.place is later
+
+
 def test_saved_in_the_middle_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
     first, second, third = tasks()

@@ -214,6 +214,13 @@ LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeErr
         ModelError,
         "'0.weight' is",
     ),
+    "a buffer that is a number": (
+        lambda state: (state["network"].update(self_made=["x"]), state["network"]["weights"].update(x=5))[0],
+        mlp,
+        RunError,
+        "the buffer 'x' is no tensor",
+    ),
+    "self-made buffers that are numbers": (within("network", self_made=[5]), mlp, RunError, "names of layers"),
     "weights that are numbers": (within("network", "weights", **{"0.weight": 5}), mlp, RunError, "no learner"),
     "a covered layer that is none": (within(covered={"9.weight": True}), mlp, RunError, "'9.weight'"),
     "inputs of no kind": (within(inputs=[[8], "float99"]), mlp, RunError, "float99"),

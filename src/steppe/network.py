@@ -21,9 +21,10 @@ from steppe.errors import DataError, ModelError, shown
 from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
+from steppe.model_state import become, empty_buffers, passing_buffers, put_back, tensors_of
 from steppe.products import plus_product, quick_linear_layers, wide_linear_layers
 from steppe.standing_in import buffers_kept, buffers_of, in_mode, standing_at
-from steppe.state import State
+from steppe.state import State, names_in
 from steppe.types import Batch, Direction, Gradient, Outer, multiplied
 
 _MANY = 128  # samples from which on a chain's own way to its outputs is the quicker one
@@ -53,6 +54,7 @@ class Network:
             if 0 in buffer.stride():  # expanded: its values share memory and could not be put back
                 setattr(module, name, buffer.clone())
         self._has_buffers = bool(buffers)
+        self._self_made = empty_buffers(model)
         self._room: Direction = {}
         self._shares: dict[int, tuple[Tensor, Tensor]] = {}  # 1/n and a column of −1/n, by n
         self._numbers: dict[float, Tensor] = {}
@@ -323,18 +325,17 @@ class Network:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of all weights and buffers."""
-        return {name: tensor.detach().clone() for name, tensor in self._state().items()}
+        return {name: tensor.detach().clone() for name, tensor in tensors_of(self.model).items()}
 
-    @torch.no_grad()
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """All weights and buffers as they were."""
-        for name, tensor in self._state().items():
-            tensor.copy_(snapshot[name])
+        put_back(self.model, snapshot, self._self_made_now())
 
     def state(self) -> State:
         """Weights and buffers, heads, what is frozen, and which way gradients are taken."""
         return {
-            "weights": self._state(),
+            "weights": tensors_of(self.model),
+            "self_made": sorted(self._self_made_now()),
             "heads": self.heads,
             "frozen": sorted(self._frozen),
             "statistics_frozen": bool(self._resting),
@@ -343,18 +344,10 @@ class Network:
 
     def load_state(self, state: State, outputs: int) -> None:
         """Become what the state tells; weights of other names or shapes are refused."""
-        mine, saved = self._state(), state["weights"]
-        for name in sorted(mine.keys() | saved.keys()):
-            if name not in saved or name not in mine:
-                where = "model but not in what was saved" if name in mine else "what was saved but not in the model"
-                raise ModelError(f"{name!r} is in the {where}: give the model that was saved.")
-            if mine[name].shape != saved[name].shape or mine[name].dtype != saved[name].dtype:
-                raise ModelError(
-                    f"{name!r} is {mine[name].dtype} of shape {tuple(mine[name].shape)} in the model, and "
-                    f"{saved[name].dtype} of shape {tuple(saved[name].shape)} in what was saved: give the same model."
-                )
         heads = checked_heads(state["heads"], outputs)
-        self.restore(saved)
+        self_made = frozenset(names_in(state.get("self_made")) or ())  # older states do not say
+        become(self.model, state["weights"], self_made)
+        self._self_made |= self_made
         self._heads.become(heads, outputs)
         self._frozen = frozenset(state["frozen"])
         self._resting = []
@@ -362,8 +355,10 @@ class Network:
             self.freeze_statistics()
         self._chain = find_chain(self.model) if state["chain"] else None
 
-    def _state(self) -> dict[str, Tensor]:
-        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+    def _self_made_now(self) -> frozenset[str]:
+        """The buffers that the model makes by itself; it may have named some only now."""
+        self._self_made |= passing_buffers(self.model)
+        return self._self_made
 
     def like_weights(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors that a state holds for some of the weights; other names or shapes are refused by ValueError."""

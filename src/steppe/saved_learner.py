@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from steppe.errors import RunError, UsageError, in_one_line
 from steppe.learner import Learner
 from steppe.learner_checks import check_device
 from steppe.methods.base import MethodSettings
+from steppe.model_state import undoing
 from steppe.registry import METHODS
 from steppe.saving import read_state
 from steppe.state import CANNOT_BE_A_STATE, State
@@ -46,7 +46,7 @@ def _loaded(
     try:
         settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
         learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude)
-        undo = partial(learner.network.restore, learner.network.snapshot())
+        undo = undoing(model)
         learner.load_state(state)
     except Exception as error:
         if undo is not None:

@@ -1,0 +1,87 @@
+"""A model's weights and buffers as a state: what is kept of them, and how a model becomes what they tell.
+
+Some buffers a model makes by itself: those that are not persistent, and those that were empty until a forward filled
+them. They are kept like all others, because learning may go through them and is to go on to the same bits; but as a
+fresh model may not have them yet, or of another size, nothing is refused on their account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from steppe.errors import ModelError
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """All weights and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def empty_buffers(model: nn.Module) -> frozenset[str]:
+    """The buffers that have a name and no value yet."""
+    return frozenset(name for name, module, own in _places(model) if module._buffers[own] is None)
+
+
+def passing_buffers(model: nn.Module) -> frozenset[str]:
+    """The buffers that are not persistent."""
+    return frozenset(name for name, module, own in _places(model) if own in module._non_persistent_buffers_set)
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Every buffer, filled or not: its name, the module that holds it, and its name there."""
+    for path, module in model.named_modules():
+        for own in module._buffers:
+            yield (f"{path}.{own}" if path else own), module, own
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, kept: Mapping[str, Tensor], self_made: Collection[str]) -> None:
+    """Weights and buffers as they were; buffers that the model has made by itself since stay."""
+    for name, tensor in tensors_of(model).items():
+        if name not in self_made or (name in kept and _alike(kept[name], tensor)):
+            tensor.copy_(kept[name])
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def become(model: nn.Module, saved: Mapping[str, Tensor], self_made: Collection[str]) -> None:
+    """Take the saved tensors; other names or shapes are refused, but for buffers that are `self_made` in what was saved
+    or not persistent in the model: empty ones are filled, and what has no place, or another shape, is left out.
+    """
+    mine, passing = tensors_of(model), passing_buffers(model)
+    lenient = passing | frozenset(self_made)
+    for name in sorted(mine.keys() | saved.keys()):
+        if name in mine and name in saved:
+            if not _alike(mine[name], saved[name]) and name not in passing:
+                raise ModelError(
+                    f"{name!r} is {mine[name].dtype} of shape {tuple(mine[name].shape)} in the model, and "
+                    f"{saved[name].dtype} of shape {tuple(saved[name].shape)} in what was saved: give the same model."
+                )
+        elif name not in (passing if name in mine else lenient):
+            where = "the model but not in what was saved" if name in mine else "what was saved but not in the model"
+            raise ModelError(f"{name!r} is in {where}: give the model that was saved.")
+        elif name in saved and not isinstance(saved[name], Tensor):
+            raise ValueError(f"the buffer {name!r} is no tensor")
+    for name, module, own in list(_places(model)):
+        if name in saved and name in lenient and module._buffers[own] is None:
+            module._buffers[own] = saved[name].detach().clone()
+    put_back(model, saved, lenient)
+
+
+def undoing(model: nn.Module) -> Callable[[], None]:
+    """What makes weights and buffers again what they are now, whatever `become` has done."""
+    kept = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
+    empty = empty_buffers(model)
+
+    def undo() -> None:
+        for name, module, own in list(_places(model)):
+            if name in empty:
+                module._buffers[own] = None
+        put_back(model, kept, ())
+
+    return undo
