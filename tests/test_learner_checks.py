@@ -105,3 +105,60 @@ def test_a_weight_of_another_type_may_be_left_out() -> None:
     learner = steppe.Learner(TwoTypes(torch.bfloat16), steppe.FSDGPM(), exclude=("head",))
     for _ in range(2):
         assert set(learner.learn(steppe.Task((X, Y))).record["ranks"]) == {"body.weight"}
+
+
+class Waves(nn.Module):
+    """A complex weight behind a real one."""
+
+    def __init__(self, learnt: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+        self.phase = nn.Parameter(torch.ones(4, dtype=torch.complex64), requires_grad=learnt)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) * self.phase).real
+
+
+def test_complex_weights_are_refused_wherever_they_stand() -> None:
+    """Frozen ones are nobody's business."""
+    with pytest.raises(steppe.ModelError, match=r"'phase' is torch.complex64, .*view_as_real\), or freeze it"):
+        steppe.Learner(Waves(learnt=True), steppe.FSDGPM())
+    with pytest.raises(steppe.ModelError, match=r"'weight' is torch.complex64"):
+        steppe.Learner(nn.Linear(6, 4, dtype=torch.complex64), steppe.ER())
+    steppe.Learner(Waves(learnt=False), steppe.FSDGPM()).learn(steppe.Task((X, Y)))
+
+
+def test_weights_made_in_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(6, 4)
+    with pytest.raises(steppe.ModelError, match=r"'weight' was made under torch.inference_mode.*outside of it"):
+        steppe.Learner(model, steppe.ER())
+
+
+@pytest.mark.parametrize("given", [None, 5, [1.0]])
+def test_a_prepare_that_gives_no_tensor_is_named(given: object) -> None:
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), prepare=lambda x: given)  # type: ignore[arg-type, return-value]
+    with pytest.raises(steppe.UsageError, match=f"`prepare` gives a {type(given).__name__}: let it return"):
+        learner.learn(steppe.Task((X, Y)))
+    with pytest.raises(steppe.UsageError, match="`prepare` gives a"):
+        learner.predict(X)
+
+
+@pytest.mark.parametrize(
+    ("augment", "says"),
+    [
+        (lambda x: None, "gives NoneType for inputs of shape"),
+        (lambda x: x[:3], r"gives a tensor of shape \(3, 6\) for inputs of shape \(10, 6\)"),
+        (lambda x: x.sum(), r"gives a tensor of shape \(\) for"),
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_an_augment_that_gives_no_variants_is_named(
+    augment: Callable[[Tensor], Tensor], says: str, together: bool
+) -> None:
+    task = steppe.Task((X, Y), augment=lambda x, generator: augment(x), name="digits")
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.Finetune())
+    says = says.replace("10", "[0-9]+") if together else says
+    with pytest.raises(steppe.DataError, match=f"digits: `augment` {says}"):
+        learner.learn([task, task] if together else task)
+    assert learner.tasks_learnt == 0

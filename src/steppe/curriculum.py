@@ -78,7 +78,7 @@ class Curriculum:
                 task.check_labels(y, outputs)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         if task.augment is not None:
-            x = task.augment(x, streams.generator("augmentation")).detach()  # replay would keep its graph
+            x = _varied(task, x, streams.generator("augmentation"))
         return Batch(x, y, torch.full_like(y, self.first + number))
 
     def require_validation(self) -> None:
@@ -108,3 +108,16 @@ class Curriculum:
                     if count == before:
                         raise DataError("gave no batch (a DataLoader that drops its last?).")
         return float(total) / count
+
+
+def _varied(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
+    """New variants of a batch of the task's inputs."""
+    assert task.augment is not None
+    varied = task.augment(x, generator)
+    if not isinstance(varied, Tensor) or varied.ndim == 0 or len(varied) != len(x):
+        given = f"a tensor of shape {tuple(varied.shape)}" if isinstance(varied, Tensor) else type(varied).__name__
+        raise DataError(
+            f"{task.name}: `augment` gives {given} for inputs of shape {tuple(x.shape)}: let it return a tensor with "
+            "one variant of each."
+        )
+    return varied.detach()  # replay would keep its graph

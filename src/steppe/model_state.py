@@ -20,6 +20,20 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def check_learnable(name: str, weight: nn.Parameter) -> None:
+    """Refuse a weight that cannot be learnt, whatever the others are."""
+    if weight.is_complex():
+        raise ModelError(
+            f"the weight {name!r} is {weight.dtype}, and methods work with real numbers: keep its real and imaginary "
+            "parts as a real weight (torch.view_as_real), or freeze it (requires_grad_(False))."
+        )
+    if weight.is_inference():
+        raise ModelError(
+            f"the weight {name!r} was made under torch.inference_mode, where nothing can be learnt: make the model "
+            "outside of it."
+        )
+
+
 def empty_buffers(model: nn.Module) -> frozenset[str]:
     """The buffers that have a name and no value yet."""
     return frozenset(name for name, module, own in _places(model) if module._buffers[own] is None)

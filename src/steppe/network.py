@@ -17,11 +17,11 @@ from torch import Tensor, autocast, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from steppe.data.pixels import UnitRange
-from steppe.errors import DataError, ModelError, shown
+from steppe.errors import DataError, ModelError, UsageError, shown
 from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
-from steppe.model_state import become, empty_buffers, passing_buffers, put_back, tensors_of
+from steppe.model_state import become, check_learnable, empty_buffers, passing_buffers, put_back, tensors_of
 from steppe.products import plus_product, quick_linear_layers, wide_linear_layers
 from steppe.standing_in import buffers_kept, buffers_of, in_mode, standing_at
 from steppe.state import State, names_in
@@ -43,6 +43,8 @@ class Network:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ModelError("the model has no trainable parameter: set requires_grad on those to be learnt.")
+        for name, parameter in self.parameters.items():
+            check_learnable(name, parameter)
         first = next(iter(self.parameters.values()))
         self.device, self.dtype = first.device, first.dtype
         if self.dtype not in (torch.float32, torch.float64):
@@ -161,6 +163,8 @@ class Network:
     def prepare_inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: on its device, in its number type, normalised."""
         x = self._prepare(x.to(self.device, non_blocking=True))
+        if not isinstance(x, Tensor):
+            raise UsageError(f"`prepare` gives a {type(x).__name__}: let it return the model's inputs as a tensor.")
         return x.to(self.dtype) if x.is_floating_point() else x
 
     @property
