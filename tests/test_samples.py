@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import steppe
 from steppe.data.samples import Samples, TensorSamples, as_samples
@@ -88,7 +99,106 @@ def test_a_loader_keeps_its_own_batches_and_order() -> None:
     samples = as_samples(loader)
     assert walked(samples, 3, torch.Generator()) == [[10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
     assert (len(samples), samples.count_batches(3)) == (11, 3)
-    assert samples.first()[1].tolist() == [0]
+    assert samples.first(2)[1].tolist() == [10, 9]
+
+
+class Own(Sampler[int]):
+    """Draws from every generator there is, and shuffles its own list of places while it is at it."""
+
+    def __init__(self) -> None:
+        self.places, self.epoch = [7, 8, 9, 10], 0
+        self.array, self.by_class = np.arange(4), {3: [5, 6]}
+        self.torch, self.python = torch.Generator().manual_seed(1), random.Random(1)
+        self.numpy = np.random.default_rng(1)
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        random.shuffle(self.places)
+        self.python.shuffle(self.by_class[3])
+        np.random.shuffle(self.array)
+        self.numpy.shuffle(self.array)
+        moved = int(self.array[0]) + self.by_class[3][0] + self.epoch + int(torch.randint(9, (), generator=self.torch))
+        moved += int(torch.randint(9, ()))
+        return iter([self.places[(place + moved) % 4] for place in range(4)])
+
+    def __len__(self) -> int:
+        return 4
+
+
+class Named(Numbers):
+    """Has names instead of places."""
+
+    def __getitem__(self, place: Any) -> tuple[Any, int]:
+        return super().__getitem__(int(place.removeprefix("number ")))
+
+
+def shared() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "default": lambda: DataLoader(Numbers(11), batch_size=4),
+    "a subset": lambda: DataLoader(Numbers(11), batch_size=4, sampler=SubsetRandomSampler([7, 8, 9], shared())),
+    "a subset by the global generator": lambda: DataLoader(
+        Numbers(11), batch_size=2, sampler=SubsetRandomSampler([7, 8])
+    ),
+    "weighted": lambda: DataLoader(
+        Numbers(11), batch_size=4, sampler=WeightedRandomSampler([0] * 10 + [1.0], 5, generator=shared())
+    ),
+    "names": lambda: DataLoader(Named(11), batch_size=4, sampler=[f"number {place}" for place in (3, 1)]),
+    "batches": lambda: DataLoader(Numbers(11), batch_sampler=[[4], [5, 6, 7]]),
+    "its own": lambda: DataLoader(Numbers(11), batch_size=3, sampler=Own()),
+    "its own, in batches": lambda: DataLoader(Numbers(11), batch_sampler=BatchSampler(Own(), 1, False)),
+    "in bulk": lambda: DataLoader(
+        TensorDataset(*tensors(11)),
+        batch_size=None,
+        sampler=BatchSampler(RandomSampler(range(11), generator=shared()), 4, False),
+    ),
+    "in bulk, its own": lambda: DataLoader(
+        TensorDataset(*tensors(11)), batch_size=None, sampler=BatchSampler(Own(), 2, False)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_is_judged_by_what_it_gives_and_gives_it_all_the_same(name: str) -> None:
+    """The twin is one that nobody has looked at."""
+    found = []
+    for look in (True, False):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        samples = as_samples(LOADERS[name]())
+        looked = [samples.first(count)[1].tolist() for count in (1, 2, 2)] if look else []
+        walks = [walked(samples, 1, None) for _ in range(2)]
+        assert all(set(labels) <= set(chain(*walks[0])) for labels in looked)
+        assert all(len(labels) >= count for labels, count in zip(looked, (1, 2, 2), strict=False))
+        found.append([*walks, torch.rand(1).tolist(), random.random(), float(np.random.random())])
+    assert found[0] == found[1]
+
+
+def test_loaders_with_a_sampler_are_learnt_from() -> None:
+    x, y = torch.randn(40, 6), torch.arange(40) % 4
+    late = SubsetRandomSampler([place for place in range(40) if y[place] >= 2])
+    loader = DataLoader(TensorDataset(x, y), batch_size=10, sampler=late)
+    for data in (loader, DataLoader(TensorDataset(x, y), batch_size=None, sampler=BatchSampler(late, 10, False))):
+        learner = steppe.Learner(torch.nn.Linear(6, 4), steppe.ER())
+        assert learner.learn(steppe.Task(data, data, valid=data, head=range(2, 4)), patience=1).updates == 2
+        with pytest.raises(DataError, match=r"digits: the training data has labels [23] to [23], outside the head"):
+            learner.learn(steppe.Task(data, head=range(0, 2), name="digits"))
+
+
+def test_samplers_that_cannot_be_looked_at() -> None:
+    """An iterator is left to the loader; where nothing comes, or nobody knows how much, that is said."""
+    numbers, places = Numbers(11), iter([7, 8])
+    assert as_samples(DataLoader(numbers, batch_size=2, sampler=places)).first()[1].tolist() == [0]
+    assert list(places) == [7, 8]
+    dropped = DataLoader(numbers, batch_size=4, sampler=[1, 2], drop_last=True)
+    with pytest.raises(DataError, match="gave no batch"):
+        as_samples(dropped).first()
+    endless = DataLoader(numbers, batch_size=2, sampler=(place for place in (1, 2)))
+    with pytest.raises(DataError, match="digits: the training data is a DataLoader whose sampler has no length"):
+        steppe.Learner(torch.nn.Linear(2, 11), steppe.ER()).learn(steppe.Task(endless, name="digits"))
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int32, torch.int64])

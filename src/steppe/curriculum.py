@@ -30,7 +30,8 @@ class Curriculum:
     def count_batches(self, size: int) -> int:
         """How many batches one pass takes."""
         if len(self.tasks) == 1:
-            return self.tasks[0].train.count_batches(size)
+            with self.tasks[0].blamed("training"):
+                return self.tasks[0].train.count_batches(size)
         return -(-sum(len(task.train) for task in self.tasks) // size)
 
     def batches(

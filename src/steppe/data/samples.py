@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from steppe.data.samplers import first_samples, global_generators_kept
 from steppe.errors import DataError, in_one_line
 
 Pair = tuple[Tensor, Tensor]
@@ -150,14 +151,15 @@ class LoaderSamples(Samples):
             raise DataError("is empty: it holds no sample.")
         if isinstance(self.loader.dataset, IterableDataset):
             raise DataError("is a DataLoader over an IterableDataset: give one over a map-style Dataset, or tensors.")
-        if self.loader.batch_sampler is None:  # the dataset gives batches, not samples
-            given = self.loader.dataset[0]
-        else:
-            given = [self.loader.dataset[place] for place in range(min(count, len(self)))]
-        return _checked_pair(_collated(self.loader.collate_fn or default_collate, given))
+        with global_generators_kept():
+            given = first_samples(self.loader, count)
+            return _checked_pair(_collated(self.loader.collate_fn or default_collate, given))
 
     def count_batches(self, size: int) -> int:
-        return len(self.loader)
+        try:
+            return len(self.loader)
+        except TypeError as error:
+            raise DataError("is a DataLoader whose sampler has no length: give the sampler a __len__.") from error
 
 
 def as_samples(source: object) -> Samples:
