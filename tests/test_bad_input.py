@@ -309,6 +309,8 @@ RESUMING = {
             "heads beyond the outputs": lambda s: s["learner"]["network"].update(heads=[range(10**6)]),
             "no method": lambda s: s["learner"].update(method={}),
             "a method of other parts": lambda s: s["learner"]["method"].update(observe=5),
+            "data of another kind": lambda s: s["learner"]["fitting"].update(tasks=[{"head": 5}]),
+            "data of no size": lambda s: s["learner"]["fitting"]["tasks"][0].update(samples="many"),
             "cuts without end": lambda s: s["learner"]["fitting"].update(validation={"cuts": 10**15}),
             "a velocity of another shape": lambda s: s["learner"]["method"]["descent"].update(
                 velocity={"head.weight": torch.zeros(1)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from steppe.data.samples import Pair, TensorSamples
 from steppe.errors import DataError
 from steppe.network import Network
 from steppe.seeding import Streams
+from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch
 
@@ -26,6 +28,11 @@ class Curriculum:
         """The task's name, or the first and the last of several."""
         names = [task.name for task in self.tasks]
         return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}, together"
+
+    @cached_property
+    def described(self) -> list[State]:
+        """What tells each task from another of its name, as far as that can be had without reading the data."""
+        return [{"head": task.head, "samples": len(task.train), "digest": task.train.digest()} for task in self.tasks]
 
     def count_batches(self, size: int) -> int:
         """How many batches one pass takes."""

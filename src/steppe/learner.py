@@ -18,6 +18,7 @@ from steppe.learner_checks import (
     asked_precision,
     check_alike,
     check_at_rest,
+    check_described,
     check_finite,
     check_given,
     check_last_batch,
@@ -367,6 +368,7 @@ class Learner:
         tasks_learnt, outputs, fitting, covered = (
             state[name] for name in ("tasks_learnt", "outputs", "fitting", "covered")
         )
+        check_described(fitting)
         kind: Kind | None = None
         if state["inputs"] is not None:
             shape, dtype = state["inputs"]

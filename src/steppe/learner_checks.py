@@ -30,6 +30,7 @@ from steppe.task import Task
 from steppe.testing import Kind, check_scaled_alike
 from steppe.types import Batch
 
+_NONE = type(None)
 _MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # layers that train and eval mode tell apart
 
 
@@ -307,6 +308,36 @@ def check_same(interrupted: State, curriculum: Curriculum, training: Training) -
             f"the learner was saved in the middle of {interrupted['task']!r}, learnt with {interrupted['training']}: "
             f"give it that again, before anything else (this is {curriculum.name!r} with {training.as_dict()})."
         )
+    described = interrupted.get("tasks")
+    differs = None if described is None else _difference(described, curriculum)
+    if differs is not None:
+        raise UsageError(
+            f"the learner was saved in the middle of {interrupted['task']!r}, and {differs}: give it the same data and "
+            "head again, before anything else."
+        )
+
+
+def check_described(fitting: State) -> None:
+    """Refuse, by ValueError, a state in the middle of a task that tells of its data what no state tells."""
+    described = fitting.get("tasks", []) if isinstance(fitting, dict) else []  # older states do not say
+    for each in described:
+        kinds = type(each["head"]), type(each["samples"]), type(each["digest"])
+        if any(kind not in known for kind, known in zip(kinds, ((range, _NONE), (int,), (str, _NONE)), strict=True)):
+            raise ValueError("the data of the task that it broke off in is not described as data is")
+
+
+def _difference(saved: Sequence[State], curriculum: Curriculum) -> str | None:
+    """How the tasks differ from those that a state describes; None where they do not, as far as that is known."""
+    if len(saved) != len(curriculum.tasks):
+        return f"{len(curriculum.tasks)} tasks are given instead of {len(saved)}"
+    for task, before, now in zip(curriculum.tasks, saved, curriculum.described, strict=True):
+        if before["head"] != now["head"]:
+            return f"{task.name!r} has the head {now['head']} now instead of {before['head']}"
+        if before["samples"] != now["samples"]:
+            return f"{task.name!r} has {now['samples']} training samples now instead of {before['samples']}"
+        if None not in (before["digest"], now["digest"]) and before["digest"] != now["digest"]:
+            return f"{task.name!r} has other training samples now"
+    return None
 
 
 def prepared_copy(network: Network, x: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ class Fitting:
         self._losses.settle()
         return {
             "task": self._curriculum.name,
+            "tasks": self._curriculum.described,
             "training": self._training.as_dict(),
             "epoch": self._epoch,
             "batch": self._batch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
@@ -15,6 +16,7 @@ from steppe.data.samplers import first_samples, global_generators_kept
 from steppe.errors import DataError, in_one_line
 
 Pair = tuple[Tensor, Tensor]
+_FEW = 8  # inputs that a digest looks at
 
 
 class Samples(ABC):
@@ -46,6 +48,10 @@ class Samples(ABC):
     def count_batches(self, size: int) -> int:
         """How many batches a walk takes."""
         return -(-len(self) // size)
+
+    def digest(self) -> str | None:
+        """What tells these samples from others, where it can be had without walking through them; None elsewhere."""
+        return None
 
 
 class Reordering:
@@ -93,6 +99,17 @@ class TensorSamples(Samples):
             return self._turned.batches(size, None, skip)
         starts = range(skip * size, len(self), size)
         return (self._viewed(slice(start, start + size)) for start in starts)  # slices need no copy
+
+    def digest(self) -> str:
+        """A hash of all labels and of a few inputs. Of real numbers only the leading digits count: the last ones may
+        come out otherwise where the same data is made on another machine.
+        """
+        few = self.x[sorted({place * (len(self) - 1) // (_FEW - 1) for place in range(_FEW)})].cpu()
+        few = few.to(torch.bfloat16) if few.is_floating_point() else few
+        total = hashlib.sha256(str(tuple(self.x.shape)).encode())
+        for part in (self.y.cpu(), few):
+            total.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return total.hexdigest()
 
     @functools.cached_property
     def _turned(self) -> TensorSamples:
