@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.projection.layers import CoveredWeight
+from steppe.projection.output_layer import gives_output
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[CoveredWeight, nn.Module, Tensor], None]
@@ -45,20 +46,22 @@ def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iter
 def output_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> str | None:
     """The covered weight whose layer gives the model's output, found by one forward; None if there is no such one.
 
-    A layer that returns the very tensor the model returns is it; otherwise the last layer run, if its output has
-    the same shape (a scale may follow it).
+    A layer that returns the very tensor the model returns is it; otherwise one from whose output alone the model's
+    comes, row by row (a scale may follow it).
     """
     calls, result = _outputs(model, weights, x)
-    for name, output in calls:
-        if output is result:
+    for name, output, version in calls:
+        if output is result and output._version == version:  # else something may have been added to it
             return name
-    if calls and calls[-1][1].shape == result.shape:
-        return calls[-1][0]
+    for name in dict.fromkeys(name for name, output, _ in reversed(calls) if output.numel() == result.numel()):
+        others = [layer for other, weight in weights.items() if other != name for layer in weight.layers]
+        if gives_output(model, weights[name].layers, others, x):
+            return name
     return None
 
 
 def last_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> str | None:
-    """The weight of the layer that a forward runs last."""
+    """The weight of the layer that a forward runs last; None where no call of a layer is seen."""
     calls, _ = _outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
@@ -99,13 +102,15 @@ def used_outside(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tens
 
 def _outputs(
     model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor
-) -> tuple[list[tuple[str, Tensor]], Tensor]:
-    """What each call of the layers gives, under the name of its weight, and what the model gives."""
-    calls: list[tuple[str, Tensor]] = []
+) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
+    """What each call of the layers gives, under the name of its weight and with its version, and what the model
+    gives.
+    """
+    calls: list[tuple[str, Tensor, int]] = []
     handles = []
 
     def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        return lambda layer, args, output: calls.append((name, output))
+        return lambda layer, args, output: calls.append((name, output, output._version))
 
     try:
         for name, weight in weights.items():

@@ -26,10 +26,16 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
         with network.mode(training=False):
             head = output_weight(network.model, known, x)
             last = last_weight(network.model, known, x)
-        if head is None and (not exclude or last in covered):
+        named = any(_within(name, entry) for name in _uncovered(network, known) for entry in exclude)
+        if head is None and known and (not exclude or (last in covered and not named)):
             raise ModelError(
-                "the model is learnt with several heads, but no single layer gives its output: "
-                f"name the head's layers with exclude=(...). The last that its forward runs has the weight {last!r}."
+                "the model is learnt with several heads, but no single layer gives its output: name the head's layers, "
+                "or weights that belong to no layer, with exclude=(...). "
+                f"The last layer that its forward runs has the weight {last!r}."
+                if last is not None
+                else "the model is learnt with several heads, but calls of its layers cannot be seen, so that the head "
+                "is not found: give the model as it was before torch.compile (model._orig_mod), or name the head's "
+                "layers with exclude=(...)."
             )
         covered = {name: weight for name, weight in covered.items() if name != head}
     _warn_uncovered(network, known.keys())
@@ -68,17 +74,26 @@ def _refuse_used_outside(names: Sequence[str]) -> None:
         )
 
 
-def _warn_uncovered(network: Network, known: Collection[str]) -> None:
-    """Name the matrices that have no rule and no other reason to pass through."""
+def _uncovered(network: Network, known: Collection[str]) -> list[str]:
+    """The matrices that have no rule and no other reason to pass through."""
     embedded = {
         id(p)
         for module in network.model.modules()
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
         for p in module.parameters()
     }
-    left = [
+    return [
         name for name, p in network.parameters.items() if p.ndim > 1 and name not in known and id(p) not in embedded
     ]
+
+
+def _within(name: str, entry: str) -> bool:
+    """Whether a weight is the one that an entry names, or of the module."""
+    return name == entry or name.startswith(entry + ".")
+
+
+def _warn_uncovered(network: Network, known: Collection[str]) -> None:
+    left = _uncovered(network, known)
     if left:
         warnings.warn(
             "these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
