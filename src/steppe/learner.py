@@ -49,8 +49,6 @@ from steppe.testing import Kind, accuracies, predictions
 from steppe.training import Fitting, Learnt
 from steppe.types import Batch
 
-_MOST_CUTS = 100_000  # of the step sizes in a task
-
 
 class Learner:
     """A PyTorch model that learns tasks one after another by a given method.
@@ -377,8 +375,6 @@ class Learner:
         if state["method"] is not None:
             method = self.settings.start(self.network, self._covered_again(covered), self.streams)
             validation = fitting and fitting["validation"]
-            if validation and validation["cuts"] > _MOST_CUTS:
-                raise ValueError(f"step sizes cannot have been cut {validation['cuts']} times")
             for _ in range(validation["cuts"] if validation else 0):
                 method.slow_down(fitting["training"]["lr_divisor"])
             method.load_state(state["method"])

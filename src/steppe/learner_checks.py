@@ -31,6 +31,7 @@ from steppe.testing import Kind, check_scaled_alike
 from steppe.types import Batch
 
 _NONE = type(None)
+_MOST_CUTS = 100_000  # of the step sizes in a task
 _MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # layers that train and eval mode tell apart
 
 
@@ -318,9 +319,12 @@ def check_same(interrupted: State, curriculum: Curriculum, training: Training) -
 
 
 def check_described(fitting: State) -> None:
-    """Refuse, by ValueError, a state in the middle of a task that tells of its data what no state tells."""
-    described = fitting.get("tasks", []) if isinstance(fitting, dict) else []  # older states do not say
-    for each in described:
+    """Refuse, by ValueError, a state in the middle of a task that tells of it what no state tells."""
+    if not isinstance(fitting, dict):
+        return
+    if (validation := fitting["validation"]) and validation["cuts"] > _MOST_CUTS:
+        raise ValueError(f"step sizes cannot have been cut {validation['cuts']} times")
+    for each in fitting.get("tasks", []):  # older states do not say
         kinds = type(each["head"]), type(each["samples"]), type(each["digest"])
         if any(kind not in known for kind, known in zip(kinds, ((range, _NONE), (int,), (str, _NONE)), strict=True)):
             raise ValueError("the data of the task that it broke off in is not described as data is")
