@@ -59,7 +59,7 @@ def _have_room(rows: Sequence[range | None], outputs: int) -> bool:
 
 def checked_heads(rows: Any, outputs: Any) -> list[range | None]:
     """Heads as a saved state tells them; what cannot be is refused by ValueError."""
-    if type(outputs) is not int or outputs < 0 or not _have_room(rows, outputs):
+    if type(outputs) is not int or not 0 <= outputs <= _MOST_ROOM or not _have_room(rows, outputs):
         raise ValueError(f"{len(rows)} heads of {shown(outputs)} outputs cannot be")
     for head in rows:
         if head is not None and not (isinstance(head, range) and 0 <= head.start < head.stop <= outputs):
