@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -13,12 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from steppe.cli import main
 from steppe.config import RunConfig
-from steppe.errors import DivergedError
+from steppe.errors import DivergedError, UsageError
 from steppe.experiment import run
 from steppe.landscape.bound import Noisy
 from steppe.landscape.files import Landscape, Pair, read_landscape
 from steppe.landscape.flatness import Estimate, Flatness
 from steppe.landscape.settings import LandscapeSettings
+from steppe.runs import locked
 
 FEW = ["--samples", "5", "--directions", "2", "--points", "3", "--radius", "1"]
 WRITTEN = "steppe landscape RUN --samples 5 --directions 2 --points 3 --radius 1.0"
@@ -65,6 +67,46 @@ def test_the_commands_in_the_file_make_it_again(own: Path, tmp_path: Path) -> No
     for line in command(own).split(" && "):
         assert main([str(again) if word == "RUN" else word for word in shlex.split(line)[1:]]) == 0
     assert read_landscape(again).as_dict() == whole
+
+
+def test_one_process_at_a_time_measures_a_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two would lose each other's work, one that goes on with it too; of a study at work, finished runs can be had."""
+    other = own.with_name("other")
+    shutil.copytree(own, other)
+    with locked(own):
+        for option in ([], ["--resume"], ["-o", str(own.with_name("o.json"))]):
+            assert main(["landscape", str(own), *FEW, *option]) == 2
+            assert capsys.readouterr().err == f"steppe: another process is at work in {own}: wait for it.\n"
+    assert {file.name for file in own.parent.rglob("*.json")} == {"result.json"}
+    with locked(own.parent):
+        assert main(["landscape", str(own.parent), *FEW]) == 0
+    assert (own / "landscape.json").exists()
+    assert (other / "landscape.json").exists()
+
+
+def test_what_is_being_measured_is_nobody_elses(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, refused = Landscape.write, []
+
+    def written(landscape: Landscape, path: Path) -> None:
+        with pytest.raises(UsageError, match="another process is at work"), locked(own):
+            pass
+        refused.append(path)
+        write(landscape, path)
+
+    monkeypatch.setattr(Landscape, "write", written)
+    assert main(["landscape", str(own), *FEW]) == 0
+    assert refused
+    with locked(own):
+        pass
+
+
+def test_a_run_that_may_only_be_read_is_measured_elsewhere(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own / ".lock").unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert main(["landscape", str(own), *FEW, "-o", str(tmp_path / "o.json")]) == 0
+    assert not (own / ".lock").exists()
 
 
 def test_what_is_measured_again_by_another_command_is_told(own: Path) -> None:

@@ -139,7 +139,7 @@ def _numbered(path: Path, prefix: str, first: int = 0) -> list[int]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
     """The directory is ours inside; where another process is at work in it, it is refused. It is made if it is not
     there, and taken away again if nothing came of it.
     """
@@ -152,7 +152,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise UsageError(f"another process is at work in {path}: wait for it, or choose another --out.") from None
+            raise UsageError(f"another process is at work in {path}: {remedy}.") from None
     try:
         for draft in [*path.glob(".*.part"), *path.glob(f"{CHECKPOINTS}/.*.part")]:  # a write that was killed
             draft.unlink(missing_ok=True)

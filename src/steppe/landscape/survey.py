@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from steppe.landscape.owner import identity
 from steppe.landscape.profile import Surroundings, profile, surface
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network import Network
-from steppe.runs import CONFIG, RESULT, kept_weights, read_result, task_weights
+from steppe.runs import CONFIG, RESULT, kept_weights, locked, read_result, task_weights
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.task import Task
 from steppe.types import Batch
@@ -70,19 +72,27 @@ def survey(
     """Measure what is wanted of a run and write it to `out`, again and again as it grows.
 
     With `resume`, what `out` holds is kept and what it lacks is added; it must be of the same run and settings. The
-    file tells of every command that added to it. Where plugins of the run have moved, `plugins` has their files.
+    file tells of every command that added to it. Where plugins of the run have moved, `plugins` has their files. A run
+    in whose directory another process is at work is refused.
     """
     config = RunConfig.load(run / CONFIG, plugins)
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)
-    landscape = _begun(out, _identities(run, config), settings, command, resume)
-    with borrowed_global_generator():
+    with _ours(run), borrowed_global_generator():
+        landscape = _begun(out, _identities(run, config), settings, command, resume)
         surveyor = _Surveyor(run, config, settings, wanted, device)
         if (last := max(task for _, task in pairs)) > len(surveyor.tasks):
             raise UsageError(f"task {last} does not exist: {run} has {len(surveyor.tasks)} tasks.")
         surveyor.measure(landscape, pairs, out, command, watch)
     return landscape
+
+
+def _ours(run: Path) -> AbstractContextManager[None]:
+    """While a run is measured nobody else is at work in its directory: two would each write a file without what the
+    other has measured. A directory that may only be read holds no such file: it goes elsewhere.
+    """
+    return locked(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
 
 
 def _pairs(run: Path, wanted: Wanted) -> list[tuple[int, int]]:
