@@ -13,20 +13,33 @@ from steppe.errors import RunError, UsageError, disk_refusal
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all: beside its place, flushed, then moved, all of it down to
-    the disk.
+    the disk. Where the path is a link, the file that it leads to is written.
     """
-    if not path.name:  # "." or "/"
+    place = file_behind(path)
+    if place.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    draft = path.with_name(f".{path.name}.part")
+    draft = place.with_name(f".{place.name}.part")
     try:
         with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
-        _flush_directory(path.parent)
+        draft.replace(place)
+        _flush_directory(place.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def file_behind(path: Path) -> Path:
+    """Where a file is to be written: behind the links. A device or a pipe would be gone, with a file in its place, and
+    is refused.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError(f"{path} is a device, a pipe or a socket, not a file: choose another name.")
+    place = Path(os.path.realpath(path))
+    if place.is_symlink():  # links in a circle lead nowhere
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return place
 
 
 def _flush_directory(path: Path) -> None:
@@ -40,7 +53,9 @@ def _flush_directory(path: Path) -> None:
 
 
 def expanded(path: str) -> Path:
-    """A path with the home directory in the place of its ~, which a user must have."""
+    """A path with the home directory in the place of its ~, which a user must have; ./~ is a name as any other."""
+    if not path.startswith("~"):
+        return Path(path)
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from steppe.config import RunConfig
 from steppe.errors import RunError, SteppeError, UsageError
+from steppe.files import file_behind, writing
 from steppe.landscape.bound import bound, noisy
 from steppe.landscape.directions import direction
 from steppe.landscape.files import Landscape, Pair, read_landscape, rounded
@@ -131,6 +132,8 @@ def _begun(
     out: Path, names: Sequence[dict[str, Any]], settings: LandscapeSettings, command: str, resume: bool
 ) -> Landscape:
     """A new landscape, or the one that is to go on."""
+    with writing(out):
+        file_behind(out)  # refused now, not when everything is measured, or when it is read and has no end
     if not out.exists():
         return Landscape(names[0], settings, command, versions())
     if not resume:
