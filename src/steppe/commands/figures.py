@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from steppe.commands.finished import finished_runs
-from steppe.commands.parsing import Commands, task_numbers
+from steppe.commands.parsing import Commands, given_path, task_numbers
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
 
@@ -28,16 +27,16 @@ def add(commands: Commands) -> None:
     known = "\n".join(f"  {figure.name:<15} {figure.text}" for figure in FIGURES.values())
     parser = commands.add("figures", "Draw a figure from finished runs.", _figures, f"figures:\n{known}\n\n{_EXAMPLES}")
     figure = parser.add_argument("figure", choices=tuple(FIGURES), metavar="NAME", help="which figure (see below)")
-    directories = parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="runs or studies")
+    directories = parser.add_argument("directories", nargs="+", type=given_path, metavar="DIR", help="runs or studies")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE",
+        "-o", "--out", type=given_path, metavar="FILE",
         help="a .pdf, .svg or .png file, or a name without suffix for all three (default: the figure's, here)",
     )  # fmt: skip
     parser.add_argument("--methods", metavar="M,M,…", help="only these methods, in this order")
     parser.add_argument("--task", metavar="N,N,…", help="which task or tasks, from 1, where a figure asks")
     parser.add_argument("--after", metavar="N,N,…", help="after which task or tasks, where a figure asks")
     parser.add_argument(
-        "--list", action=_Instead, waived=(figure, directories), nargs="*", type=Path, metavar="DIR",
+        "--list", action=_Instead, waived=(figure, directories), nargs="*", type=given_path, metavar="DIR",
         help="say what each figure needs, and what of it these directories lack",
     )  # fmt: skip
 

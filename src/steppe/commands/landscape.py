@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.allocation import keep_freed_memory
-from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_data_option, add_plugin_option, task_numbers
+from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_data_option, add_plugin_option, given_path, task_numbers
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 from steppe.landscape.settings import LandscapeSettings
@@ -43,7 +43,9 @@ def add(commands: Commands) -> None:
         _EXAMPLES,
         goes_on="the same command with --resume goes on with it",
     )
-    parser.add_argument("directories", nargs="+", type=Path, metavar="RUN", help="runs or studies, finished or not")
+    parser.add_argument(
+        "directories", nargs="+", type=given_path, metavar="RUN", help="runs or studies, finished or not"
+    )
     usual = LandscapeSettings().as_dict()
     for name, (kind, limits) in LandscapeSettings.schema().items():
         told = f"{limits.help} (default: {usual[name]:g})"
@@ -53,7 +55,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--surface", action="store_true", help="also the loss over two directions at once")
     parser.add_argument("--hessian", action="store_true", help="also the Hessian's top eigenvalue; takes longer")
     parser.add_argument("--resume", action="store_true", help="keep what the output holds, and add what it lacks")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: landscape.json in the run directory")
+    parser.add_argument(
+        "-o", "--out", type=given_path, metavar="FILE", help="default: landscape.json in the run directory"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to compute")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads to compute with (default: 1)")
     add_data_option(parser)

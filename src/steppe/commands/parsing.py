@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import UsageError
+from steppe.files import expanded
 
 if TYPE_CHECKING:
     _Parsers = argparse._SubParsersAction[Any]
@@ -50,11 +51,28 @@ class Commands:
         return parser
 
 
+def given_path(text: str) -> Path:
+    """A path as users give it: ~ is their home, also where a shell leaves it as it is, as in --out=~/x. An empty one,
+    as from a variable that is not set, would be the current directory.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty: name one, or write . for the current directory")
+    try:
+        return expanded(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def _given_file(text: str) -> str:
+    return str(given_path(text))
+
+
 def add_plugin_option(parser: argparse.ArgumentParser, text: str = PLUGIN) -> None:
     """`--plugin FILE`."""
     parser.add_argument(
         "--plugin",
         action="append",
+        type=_given_file,
         default=[],
         metavar="FILE",
         help=text,
@@ -65,7 +83,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, inner: bool = False) -> 
     """`--data DIR`; that of an inner command must not undo what was given to the outer one."""
     parser.add_argument(
         "--data",
-        type=Path,
+        type=given_path,
         metavar="DIR",
         default=argparse.SUPPRESS if inner else None,
         help="where the data sets are (default: STEPPE_DATA, else the user's cache directory)",

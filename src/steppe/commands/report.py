@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from steppe.commands.parsing import Commands
+from steppe.commands.parsing import Commands, given_path
 
 _EXAMPLES = """\
 examples:
@@ -20,10 +20,10 @@ examples:
 def add(commands: Commands) -> None:
     """Make the command known."""
     parser = commands.add("report", "Write finished runs as one page for the browser.", _report, _EXAMPLES)
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="runs or studies")
+    parser.add_argument("directories", nargs="+", type=given_path, metavar="DIR", help="runs or studies")
     parser.add_argument(
         *("-o", "--out"),
-        type=Path,
+        type=given_path,
         default=Path("report.html"),
         metavar="FILE",
         help="the page (default: report.html)",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.parsing import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds
+from steppe.commands.parsing import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds, given_path
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError, unknown
 
@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's own number)")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="its directory (default: reproduction/NAME)")
+    parser.add_argument("--out", type=given_path, metavar="DIR", help="its directory (default: reproduction/NAME)")
     add_checkpoint_option(parser)
     add_data_option(parser)
 

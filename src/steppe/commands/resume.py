@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_checkpoint_option, add_data_option, add_plugin_option
+from steppe.commands.parsing import (
+    MOVED_PLUGIN,
+    Commands,
+    add_checkpoint_option,
+    add_data_option,
+    add_plugin_option,
+    given_path,
+)
 from steppe.commands.run import do_run
 from steppe.commands.study import do_study
 from steppe.data.directory import use_directory
@@ -33,7 +39,7 @@ def add(commands: Commands) -> None:
         _EXAMPLES,
         goes_on="the same command goes on with it",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the run's or the study's directory")
+    parser.add_argument("directory", type=given_path, metavar="DIR", help="the run's or the study's directory")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core)")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="go on with so many threads in each run; recorded (default: as before)"

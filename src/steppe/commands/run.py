@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.commands.choices import config_of, free
-from steppe.commands.parsing import SEEDS, Commands, add_training_options
+from steppe.commands.parsing import SEEDS, Commands, add_training_options, given_path
 from steppe.commands.study import run_many
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -36,8 +36,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("method", nargs="?", metavar="METHOD", help="how to learn them (see steppe list)")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")
     parser.add_argument("--seeds", metavar="N", help=f"several runs, and mean ± std: {SEEDS}")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one under runs/)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="rerun a run from its config.toml")
+    parser.add_argument(
+        "--out", type=given_path, metavar="DIR", help="the run directory (default: a new one under runs/)"
+    )
+    parser.add_argument("--config", type=given_path, metavar="FILE", help="rerun a run from its config.toml")
     add_training_options(parser)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.commands.finished import finished_runs
-from steppe.commands.parsing import Commands
+from steppe.commands.parsing import Commands, given_path
 
 _EXAMPLES = """\
 examples:
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     """Make the command known."""
     parser = commands.add("show", "Show a finished run or study.", _show, _EXAMPLES)
     parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="the directory of a run, a study, or several studies"
+        "directory", type=given_path, metavar="DIR", help="the directory of a run, a study, or several studies"
     )
     parser.add_argument(
         "--details",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.commands.choices import config_of, free, overrides
-from steppe.commands.parsing import SEEDS, Commands, add_training_options, chosen_seeds
+from steppe.commands.parsing import SEEDS, Commands, add_training_options, chosen_seeds, given_path
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--seeds", default="5", metavar="N", help=f"{SEEDS} (default: 5)")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
+        "--out", type=given_path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
     )
     add_training_options(parser)
 
