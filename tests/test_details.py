@@ -114,6 +114,18 @@ def test_what_the_log_does_not_tell_is_left_open(method: Any, tmp_path: Path) ->
     assert not {"ranks", "λ", "lowest λ"} & table(details(runs))["er"].keys()  # nobody has any
 
 
+@pytest.mark.parametrize("left", [0, 1, 100])  # bytes of the last record
+def test_a_log_that_is_cut_short_does_not_tell_of_another_task(left: int, tmp_path: Path) -> None:
+    runs = {tmp_path / name: write_run(tmp_path / name, name) for name in ("fs-dgpm", "fs-sgpm")}
+    log = tmp_path / "fs-dgpm" / "log.jsonl"
+    *before, last = log.read_bytes().splitlines(keepends=True)
+    assert table(details(runs))["fs-dgpm"]["ranks"] == "30/100"
+    log.write_bytes(b"".join([*before, last[:left]]))
+    rows = table(details(runs))
+    assert [rows["fs-dgpm"][name] for name in ("ranks", "λ", "lowest λ")] == ["", "", ""]
+    assert rows["fs-sgpm"]["ranks"] == "30/100"
+
+
 def test_published_figures_beside_full_length_alone(tmp_path: Path) -> None:
     long = {tmp_path / "long": write_run(tmp_path / "long", "er", benchmark="pmnist")}
     short = {tmp_path / "short": write_run(tmp_path / "short", "er", benchmark="pmnist", full_length=False)}

@@ -40,7 +40,7 @@ def details(runs: Mapping[Path, Result]) -> str:
 
 
 def _cells(row: Row, runs: Mapping[Path, Result]) -> Sequence[str]:
-    told = [told_at_the_end(path) for path in runs]
+    told = [told_at_the_end(path, len(result["accuracy"])) for path, result in runs.items()]
     means, lowest = _importances(told)
     return (
         row.method,

@@ -28,7 +28,10 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def told_at_the_end(run: Path) -> dict[str, Any]:
-    """What the method told of itself after the last task; nothing where the log does not say."""
-    told = [event.get("method") for event in events(run) if event.get("event") == "TaskEnded"]
-    return told[-1] if told and isinstance(told[-1], dict) else {}
+def told_at_the_end(run: Path, tasks: int) -> dict[str, Any]:
+    """What the method told of itself after the last of so many tasks; nothing where the log does not say, as one that
+    was cut short: the last record that is there would be another task's.
+    """
+    ended = [event for event in events(run) if event.get("event") == "TaskEnded" and event.get("task") == tasks - 1]
+    told = ended[-1].get("method") if ended else None
+    return told if isinstance(told, dict) else {}
