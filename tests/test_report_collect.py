@@ -19,6 +19,7 @@ from steppe.report.page import page, write_page
 from steppe.report.sections import Section, sections
 from steppe.report.series import section_series
 from steppe.report.statistics import TOO_FEW
+from steppe.runs import read_result
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -302,7 +303,7 @@ def test_a_landscape_of_another_run_is_left_out_with_a_remark(tmp_path: Path, ot
 
 @pytest.mark.parametrize("file", sorted(RESULTS.rglob("seed-*/landscape.json")), ids=lambda file: file.parts[-3])
 def test_recorded_landscapes_are_those_of_their_runs(file: Path) -> None:
-    assert read_run(file.parent, "run").landscape is not None
+    assert read_run(file.parent, "run", read_result(file.parent)).landscape is not None
 
 
 def test_nothing_collected_gives_no_section() -> None:

@@ -196,6 +196,23 @@ def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:
     return finished, unfinished
 
 
+def results_within(directory: Path) -> tuple[dict[Path, dict[str, Any]], list[Path], dict[Path, RunError]]:
+    """The results in this directory, by their runs' own; the directories of unfinished runs; and what is wrong with
+    results that cannot be read, which do not stand in the way of others. Where there are no others it is raised.
+    """
+    finished, unfinished = runs_within(directory)
+    results: dict[Path, dict[str, Any]] = {}
+    damaged: dict[Path, RunError] = {}
+    for path in finished:
+        try:
+            results[path] = read_result(path)
+        except RunError as error:
+            damaged[path] = error
+    if not results:
+        raise next(iter(damaged.values()))
+    return results, unfinished, damaged
+
+
 def read_result(path: Path) -> dict[str, Any]:
     """The result of a finished run."""
     file = path / RESULT
@@ -205,4 +222,5 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         return checked_result(json.loads(read_bounded(file)))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read as a result: {in_one_line(error)}.") from error
+        again = f", and steppe resume {path} does the run again" if (path / CONFIG).exists() else ""
+        raise RunError(f"{file} cannot be read as a result: {in_one_line(error)}: remove it{again}.") from error

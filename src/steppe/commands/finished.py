@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
 def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
-    """The results of all finished runs in these directories, each once, by their own; unfinished ones are named."""
-    from steppe.runs import read_result, runs_within
+    """The results of all finished runs in these directories, each once, by their own; runs that are unfinished, or have
+    a damaged result, are named.
+    """
+    from steppe.runs import results_within
 
-    found: dict[Path, Path] = {}
+    found: dict[Path, tuple[Path, dict[str, Any]]] = {}
     for directory in directories:
-        finished, unfinished = runs_within(directory)
-        for path in finished:
-            found.setdefault(path.resolve(), path)
-        for path in unfinished:
-            print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
-    return {path: read_result(path) for path in found.values()}
+        results, unfinished, damaged = results_within(directory)
+        for path, result in results.items():
+            found.setdefault(path.resolve(), (path, result))
+        name_left_out(unfinished, damaged)
+    return dict(found.values())
+
+
+def name_left_out(unfinished: Iterable[Path], damaged: Mapping[Path, Exception]) -> None:
+    """Say which runs are left out, and why."""
+    for path in unfinished:
+        print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
+    for error in damaged.values():
+        print(f"steppe: {error} The run is left out.", file=sys.stderr)

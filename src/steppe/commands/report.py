@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
+from steppe.commands.finished import name_left_out
 from steppe.commands.parsing import Commands, given_path
 
 _EXAMPLES = """\
@@ -35,8 +35,7 @@ def _report(options: argparse.Namespace) -> int:
     from steppe.report.page import write_page
 
     collected = collect(options.directories)
-    for path in collected.unfinished:
-        print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
+    name_left_out(collected.unfinished, collected.damaged)
     words = ["steppe", "report", *map(str, options.directories), "-o", str(options.out)]
     write_page(collected, options.out, shlex.join(words))
     print(f"wrote {options.out}: open it in a browser")

@@ -33,11 +33,10 @@ def add(commands: Commands) -> None:
 
 def _show(options: argparse.Namespace) -> int:
     from steppe.details import details
-    from steppe.runs import RESULT
     from steppe.tables import markdown, run_report
 
     runs = finished_runs([options.directory])
-    if (options.directory / RESULT).exists() and not options.details:
+    if options.directory in runs and not options.details:
         print(run_report(runs[options.directory]), end="")
         return 0
     studies: dict[tuple[Path, str], dict[Path, Any]] = {}

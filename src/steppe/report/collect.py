@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from steppe.errors import RunError
 from steppe.files import read_bounded
 from steppe.logs import events
 from steppe.machine import printable
 from steppe.report.landscape_file import Landscape, read_landscape
-from steppe.runs import read_result, runs_within
+from steppe.runs import results_within
 
 TABLE = "table.json"
 
@@ -44,26 +45,30 @@ class Collected:
     runs: list[Run]
     unfinished: list[Path]
     studies: list[Study]
+    damaged: dict[Path, RunError] = field(default_factory=dict)
+    """What is wrong with results that cannot be read."""
 
 
 def collect(directories: Sequence[Path]) -> Collected:
-    """All finished runs in these directories, each once; unfinished ones are only named."""
+    """All finished runs in these directories, each once; those that are unfinished or damaged are only named."""
     runs: dict[Path, Run] = {}
     unfinished: dict[Path, Path] = {}
+    damaged: dict[Path, tuple[Path, RunError]] = {}
     studies: dict[Study, None] = {}
     for directory in directories:
-        done, broken_off = runs_within(directory)
-        for path in done:
-            runs.setdefault(path.resolve(), read_run(path, _name(directory, path)))
+        results, broken_off, spoilt = results_within(directory)
+        for path, result in results.items():
+            runs.setdefault(path.resolve(), read_run(path, _name(directory, path), result))
         for path in broken_off:
             unfinished.setdefault(path.resolve(), path)
+        for path, error in spoilt.items():
+            damaged.setdefault(path.resolve(), (path, error))
         studies |= dict.fromkeys(_studies(directory))
-    return Collected(list(runs.values()), list(unfinished.values()), list(studies))
+    return Collected(list(runs.values()), list(unfinished.values()), list(studies), dict(damaged.values()))
 
 
-def read_run(path: Path, name: str) -> Run:
-    """One run's result, with what its log and its landscape add where they can be read."""
-    result = read_result(path)
+def read_run(path: Path, name: str, result: dict[str, Any]) -> Run:
+    """One run: to its result comes what its log and its landscape add where they can be read."""
     tasks, records = {}, {}
     remarks = [str(remark) for remark in result.get("remarks") or []]
     for event in events(path):

@@ -177,9 +177,10 @@ def _settings_block(name: str, values: Mapping[str, Any]) -> str:
     return f"<div><h4>{escape(name)}</h4><dl>{lines}</dl></div>"
 
 
-def left_out(names: Sequence[str]) -> str:
-    """The unfinished runs by name."""
-    return f"<p class='note'>Unfinished and left out: {escape(', '.join(names))}.</p>" if names else ""
+def left_out(unfinished: Sequence[str], damaged: Sequence[str]) -> str:
+    """The runs by name that are not on the page."""
+    kinds = {"Unfinished and left out": unfinished, "Left out, for their results cannot be read": damaged}
+    return "".join(f"<p class='note'>{kind}: {escape(', '.join(names))}.</p>" for kind, names in kinds.items() if names)
 
 
 def provenance(section: Section) -> str:

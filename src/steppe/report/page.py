@@ -46,13 +46,16 @@ def page(collected: Collected, command: str) -> str:
     found = sections(collected)
     style = _asset("report.css")
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(f"{name}.js") for name in _SCRIPTS) + "})();\n"
-    unfinished = [path.name if path.is_absolute() else str(path) for path in collected.unfinished]
+    unfinished, damaged = (
+        [path.name if path.is_absolute() else str(path) for path in paths]
+        for paths in (collected.unfinished, collected.damaged)
+    )
     return Template(_asset("report.html")).substitute(
         policy=escape(_policy(style, script)),
         title=escape(_title(found)),
         style=style,
         tabs=_tabs(found),
-        left_out=markup.left_out(unfinished),
+        left_out=markup.left_out(unfinished, damaged),
         sections="\n".join(_section(number, section) for number, section in enumerate(found)),
         command=escape(command),
         version=escape(__version__),
