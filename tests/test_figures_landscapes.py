@@ -130,6 +130,26 @@ def test_what_is_missing_of_landscapes_is_named_with_the_command(tmp_path: Path)
         figure.drawn(many)
 
 
+@pytest.mark.parametrize("name", ["landscapes", "landscape-grid", "stability"])
+def test_a_network_that_never_was_is_not_asked_for(name: str, tmp_path: Path) -> None:
+    """Learning all tasks together leaves weights after the last one alone; of these there may be a landscape."""
+    runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
+    with pytest.raises(UsageError) as refused:
+        FIGURES[name].drawn(runs)
+    told = "methods that learn tasks one by one (multitask does not: choose others by --methods)"
+    assert str(refused.value) == f"{name}: missing: {told}."
+    assert FIGURES[name].missing(Choices(methods=("er",)).of(runs), Choices()) == []
+
+
+@pytest.mark.parametrize("name", ["landscapes", "landscape-grid"])
+def test_the_last_network_of_a_method_that_learns_all_together_is_drawn(name: str, tmp_path: Path) -> None:
+    runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
+    with pytest.raises(UsageError, match=r"run steppe landscape .*multitask .*--after 3"):
+        FIGURES[name].drawn(runs, Choices(afters=(3,)))
+    runs[-1] = write_landscape(runs[-1], pairs=[(3, 1), (3, 2), (3, 3)])
+    assert FIGURES[name].drawn(runs, Choices(afters=(3,))).axes
+
+
 def test_a_landscape_of_another_run_is_refused(tmp_path: Path) -> None:
     one = write_landscape(write_run(tmp_path / "one", made_result("er", 0)))
     two = write_run(tmp_path / "two", made_result("er", 1))

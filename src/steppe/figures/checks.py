@@ -71,12 +71,22 @@ def curves(runs: Sequence[Run]) -> list[str]:
     return ["a run that learnt its tasks one after another (there is no forgetting in learning them together)"]
 
 
+def one_by_one(runs: Iterable[Run]) -> list[str]:
+    """Methods whose network is there after each task; learning all together leaves that after the last one alone."""
+    together = [run.method for run in runs if not run.one_by_one]
+    return [
+        f"methods that learn tasks one by one ({name} does not: choose others by --methods)" for name in together[:1]
+    ]
+
+
 def landscapes(runs: Sequence[Run], pairs: Iterable[tuple[int, int]], *, surface: bool = False) -> list[str]:
     """For every method, at least one seed with these pairs (after, task) of its landscape, or with their surfaces."""
     wanted = list(pairs)
     for after, task in wanted:
         if not 1 <= task <= after <= runs[0].tasks:
             return [f"task {task} after task {after} (there are {runs[0].tasks} tasks, and a task is learnt first)"]
+    if any(after < runs[0].tasks for after, _ in wanted) and (problems := one_by_one(runs)):
+        return problems
     usual = next((run.landscape.settings for run in runs if run.landscape is not None), None)
     lacking = []
     for own in by_method(runs).values():

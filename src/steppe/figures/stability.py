@@ -62,12 +62,8 @@ def _one_by_one(runs: Sequence[Run]) -> list[Run]:
 
 
 def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
-    if problems := checks.one_stream(runs) or checks.curves(runs):
-        return problems
-    together = [run.method for run in runs if not run.one_by_one]
-    if together:
-        return [f"methods that learn tasks one by one ({together[0]} does not: choose others by --methods)"]
-    return checks.landscapes(runs, _pairs(runs, choices))
+    problems = checks.one_stream(runs) or checks.curves(runs) or checks.one_by_one(runs)
+    return problems or checks.landscapes(runs, _pairs(runs, choices))
 
 
 STABILITY = Figure(
