@@ -151,6 +151,8 @@ def test_what_cannot_be_drawn_writes_nothing(
         (["landscapes", "study", "--task", "one"], "by their numbers"),
         (["matrix", "study", "-o", "a.txt"], ".pdf"),
         (["matrix", "study", "--methods", "gpm"], "no run of 'gpm'"),
+        (["forgetting", "study", "--task", "2"], "--task 2: forgetting does not ask which tasks to show: leave it out"),
+        (["matrix", "study", "--after", "1,2"], "--after 1,2: matrix does not ask which tasks to show"),
     ):
         assert main(["figures", *arguments]) == 2
         assert word in capsys.readouterr().err
@@ -171,6 +173,12 @@ def test_the_list_says_what_is_needed_and_what_is_missing(
     assert "nothing is missing" in parts["matrix"]
     assert "missing: landscape.json in study/er: run steppe landscape study/er" in parts["landscapes"]
     assert "missing: runs of fs-er" in parts["case-study"]
+
+
+def test_who_asks_for_tasks_says_so() -> None:
+    assert {name for name, figure in FIGURES.items() if figure.by_task} == {
+        name for name, figure in FIGURES.items() if "--task" in figure.needs and "--after" in figure.needs
+    }
 
 
 def test_the_help_lists_every_figure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,4 +61,5 @@ CASE_STUDY = Figure(
     "runs of er and fs-er with landscape.json; --task (default: 5), --after (default: the last)",
     _draw,
     _missing,
+    by_task=True,
 )

@@ -55,10 +55,16 @@ class Figure:
     needs: str
     draw: Callable[[Sequence[Run], Choices], Any]
     missing: Callable[[Sequence[Run], Choices], list[str]]
+    by_task: bool = False
+    """Whether it asks for tasks: otherwise --task and --after would change nothing, and are refused."""
 
     def drawn(self, runs: Sequence[Run], choices: Choices | None = None) -> Any:
         """The figure, if the runs hold what it needs."""
         choices = choices or Choices()
+        for option, given in (("--task", choices.tasks), ("--after", choices.afters)):
+            if given is not None and not self.by_task:
+                numbers = ",".join(map(str, given))
+                raise UsageError(f"{option} {numbers}: {self.name} does not ask which tasks to show: leave it out.")
         chosen = choices.of(runs)
         if lacking := self.missing(chosen, choices):
             raise UsageError(f"{self.name}: missing: {'; '.join(lacking)}.")

@@ -44,6 +44,7 @@ LANDSCAPES = Figure(
     "landscape.json of every method; --task (default: 1), --after (default: the task, the fifth, the last)",
     _draw_profiles,
     _missing_profiles,
+    by_task=True,
 )
 
 
@@ -95,6 +96,7 @@ GRID = Figure(
     "landscape.json of every method, of all pairs; --task, --after for fewer",
     _draw_grid,
     _missing_grid,
+    by_task=True,
 )
 
 
@@ -166,4 +168,5 @@ SURFACE = Figure(
     "landscape.json with a surface (--surface) of the same pair for every method; --task, --after",
     _draw_surface,
     _missing_surface,
+    by_task=True,
 )

@@ -72,4 +72,5 @@ STABILITY = Figure(
     "landscape.json of every method; --task for the later task (default: 5), --after for the end",
     _draw,
     _missing,
+    by_task=True,
 )
