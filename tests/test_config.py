@@ -25,6 +25,39 @@ def test_every_method_round_trips_through_toml(method: str, tmp_path: Path) -> N
     assert RunConfig.load(tmp_path / "config.toml") == config
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pmnist", "er", "--tasks", "2", "--set", "tasks=1"], "benchmark.tasks is given twice, as '1' and as '2'"),
+        (["pmnist", "er", "--epochs", "3", "--set", "epochs=2"], "training.epochs is given twice, as '2' and as '3'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "lr=0.2"], "method.lr is given twice, as '0.1' and as '0.2'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "method.lr=0.2"], "method.lr is given twice"),
+        (["folder:a", "er", "--set", "path=b"], "benchmark.path is given twice, as 'a' and as 'b'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "lr=fast"], "lr = 'fast' is not a number"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "study"])
+def test_what_is_given_twice_must_be_the_same(
+    command: str,
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_value_twice_is_no_contradiction() -> None:
+    twice = ["lr=0.1", "method.lr=1e-1", "tasks=2", "benchmark.tasks=2", "patience=0", "patience= 0"]
+    assert RunConfig.make("pmnist", "er", twice) == RunConfig.make("pmnist", "er", ["lr=0.1", "tasks=2", "patience=0"])
+
+
 def values_of(kind: type, limits: Limits) -> st.SearchStrategy[Any]:
     """Whatever a setting may be; texts that are not to be chosen from have a meaning of their own and stay."""
     if limits.choices:

@@ -62,8 +62,13 @@ class RunConfig:
             "training": {**kind.settings.training.as_dict(), **entry.training.get(benchmark, {})},  # type: ignore[attr-defined]
         }
         kinds = _kinds(kind, entry)
+        chosen: dict[tuple[str, str], str] = {("benchmark", key): str(value) for key, value in given.items()}
         for override in overrides:
             section, key, value = _parsed(override, kinds)
+            before = chosen.setdefault((section, key), value)
+            if not kinds[section].alike(key, before, value):
+                told = f"{shown(before)} and as {shown(value)}"
+                raise UsageError(f"{section}.{key} is given twice, as {told}: give one of them.")
             values[section][key] = value
         made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
         return cls._checked(benchmark, method, made, seed, device, threads, found)

@@ -108,6 +108,12 @@ class Settings:
                 raise unknown(f"setting of {cls.__name__}", str(key), known)
         return cls(**values)
 
+    @classmethod
+    def alike(cls, key: str, one: str, other: str) -> bool:
+        """Whether two texts are the same value of a setting."""
+        kind, owner = cls.schema()[key][0], cls.__name__
+        return one == other or _converted(key, one, kind, owner) == _converted(key, other, kind, owner)
+
     def as_dict(self) -> dict[str, Value]:
         """The settings as plain values, for config files and records."""
         return {name: getattr(self, name) for name in self.schema()}
