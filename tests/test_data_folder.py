@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,28 @@ def test_images_stay_where_they_are_when_others_come(whole: Path) -> None:
 def test_a_larger_share_only_adds(whole: Path) -> None:
     small, large = (set(folder._split(whole, share)["test"]["cats"]) for share in (0.2, 0.4))
     assert small < large
+
+
+def test_a_file_may_be_called_what_is_no_text(whole: Path) -> None:
+    """Latin-1, as from an old archive: it has its place as others have."""
+    before = {path.name for path in folder._split(whole, 0.3)["test"]["cats"]}
+    for number in range(40):
+        shutil.copy(whole / "cats" / "0.png", whole / "cats" / os.fsdecode(f"caf\xe9 {number}.png".encode("latin-1")))
+    after = {path.name for path in folder._split(whole, 0.3)["test"]["cats"]}
+    assert before < after
+    assert len(folder.load(whole, 2, 0.3).select("train", [0])[0]) + len(after) == 100
+
+
+@pytest.mark.parametrize(("name", "told"), [(b"caf\xe9", r"'caf\udce9'"), (b"a\x1b[2J", r"'a\x1b[2J'")])
+def test_a_class_that_no_task_can_be_called_after(
+    name: bytes, told: str, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (whole / "dogs").rename(whole / os.fsdecode(name))
+    assert main(["run", f"folder:{whole}", "finetune", "--out", str(whole / "out")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"steppe: the folder {told} in {whole} has a name that is not UTF-8, or holds control")
+    assert said.endswith(": rename it.\n")
+    assert not (whole / "out").exists()
 
 
 def emptied(path: Path) -> None:

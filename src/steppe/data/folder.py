@@ -17,7 +17,7 @@ from torch import Tensor
 from steppe.data.decoding import decode
 from steppe.data.images import ImageArrays, Part
 from steppe.data.members import read_file
-from steppe.errors import DataError, UsageError
+from steppe.errors import DataError, UsageError, has_controls, shown
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm")
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM")
@@ -93,8 +93,10 @@ def _split(path: Path, test_share: float) -> dict[Part, Files]:
 
 
 def _place(name: str) -> float:
-    """A file's place between 0 and 1, from its name alone, so that it stays where it is when others are added."""
-    digest = hashlib.sha256(unicodedata.normalize("NFC", name).encode()).digest()
+    """A file's place between 0 and 1, from its name alone, so that it stays where it is when others are added; a name
+    that is not UTF-8 serves as the bytes that it is.
+    """
+    digest = hashlib.sha256(unicodedata.normalize("NFC", name).encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
@@ -103,6 +105,9 @@ def _classes(path: Path) -> Files:
     files = {}
     for folder in sorted(path.iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
+            if has_controls(folder.name):  # tasks are called after their classes, in logs and states
+                told = "is not UTF-8, or holds control characters"
+                raise DataError(f"the folder {shown(folder.name)} in {path} has a name that {told}: rename it.")
             files[folder.name] = sorted(
                 file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
             )
