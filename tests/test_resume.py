@@ -139,6 +139,36 @@ def test_asked_to_stop_keeps_what_has_been_learnt(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_where_it_goes_on_is_told(epochs: int, tmp_path: Path) -> None:
+    """In an epoch that there is, or at the end of the task, whose last one is over, or between tasks."""
+    config = RunConfig.make("pmnist", "er", [*SMALL["pmnist"], f"training.epochs={epochs}"])
+    places = []
+    for moment in range(2, 100):
+        if broken_off(config, tmp_path / f"{moment}", moment) < moment:
+            break
+        started: list[Event] = []
+
+        def watch(event: Event, started: list[Event] = started) -> None:
+            started.append(event)
+            raise Broken
+
+        with suppress(Broken):
+            run(config, tmp_path / f"{moment}", watch, resume=True)
+        assert isinstance(started[0], RunStarted)
+        places += started[0].remarks
+    expected = [
+        place
+        for task in range(3)
+        for place in (
+            *([f"resumed after {task} of 3 tasks."] if task else []),
+            *(f"resumed after {task} of 3 tasks, in epoch {n + 1} of 'permutation {task + 1}'." for n in range(epochs)),
+            f"resumed after {task} of 3 tasks, at the end of 'permutation {task + 1}'.",
+        )
+    ]
+    assert list(dict.fromkeys(place for place in places if place.startswith("resumed"))) == expected
+
+
 def erratic(curriculum: Curriculum, network: Network, outputs: int) -> float:
     """A validation loss that depends on the weights alone and goes up as often as down."""
     first = next(iter(network.parameters.values()))

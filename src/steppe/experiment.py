@@ -231,7 +231,10 @@ class _Run:
         self._learner.load_state(state["learner"])
         fitting = state["learner"]["fitting"]
         self._epochs_before = 0 if fitting is None else int(fitting["epoch"])
-        within = "" if fitting is None else f", in epoch {self._epochs_before + 1} of {fitting['task']!r}"
+        within = ""
+        if fitting is not None:  # when a task's last epoch has ended, there is no next one that it could be in
+            where = "at the end" if fitting["over"] else f"in epoch {self._epochs_before + 1}"
+            within = f", {where} of {fitting['task']!r}"
         self._told.append(f"resumed after {self._stage} of {len(self._tasks)} tasks{within}.")
         if state["versions"] != self._versions:
             told = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
