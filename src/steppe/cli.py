@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import signal
@@ -17,6 +18,8 @@ from steppe.errors import SteppeError, disk_refusal, in_one_line
 from steppe.stopping import Terminated, termination_raised
 from steppe.version import __version__
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2: asked for wrongly, 1: failed, 130 or 143: stopped)."""
@@ -27,19 +30,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with termination_raised():
             code: int = options.action(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what it cannot take is our error, not the interpreter's at its end
     except KeyboardInterrupt as stop:
         by, number = ("SIGTERM", signal.SIGTERM) if isinstance(stop, Terminated) else ("Ctrl-C", signal.SIGINT)
         print(f"steppe: stopped by {by}; {options.goes_on}.", file=sys.stderr)
         return 128 + number
     except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if options.debug:
             traceback.print_exc()
         print(f"steppe: {_told(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, SteppeError) else 1
+    finally:
+        _drop_what_is_left()
     return code
+
+
+def _drop_what_is_left() -> None:
+    """Let go of output that nobody takes: the interpreter would try again, and complain in its own words."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _told(error: Exception) -> str:
@@ -48,6 +63,8 @@ def _told(error: Exception) -> str:
         return in_one_line(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {disk_refusal(error)}."
+    if isinstance(error, OSError) and error.errno in _FULL:  # files say which they are
+        return f"cannot write the output: {disk_refusal(error)}: make room, or send it elsewhere."
     if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
         return "there is not enough memory: give smaller tasks, batches or buffers."
     return f"internal error: {type(error).__name__}: {in_one_line(error)}: run again with --debug."
