@@ -18,7 +18,7 @@ from steppe.errors import SteppeError, disk_refusal, in_one_line
 from steppe.stopping import Terminated, termination_raised
 from steppe.version import __version__
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
