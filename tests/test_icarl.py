@@ -139,9 +139,9 @@ def test_predicts_the_nearest_mean_within_the_head() -> None:
     exemplars = {
         label: method.exemplars.logits[places.start : places.stop] for label, places in method.exemplars.places.items()
     }
-    x = torch.randn(50, 1, 4, 4)
+    x = torch.randint(0, 256, (50, 1, 4, 4), dtype=torch.uint8)
     with torch.no_grad(), learner.network.mode(training=False):
-        z = learner.model(x)
+        z = learner.model(x / 255)
     for head in (range(0, 2), range(2, 4), range(4, 6)):
         assert learner.predict(x, head).tolist() == nearest_mean(z, exemplars, head)
     assert accuracies[-1] > 85
