@@ -31,7 +31,7 @@ LAYERS = [
         "model_state",
     },
     {"data", "network", "models"},
-    {"task", "projection", "replay", "rings"},
+    {"task", "inputs", "projection", "replay", "rings"},
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
     {"training", "testing"},

@@ -14,6 +14,7 @@ from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, ModelError, UsageError, in_one_line
 from steppe.events import Event, Watch, ignore
 from steppe.heads import check_room
+from steppe.inputs import Kind
 from steppe.learner_checks import (
     asked_precision,
     check_alike,
@@ -45,7 +46,7 @@ from steppe.saving import write_state
 from steppe.seeding import Streams, borrowed_global_generator
 from steppe.state import State, copied, dtype_named, names_in
 from steppe.task import Task, check_head
-from steppe.testing import Kind, accuracies, predictions
+from steppe.testing import accuracies, predictions
 from steppe.training import Fitting, Learnt
 from steppe.types import Batch
 

@@ -19,6 +19,7 @@ from steppe.errors import (
     UsageError,
     shown,
 )
+from steppe.inputs import Kind, check_scaled_alike
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.lone_samples import single_batch, takes_alone
 from steppe.network import Network
@@ -27,7 +28,6 @@ from steppe.seeding import borrowed_global_generator
 from steppe.standing_in import is_frozen
 from steppe.state import State
 from steppe.task import Task
-from steppe.testing import Kind, check_scaled_alike
 from steppe.types import Batch
 
 _NONE = type(None)

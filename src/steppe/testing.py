@@ -14,6 +14,7 @@ from torch import Tensor
 
 from steppe.data.samples import Pair, Reordering, TensorSamples
 from steppe.errors import DataError
+from steppe.inputs import Kind, check_scaled_alike
 from steppe.linear_chain import LinearChain
 from steppe.methods.base import Method
 from steppe.network import Network
@@ -21,10 +22,6 @@ from steppe.task import Task, check_head
 
 _BATCH = 512  # larger ones fall out of the cache
 _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
-
-
-Kind = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a task's inputs."""
 
 
 class _Test(NamedTuple):
@@ -96,14 +93,6 @@ def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None
 def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
     prepared = network.prepare_inputs(x)
     return network.outputs(prepared) if method is None else method.scores(prepared)
-
-
-def check_scaled_alike(x: Tensor, kind: Kind, network: Network) -> None:
-    """Refuse bytes where numbers were learnt from, or the reverse, if bytes are scaled by us."""
-    if (x.dtype == torch.uint8) != (kind[1] == torch.uint8) and network.scales_bytes:
-        raise DataError(
-            f"are {x.dtype}, those that were learnt from {kind[1]}, and only bytes are scaled to 0…1: give both alike."
-        )
 
 
 def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None) -> float:
