@@ -214,26 +214,26 @@ def test_stopped_cleanly_and_nothing_is_lost(
     words: str, sent: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "steppe", *words.split(), "--out", "stopped"],
+        [sys.executable, "-m", "steppe", *words.split(), "--out", "stopped runs/one"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored
     )
     deadline = time.monotonic() + 60
-    while not list(Path("stopped").rglob("log.jsonl")) and time.monotonic() < deadline:
+    while not list(Path("stopped runs").rglob("log.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + sent
-    assert f"steppe: stopped by {told}; steppe resume DIR goes on with it." in err
+    assert f"steppe: stopped by {told}; steppe resume 'stopped runs/one' goes on with it." in err
     assert "Traceback" not in err
     assert "Warning" not in err
-    (log,) = Path("stopped").rglob("log.jsonl")
+    (log,) = Path("stopped runs").rglob("log.jsonl")
     assert json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["event"] == "Stopped"
     assert list(log.parent.glob("checkpoints/state-*.safetensors")), "five minutes would have been lost"
-    assert not list(Path("stopped").rglob("*.part"))
-    assert main(["show", "stopped"]) == 2
+    assert not list(Path("stopped runs").rglob("*.part"))
+    assert main(["show", "stopped runs"]) == 2
     assert "1 unfinished run" in capsys.readouterr().err
 
 
@@ -280,7 +280,7 @@ def test_a_reader_that_goes_away_is_no_crash() -> None:
 STOPPED = {
     "reproduce --list": ("reproduce._list", "the same command goes on with it"),
     "landscape .": ("landscape._runs", "the same command with --resume goes on with it"),
-    "run pmnist er": ("run.use_directory", "steppe resume DIR goes on with it"),
+    "run pmnist er": ("run.use_directory", "the same command does it anew"),
     "figures --list": ("figures._described", "the same command does it anew"),
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,3 +41,16 @@ def free(path: Path) -> Path:
     while free.exists():
         free, number = path.with_name(f"{path.name}-{number}"), number + 1
     return free
+
+
+@contextmanager
+def resumable(options: argparse.Namespace, out: Path) -> Iterator[None]:
+    """Whoever stops what is done here is told the command that goes on with it, if there is something by then."""
+    from steppe.runs import CONFIG, PLAN
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any((out / name).exists() for name in (CONFIG, PLAN)):
+            options.goes_on = f"steppe resume {shlex.quote(str(out))} goes on with it"
+        raise

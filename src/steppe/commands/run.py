@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.choices import config_of, free
+from steppe.commands.choices import config_of, free, resumable
 from steppe.commands.parsing import SEEDS, Commands, add_training_options, given_path
 from steppe.commands.study import run_many
 from steppe.data.directory import use_directory
@@ -29,9 +29,7 @@ examples:
 
 def add(commands: Commands) -> None:
     """Make the command known."""
-    parser = commands.add(
-        "run", "Train one method on one benchmark.", _run, _EXAMPLES, goes_on="steppe resume DIR goes on with it"
-    )
+    parser = commands.add("run", "Train one method on one benchmark.", _run, _EXAMPLES)
     parser.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="which tasks (see steppe list)")
     parser.add_argument("method", nargs="?", metavar="METHOD", help="how to learn them (see steppe list)")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")
@@ -72,7 +70,8 @@ def _run(options: argparse.Namespace) -> int:
 def _run_one(options: argparse.Namespace, config: RunConfig) -> int:
     first = Path("runs") / f"{config.benchmark}-{config.method}-seed{config.seed}"
     out = options.out or (first if options.resume else free(first))
-    return do_run(options, config, out, resume=options.resume)
+    with resumable(options, out):
+        return do_run(options, config, out, resume=options.resume)
 
 
 def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume: bool) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.commands.choices import config_of, free, overrides
+from steppe.commands.choices import config_of, free, overrides, resumable
 from steppe.commands.parsing import SEEDS, Commands, add_training_options, chosen_seeds, given_path
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -27,13 +27,7 @@ examples:
 
 def add(commands: Commands) -> None:
     """Make the command known."""
-    parser = commands.add(
-        "study",
-        "Train several methods with several seeds, and compare.",
-        _study,
-        _EXAMPLES,
-        goes_on="steppe resume DIR goes on with it",
-    )
+    parser = commands.add("study", "Train several methods with several seeds, and compare.", _study, _EXAMPLES)
     parser.add_argument("benchmark", metavar="BENCHMARK", help="which tasks (see steppe list)")
     parser.add_argument("names", nargs="*", metavar="METHOD", help="the methods to compare")
     parser.add_argument(
@@ -89,7 +83,7 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
     words = [*methods, "--seeds", options.seeds]
     command = command_line("study", jobs[0].config, words, changes, load_plugins(options.plugin))
-    with locked(out):
+    with resumable(options, out), locked(out):
         if not options.resume:
             refuse_taken(out, for_study=True)
             for job in jobs:
