@@ -5,7 +5,8 @@ written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of
 in the place of the seconds, for a run's result.json
 the summary that `steppe run` prints, for other JSON a table of one of its lists (`update_cost.json#updates`), for a
 study's directory what `steppe show --details` prints (`pmnist#details`) or what each method keeps in the end
-(`pmnist#bytes`), for the directory of several studies ACC and BWT in each (`k-study#parts`).
+(`pmnist#bytes`), for a study of the first tasks only its runs beside those of a longer one after as many tasks
+(`results/short#beside=results/long`), for the directory of several studies ACC and BWT in each (`k-study#parts`).
 
 A single value in a sentence is marked by `<!-- result: FILE#PATH -->0.0<!-- end -->`, with as many decimals as stand
 there; PATH is `rows.er.acc.mean` and the like. `FILE#PATH - #PATH` is the difference of two.

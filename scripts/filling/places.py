@@ -11,6 +11,7 @@ from typing import Any
 
 from filling.studies import by_number, methods_in_order
 from steppe.details import details
+from steppe.metrics import AccuracyMatrix
 from steppe.runs import RESULT, read_result
 from steppe.tables import summary
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- result: ([^>]+?) -->)([^<]*)(<!-- end -->)")
 _DIFFERENCE = " - "
+_BESIDE = "beside="
 
 
 def filled(text: str) -> str:
@@ -29,6 +31,8 @@ def filled(text: str) -> str:
 def _content(file: str, chosen: str) -> str:
     source = ROOT / file
     if source.is_dir():
+        if chosen.startswith(_BESIDE):
+            return _first_tasks(source, ROOT / chosen.removeprefix(_BESIDE))
         return {"bytes": _bytes_table, "details": _details, "parts": _parts_table}[chosen](source)
     if source.suffix == ".md":
         return _study_table(source, chosen.split(",") if chosen else None)
@@ -106,6 +110,22 @@ def _parts_table(recipe: Path) -> str:
         shown = [header.index(name) for name in ("method", "seeds", "ACC", "BWT")]
         lines += [[part.name, *(row[column] for column in shown)] for row in rows]
     return _lines([["study", "method", "seeds", "ACC", "BWT"], *lines])
+
+
+def _first_tasks(study: Path, longer: Path) -> str:
+    """The runs of a study of the first tasks only, beside those of a longer one by the same method with the same seed:
+    all measures as they are after so many tasks.
+    """
+    lines = [["study", "method", "seed", "tasks", "ACC", "BWT", "learning accuracy", "forgetting"]]
+    for file in sorted(study.glob(f"*/*/{RESULT}")):
+        tasks = len(read_result(file.parent)["accuracy"])
+        for each in (longer, study):
+            run = read_result(each / file.parent.relative_to(study))
+            matrix = AccuracyMatrix([row[:place] for place, row in enumerate(run["accuracy"][:tasks], start=1)])
+            measures = (matrix.acc, matrix.bwt, matrix.learning_acc, matrix.forgetting)
+            named = [str(each.relative_to(ROOT / "results")), run["method"], str(run["seed"]), str(tasks)]
+            lines.append([*named, *(f"{measure:.2f}" for measure in measures)])
+    return _lines(lines)
 
 
 def _bytes_table(study: Path) -> str:
