@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from steppe.data.samples import Pair, TensorSamples
+from steppe.devices import sent
 from steppe.errors import DataError
 from steppe.network import Network
 from steppe.seeding import Streams
@@ -84,7 +85,7 @@ class Curriculum:
         if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
             with task.blamed("training"):
                 task.check_labels(y, outputs)
-        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        x, y = sent(x, device), sent(y, device)
         if task.augment is not None:
             x = _varied(task, x, streams.generator("augmentation"))
         return Batch(x, y, torch.full_like(y, self.first + number))

@@ -15,6 +15,7 @@ import torch
 from steppe.allocation import keep_freed_memory
 from steppe.config import DEVICES, RunConfig, same_work
 from steppe.curriculum import Curriculum
+from steppe.devices import compute_repeatably
 from steppe.errors import RunError, UsageError, in_one_line, unknown
 from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
@@ -93,6 +94,7 @@ class _Run:
         # Those of the code that runs, whatever happens to its files meanwhile.
         self._versions = {**versions(), **digests(config.plugins)}
         torch.set_num_threads(config.threads)
+        compute_repeatably(config.device)
         keep_freed_memory()
         self._tasks = config.benchmark_settings.stream(config.seed)
         self._learner = _learner(config)
@@ -187,7 +189,7 @@ class _Run:
         state = {
             "config": self._config.as_dict(),
             "versions": self._versions,
-            "machine": machine(),
+            "machine": machine(self._config.device),
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
             "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
@@ -239,8 +241,8 @@ class _Run:
         if state["versions"] != self._versions:
             told = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
             self._remarks = [*self._remarks, f"the first part of the run was done with other versions: {told}."]
-        before = state.get("machine", {})  # states of older versions have none
-        if any(before.get(name, machine().get(name)) != machine().get(name) for name in ("processor", "system")):
+        before, here = state.get("machine", {}), machine(self._config.device)  # states of older versions have none
+        if any(before.get(name, here.get(name)) != here.get(name) for name in ("processor", "gpu", "system")):
             told = printable(described(before))
             self._remarks = [*self._remarks, f"the first part of the run was done elsewhere: {told}."]
         threads = int(state["config"]["run"]["threads"])
@@ -270,7 +272,7 @@ class _Run:
             "remarks": self._remarks,
             "command": config.command(),
             "versions": self._versions,
-            "machine": machine(),
+            "machine": machine(config.device),
             "config": config.as_dict(),
         }
 
@@ -292,7 +294,9 @@ def refuse_unsuitable(configs: Sequence[RunConfig]) -> None:
     tasks = configs[0].benchmark_settings.stream(configs[0].seed)
     for config in configs:
         resolved_device(config.device)
-        _check(config, _learner(config), tasks)
+        _check(
+            config, _learner(dataclasses.replace(config, device="cpu")), tasks
+        )  # this process needs no memory of a GPU
 
 
 def _check(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:

@@ -250,16 +250,16 @@ class Learner:
         """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
         listed = listed_tasks(tasks)
         self._end_broken_off()
-        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
+        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
             return accuracies(listed, self.network, self._method, self._kind)
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
-        """The most likely output row of each sample, within the head if one is given. Samples are taken in batches, as
-        in `evaluate`, so that there may be any number of them.
+        """The most likely output row of each sample, within the head if one is given, on the samples' own device. They
+        are taken in batches, as in `evaluate`, so that there may be any number of them.
         """
         check_head(head)
         self._end_broken_off()
-        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator():
+        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
             return predictions(torch.as_tensor(x), head, self.network, self._method, self._kind)
 
     def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
@@ -284,7 +284,7 @@ class Learner:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         before = list(heads)
         # A model may draw even when it is only looked at.
-        with unswayed(self.network.device), borrowed_global_generator():
+        with unswayed(self.network.device), borrowed_global_generator(self.network.device):
             for task in listed:
                 kind, outputs = checked_task(task, self.network, kind)
                 self.settings.check(task, heads)
@@ -292,7 +292,7 @@ class Learner:
                     warn_shared_head(task.name, task.head, before, self._outputs)
                 heads.append(task.head)
                 check_room(heads, outputs)
-            check_unchanged(self.model, self.network.parameters)
+            check_unchanged(self.model, self.network.parameters, self.network.device)
             if self._loaded:
                 check_at_rest(self._at_rest, self.model)
             multi_head = listed[0].head is not None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from steppe.curriculum import Curriculum
 from steppe.data.samples import DatasetSamples, TensorSamples
+from steppe.devices import check_device
 from steppe.errors import (
     DataError,
     DivergedError,
@@ -54,7 +55,7 @@ def check_given(
         raise UsageError(f"prepare is {shown(prepare)}: give a function from stored inputs to the model's.")
     if not isinstance(exclude, (list, tuple)):
         raise UsageError(f"exclude is {shown(exclude)}: give a list of names, such as ['head'].")
-    check_device(device)
+    check_device(next((p.device for p in model.parameters()), None) if device is None else device)
 
 
 def checked_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...]:
@@ -116,24 +117,19 @@ def has_extra_state(model: nn.Module) -> bool:
     return any(type(module).get_extra_state is not nn.Module.get_extra_state for module in model.modules())
 
 
-def check_device(device: object) -> None:
-    """Refuse a device that is not known or not there; None is the model's own."""
-    try:
-        kind = None if device is None else torch.device(device).type  # type: ignore[call-overload]
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"device {shown(device)} is unknown: give 'cpu' or 'cuda'.") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device {device}: this machine or this build of torch has no CUDA; use 'cpu'.")
-
-
-def check_unchanged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse a model whose weights are not those that it had to be learnt when the learner was made."""
+def check_unchanged(model: nn.Module, parameters: Mapping[str, nn.Parameter], device: torch.device) -> None:
+    """Refuse a model whose weights are not those that it had to be learnt when the learner was made, or elsewhere."""
     now = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if now.get(name) is not parameter:
             raise ModelError(
                 f"the weight {name!r} was replaced after the learner was made, and would not be learnt: change the "
                 "model before, or make a new learner."
+            )
+        if parameter.device != device:
+            raise ModelError(
+                f"the weight {name!r} was moved to {parameter.device} after the learner was made, whose own are on "
+                f"{device}: move the model before, or make the learner with device={str(parameter.device)!r}."
             )
         if not parameter.requires_grad:
             raise ModelError(
@@ -271,7 +267,7 @@ def explained(error: Exception, curriculum: Curriculum, network: Network) -> Ste
     before = network.snapshot()
     try:
         x, _ = curriculum.tasks[0].train.first()
-        with torch.no_grad(), network.mode(training=True), borrowed_global_generator():
+        with torch.no_grad(), network.mode(training=True), borrowed_global_generator(network.device):
             output = network.model(network.prepare_inputs(torch.cat([x, x])))  # BatchNorm wants two
     except Exception:  # then there is nothing to tell beside what failed first
         return None

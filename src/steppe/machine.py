@@ -1,5 +1,5 @@
-"""The machine that a result was had on: its processor, cores, memory and operating system. No names of hosts or users,
-no paths.
+"""The machine that a result was had on: its processor, cores, memory, GPU and operating system. No names of hosts or
+users, no paths.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ _NAMES = ("model name", "cpu model", "cpu", "Hardware")  # of the processor in i
 
 
 @functools.cache
-def machine() -> Machine:
-    """What times, and the last bits of numbers, may depend on; what the system does not tell is left out."""
+def machine(device: str = "cpu") -> Machine:
+    """What times, and the last bits of numbers, may depend on, of work on the device; what the system does not tell is
+    left out.
+    """
     found: Machine = {"processor": printable(_processor()), "cores": usable_cores(), "system": printable(_system())}
+    if device != "cpu":
+        import torch
+
+        found["gpu"] = printable(torch.cuda.get_device_name(device))
     if memory := _memory():
         found["memory_gib"] = round(memory / 2**30, 1)
     return {name: value for name, value in found.items() if value}
@@ -38,6 +44,7 @@ def described(found: Mapping[str, Any] | None) -> str:
         found.get("processor"),
         cores and f"{cores} core{'' if cores == 1 else 's'}",
         memory and f"{memory} GiB",
+        found.get("gpu"),
         found.get("system"),
     ]
     return ", ".join(str(part) for part in parts if part) or NOT_RECORDED

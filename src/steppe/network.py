@@ -17,6 +17,7 @@ from torch import Tensor, autocast, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from steppe.data.pixels import UnitRange
+from steppe.devices import sent
 from steppe.errors import DataError, ModelError, UsageError, shown
 from steppe.heads import Heads, checked_heads
 from steppe.linear_calls import outer_product, recorded_calls
@@ -162,7 +163,7 @@ class Network:
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: on its device, in its number type, normalised."""
-        x = self._prepare(x.to(self.device, non_blocking=True))
+        x = self._prepare(sent(x, self.device))
         if not isinstance(x, Tensor):
             raise UsageError(f"`prepare` gives a {type(x).__name__}: let it return the model's inputs as a tensor.")
         return x.to(self.dtype) if x.is_floating_point() else x
@@ -202,7 +203,7 @@ class Network:
 
     def prepare(self, batch: Batch) -> Batch:
         """A stored batch as the model takes it."""
-        return Batch(self.prepare_inputs(batch.x), batch.y.to(self.device), batch.task.to(self.device))
+        return Batch(self.prepare_inputs(batch.x), sent(batch.y, self.device), sent(batch.task, self.device))
 
     def outputs(self, x: Tensor) -> Tensor:
         """The model's output on prepared inputs, of which nothing is to be differentiated."""

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from steppe.devices import recurrence_unfused
 
 
 @contextmanager
@@ -64,9 +66,11 @@ def learning(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def twice_differentiable() -> Iterator[None]:
-    """Forwards inside can be differentiated twice: the quick kernels of attention have one derivative only."""
-    with sdpa_kernel(SDPBackend.MATH):
+def twice_differentiable(model: nn.Module) -> Iterator[None]:
+    """The model's forwards inside can be differentiated twice: the quick kernels of attention, and of recurrent layers
+    on CUDA, have one derivative only.
+    """
+    with sdpa_kernel(SDPBackend.MATH), recurrence_unfused(model):
         yield
 
 

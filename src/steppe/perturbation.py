@@ -56,8 +56,10 @@ class Ascent:
         chain = None if self.second_order or network.has_frozen else network.chain
         if chain is not None and current.x.data_ptr() == union.x.data_ptr():  # D is the first of D ∪ N
             return _on_chain(self, chain, network, memory, current, union)
-        evaluate = _second_order if self.second_order else _first_order
-        return evaluate(self, network, memory, current, union, statistics)
+        if not self.second_order:
+            return _first_order(self, network, memory, current, union, statistics)
+        with twice_differentiable(network.model):
+            return _second_order(self, network, memory, current, union, statistics)
 
     def slowed(self, divisor: float) -> Ascent:
         """The same with smaller steps."""
@@ -139,7 +141,6 @@ def _on_chain(
         return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes, along)
 
 
-@twice_differentiable()
 def _second_order(
     ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> Perturbed:

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from steppe.devices import check_device
 from steppe.errors import RunError, UsageError, in_one_line
 from steppe.learner import Learner
-from steppe.learner_checks import check_device
 from steppe.methods.base import MethodSettings
 from steppe.model_state import undoing
 from steppe.registry import METHODS

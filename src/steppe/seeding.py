@@ -15,6 +15,8 @@ import torch
 
 from steppe.state import State
 
+_CPU = torch.device("cpu")
+
 
 class Streams:
     """The named generators of one run."""
@@ -100,16 +102,20 @@ def _words(picker: random.Random) -> torch.Tensor:
 
 
 @contextmanager
-def borrowed_global_generator(seed: int | None = None) -> Iterator[None]:
-    """Whatever draws from torch's global CPU generator inside, seeded or not, leaves it as it was found."""
-    generator = torch.default_generator
-    found = generator.get_state()
+def borrowed_global_generator(device: torch.device = _CPU, seed: int | None = None) -> Iterator[None]:
+    """Whatever draws from torch's global generators inside, the CPU's and the device's, seeded or not, leaves them as
+    they were found.
+    """
+    generators = _global_generators(device)
+    found = [generator.get_state() for generator in generators]
     if seed is not None:
-        generator.manual_seed(seed)
+        for generator in generators:
+            generator.manual_seed(seed)
     try:
         yield
     finally:
-        generator.set_state(found)
+        for generator, state in zip(generators, found, strict=True):
+            generator.set_state(state)
 
 
 def _global_generators(device: torch.device) -> list[torch.Generator]:

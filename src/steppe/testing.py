@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from steppe.data.samples import Pair, Reordering, TensorSamples
+from steppe.devices import sent
 from steppe.errors import DataError
 from steppe.inputs import Kind, check_scaled_alike
 from steppe.linear_chain import LinearChain
@@ -66,7 +67,7 @@ def predictions(x: Tensor, head: range | None, network: Network, method: Method 
         if bool(compared.isnan().any()):
             raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
         found.append(predicted(compared, head))
-    return torch.cat(found)
+    return torch.cat(found).to(x.device)
 
 
 def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
@@ -104,7 +105,7 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
         with task.blamed("test"):
             found = scores(x, network, method, kind)
         _check(task, y, found.shape[1])
-        right += (predicted(found, task.head) == y.to(network.device)).sum()
+        right += (predicted(found, task.head) == sent(y, network.device)).sum()
         total += len(y)
     return 100.0 * int(right) / total
 
@@ -139,7 +140,7 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
     first = chain.first_weights([test.order for test in tests])
     for test in tests:
         _check(test.task, test.samples.y, chain.weights[-1].shape[0])
-    labels = [test.samples.y.to(network.device) for test in tests]
+    labels = [sent(test.samples.y, network.device) for test in tests]
     right = torch.zeros(len(tests), dtype=torch.int64, device=network.device)
     for start in range(0, count, _BATCH):
         part = slice(start, start + _BATCH)

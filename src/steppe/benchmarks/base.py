@@ -30,7 +30,7 @@ class Benchmark(Settings, ABC):
 
     def model(self, seed: int) -> nn.Module:
         """A new network whose weights depend on the seed alone."""
-        with borrowed_global_generator(Streams(seed).derived("model")):
+        with borrowed_global_generator(seed=Streams(seed).derived("model")):
             return self.network()
 
     @property

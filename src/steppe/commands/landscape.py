@@ -115,9 +115,11 @@ def measure(
     command: str,
 ) -> None:
     """Measure the landscape of one run, show how it goes, and print its flatness."""
+    from steppe.devices import compute_repeatably
     from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.survey import survey
 
+    compute_repeatably(device)
     keep_freed_memory()
     out = out or run / LANDSCAPE
     with _shown(str(run)) as watch:
@@ -158,11 +160,15 @@ def _runs(directories: Sequence[Path]) -> list[Path]:
 
 def _command(options: argparse.Namespace, settings: LandscapeSettings) -> str:
     """The command line that measures this, for any run directory."""
+    from steppe.experiment import resolved_device
+
     line = ["steppe", "landscape", "RUN", *settings.options()]
     for name in ("after", "task"):
         if getattr(options, name) is not None:
             line += [f"--{name}", getattr(options, name)]
     line += [f"--{name}" for name in ("surface", "hessian") if getattr(options, name)]
+    if (device := resolved_device(options.device)) != "cpu":
+        line += ["--device", device]
     return shlex.join(line)
 
 

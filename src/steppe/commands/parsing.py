@@ -92,7 +92,9 @@ def add_data_option(parser: argparse.ArgumentParser, *, inner: bool = False) -> 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """What `run` and `study` have in common."""
-    parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores, on a GPU one)"
+    )
     parser.add_argument("--epochs", type=int, metavar="N", help="epochs of each task, instead of the benchmark's own")
     parser.add_argument("--tasks", type=int, metavar="N", help="the first N tasks only, instead of all")
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")

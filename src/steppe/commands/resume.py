@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.commands.parsing import (
@@ -40,7 +42,9 @@ def add(commands: Commands) -> None:
         goes_on="the same command goes on with it",
     )
     parser.add_argument("directory", type=given_path, metavar="DIR", help="the run's or the study's directory")
-    parser.add_argument("--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core, on a GPU one)"
+    )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="go on with so many threads in each run; recorded (default: as before)"
     )
@@ -62,10 +66,12 @@ def _resume(options: argparse.Namespace) -> int:
     if (out / CONFIG).exists():
         config = RunConfig.load(out / CONFIG, options.plugin)
         require_known(options.plugin, config.plugins)
+        _refuse_elsewhere(out, [] if (out / RESULT).exists() else [config])
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin)
         require_known(options.plugin, [path for job in planned for path in job.config.plugins])
+        _refuse_elsewhere(out, [job.config for job in planned if not (job.out / RESULT).exists()])
         with locked(out):
             jobs = [
                 job if (job.out / RESULT).exists() else replace(job, config=_with_threads(job.config, options.threads))
@@ -75,6 +81,17 @@ def _resume(options: argparse.Namespace) -> int:
                 write_plan(out, jobs, command)
             return do_study(options, out, jobs, command, resume=True)
     raise UsageError(f"{out} holds no run and no study ({CONFIG} or {PLAN}): there is nothing to go on with.")
+
+
+def _refuse_elsewhere(out: Path, left: Sequence[RunConfig]) -> None:
+    """Refuse what was begun on CUDA where there is none: the same run would not come of it."""
+    import torch
+
+    if any(config.device == "cuda" for config in left) and not torch.cuda.is_available():
+        raise UsageError(
+            f"{out} was begun on CUDA, and this machine or this build of torch has none: go on with it where there is "
+            "one, or begin anew with --device cpu."
+        )
 
 
 def _with_threads(config: RunConfig, threads: int | None) -> RunConfig:

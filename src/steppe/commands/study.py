@@ -101,10 +101,13 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     from steppe.study import run_all, write_tables
     from steppe.tables import markdown
 
-    workers = min(options.jobs or max(usable_cores(), 1), len(jobs))
+    shared = any(job.config.device == "cuda" for job in jobs)  # one GPU, whose memory they would have to divide
+    workers = min(options.jobs or (1 if shared else max(usable_cores(), 1)), len(jobs))
     every = 60 * options.checkpoint_every
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
-        outcome = run_all(jobs, workers, display, resume=resume, crowd=options.jobs is None, checkpoint_every=every)
+        outcome = run_all(
+            jobs, workers, display, resume=resume, crowd=options.jobs is None and not shared, checkpoint_every=every
+        )
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
         write_tables(out, results, command)

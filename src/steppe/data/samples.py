@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from steppe.data.samplers import first_samples, global_generators_kept
+from steppe.devices import sent
 from steppe.errors import DataError, in_one_line
 
 Pair = tuple[Tensor, Tensor]
@@ -62,7 +63,7 @@ class Reordering:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The samples as seen."""
-        return x[:, self.order.to(x.device)]
+        return x[:, sent(self.order, x.device)]
 
 
 class TensorSamples(Samples):
@@ -90,7 +91,7 @@ class TensorSamples(Samples):
         return len(self.y)
 
     def take(self, indices: Tensor) -> Pair:
-        return self._viewed(indices.to(self.x.device))
+        return self._seen(self.x[sent(indices, self.x.device)]), self.y[sent(indices, self.y.device)]
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         if order is not None:
@@ -98,7 +99,7 @@ class TensorSamples(Samples):
         if self._at_hand:
             return self._turned.batches(size, None, skip)
         starts = range(skip * size, len(self), size)
-        return (self._viewed(slice(start, start + size)) for start in starts)  # slices need no copy
+        return (self._part(slice(start, start + size)) for start in starts)
 
     def digest(self) -> str:
         """A hash of all labels and of a few inputs. Of real numbers only the leading digits count: the last ones may
@@ -115,12 +116,14 @@ class TensorSamples(Samples):
     def _turned(self) -> TensorSamples:
         return TensorSamples(self.x if self.view is None else self.view(self.x), self.y)
 
-    def _viewed(self, pick: slice | Tensor) -> Pair:
+    def _part(self, pick: slice) -> Pair:
         x = self.x[pick]
-        if isinstance(pick, slice) and x.is_floating_point():
+        if x.is_floating_point():
             x = x.clone()  # a model may work in place, and the user's data must not change
-        labels = self.y[pick] if isinstance(pick, slice) else self.y[pick.to(self.y.device)]
-        return (x if self.view is None else self.view(x)), labels
+        return self._seen(x), self.y[pick]
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return x if self.view is None else self.view(x)
 
 
 class DatasetSamples(Samples):

@@ -26,7 +26,7 @@ def hessian_product(network: Network, batch: Batch, vector: Direction) -> Direct
     """H v of the mean loss on prepared samples: the gradient of (∇L · v). In the mode that the network is in."""
     weights = dict(network.parameters)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    with torch.enable_grad(), twice_differentiable():
+    with torch.enable_grad(), twice_differentiable(network.model):
         for part in in_parts(batch, network):
             loss = network.functional_loss(part, weights, statistics=False) * (len(part) / len(batch))  # type: ignore[arg-type]
             slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)

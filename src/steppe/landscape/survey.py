@@ -80,7 +80,7 @@ def survey(
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)
-    with _ours(run), borrowed_global_generator():
+    with _ours(run), borrowed_global_generator(torch.device(device)):
         landscape = _begun(out, _identities(run, config), settings, command, resume)
         surveyor = _Surveyor(run, config, settings, wanted, device)
         if (last := max(task for _, task in pairs)) > len(surveyor.tasks):

@@ -108,9 +108,9 @@ class _AGEM(Method):
 def without_conflict(g: Direction, reference: Direction) -> Direction:
     """G itself, or, where it points against the reference, its part at right angles to it."""
     along = _product(g, reference)
-    if not bool(along < 0):
+    if along.is_cpu and not bool(along < 0):  # elsewhere one would have to wait for the answer
         return g
-    share = along / _product(reference, reference)
+    share = torch.where(along < 0, along / _product(reference, reference), 0.0)
     return {name: part - share * reference[name] for name, part in g.items()}
 
 

@@ -99,7 +99,10 @@ class _LaMAML(Method):
 
         Of all the forwards only the last moves running statistics.
         """
-        return self._second_order(current, union) if self.settings.second_order else self._first_order(current, union)
+        if not self.settings.second_order:
+            return self._first_order(current, union)
+        with twice_differentiable(self.network.model):
+            return self._second_order(current, union)
 
     def _slices(self, current: Batch) -> Iterator[tuple[Batch, bool]]:
         """The slice of each inner step, and whether it is the last; a small batch has fewer of them."""
@@ -154,7 +157,6 @@ class _LaMAML(Method):
         slope = slope * self._pace
         return slope * (self.rates[name] > 0) if self.settings.inner_relu else slope
 
-    @twice_differentiable()
     def _second_order(self, current: Batch, union: Batch) -> MetaGradient:
         weights = self.network.learnable
         leaves = {name: self.rates[name].detach().requires_grad_() for name in weights}

@@ -24,7 +24,7 @@ def single_batch(name: str) -> DataError:
 def takes_alone(network: Network, batch: Batch) -> bool:
     """Whether the model, in the mode it is in, can take a prepared batch of one sample."""
     try:
-        with borrowed_global_generator():
+        with borrowed_global_generator(network.device):
             network.gradient(batch, statistics=False)
     except ValueError as error:
         if not too_few_for_norm(error):

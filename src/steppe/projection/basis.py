@@ -141,6 +141,13 @@ class Representation:
         return left
 
 
+def running_sums(energy: Tensor) -> Tensor:
+    """Of the last dimension, added up on the CPU: torch has no way to do it on CUDA that always gives the same, and
+    refuses it where only such are allowed.
+    """
+    return energy.cpu().cumsum(-1).to(energy.device)
+
+
 def leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     """The fewest leading vectors with ‖R_k‖² ≥ threshold · ‖R‖²; the one that crosses it is included.
 
@@ -148,7 +155,7 @@ def leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     """
     energy = spectrum.values.square()
     total = energy.sum(-1, keepdim=True)
-    held_before = energy.cumsum(-1) - energy
+    held_before = running_sums(energy) - energy
     needed = (held_before < min(threshold, NEARLY_ALL) * total) & (energy > 0)  # an all-zero R needs nothing
     rank = int(needed.sum(-1).max())
     kept = needed[:, :rank]

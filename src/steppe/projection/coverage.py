@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from steppe.devices import recurrence_unfused
 from steppe.errors import ModelError
 from steppe.linear_calls import factorable
 from steppe.network import Network
@@ -42,7 +43,8 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
     linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
     with network.mode(training=False):
         _refuse_used_outside(used_outside(network.model, covered, x))
-        factored = factorable(network.model, linear, x)
+        with recurrence_unfused(network.model):
+            factored = factorable(network.model, linear, x)
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steppe.projection.basis import NEARLY_ALL, Representation, directions
+from steppe.projection.basis import NEARLY_ALL, Representation, directions, running_sums
 
 
 class Growth(NamedTuple):
@@ -45,7 +45,7 @@ def grown(representation: Representation, old: Tensor | None, threshold: float, 
         old = vectors[:, :, :0]
     total = representation.energy().unsqueeze(-1)
     energy = values.square()
-    with_it = total - missed.energy().unsqueeze(-1) + energy.cumsum(-1)
+    with_it = total - missed.energy().unsqueeze(-1) + running_sums(energy)
     reached = with_it if first else with_it - energy
     chosen = (reached < min(threshold, NEARLY_ALL) * total) & (energy > 0)
     return _compact(
