@@ -48,7 +48,7 @@ def test_means_over_seeds_of_everything(tmp_path: Path) -> None:
     assert row["learning accuracy"] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
     assert row["ranks"] == "12/30, 2/8"
     assert row["λ"] == "0.800"  # of 0.75 and 0.85
-    assert row["lowest λ"] == "0.350"
+    assert row["λ, first decile"] == "0.350"
     assert row["s / task"] == "2.75"  # 2 and 3 for training, 0.25 for the memory
     assert row["kB"] == "1"
     assert row["seeds"] == "2"
@@ -88,7 +88,7 @@ def test_what_is_not_quite_one_is_not_shown_as_one(tmp_path: Path) -> None:
         layers = {"only": {"mean": mean, "deciles": [mean] * 11}}
         told(tmp_path / "run", {"importances": layers})
         row = table(details(runs))["fs-dgpm"]
-        assert (row["λ"], row["lowest λ"]) == (shown, shown)
+        assert (row["λ"], row["λ, first decile"]) == (shown, shown)
         assert "ranks" not in row
 
 
@@ -107,11 +107,11 @@ def test_what_the_log_does_not_tell_is_left_open(method: Any, tmp_path: Path) ->
     told(tmp_path / "er", method)
     told(tmp_path / "gpm", recorded(10, 0.5, 0.3))
     row = table(details(runs))["er"]
-    assert (row["ranks"], row["λ"], row["lowest λ"]) == ("", "", "")
+    assert (row["ranks"], row["λ"], row["λ, first decile"]) == ("", "", "")
     (tmp_path / "er" / "log.jsonl").unlink()
     assert table(details(runs))["er"] == row
     (tmp_path / "gpm" / "log.jsonl").unlink()
-    assert not {"ranks", "λ", "lowest λ"} & table(details(runs))["er"].keys()  # nobody has any
+    assert not {"ranks", "λ", "λ, first decile"} & table(details(runs))["er"].keys()  # nobody has any
 
 
 @pytest.mark.parametrize("left", [0, 1, 100])  # bytes of the last record
@@ -122,7 +122,7 @@ def test_a_log_that_is_cut_short_does_not_tell_of_another_task(left: int, tmp_pa
     assert table(details(runs))["fs-dgpm"]["ranks"] == "30/100"
     log.write_bytes(b"".join([*before, last[:left]]))
     rows = table(details(runs))
-    assert [rows["fs-dgpm"][name] for name in ("ranks", "λ", "lowest λ")] == ["", "", ""]
+    assert [rows["fs-dgpm"][name] for name in ("ranks", "λ", "λ, first decile")] == ["", "", ""]
     assert rows["fs-sgpm"]["ranks"] == "30/100"
 
 

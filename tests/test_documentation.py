@@ -186,16 +186,26 @@ def test_drawings_are_what_the_script_draws(tmp_path: Path) -> None:
             assert places == pytest.approx(others, abs=0.01), f"{name}: run {script.name}"
 
 
-def reference_names() -> list[str]:
-    """What docs/api.md shows, by its full name."""
-    return re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+def reference_names(page: str | None = None) -> list[str]:
+    """What docs/api.md shows, or a part of it, by its full name."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8") if page is None else page
+    return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+
+
+def recipes_and_interface() -> str:
+    """The texts that send their readers to the parts."""
+    recipes = [ROOT / "docs" / "recipes" / f"own-{kind}.md" for kind in ("method", "benchmark")]
+    return "".join(file.read_text(encoding="utf-8") for file in (*recipes, ROOT / "src/steppe/methods/base.py"))
 
 
 def test_reference_has_every_public_name() -> None:
-    places = {name.rpartition(".")[2]: name.rpartition(".")[0] for name in reference_names()}
+    page, _, parts = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").partition("\n## Parts\n")
+    places = {name.rpartition(".")[2]: name.rpartition(".")[0] for name in reference_names(page)}
     assert set(places) == set(steppe.__all__) - {"__version__"}
     for name, module in places.items():
         assert getattr(importlib.import_module(module), name) is getattr(steppe, name)
+    used = [name for name in reference_names(parts) if name.rpartition(".")[2] in recipes_and_interface()]
+    assert used == reference_names(parts), "parts that no recipe and no interface speaks of"
 
 
 def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:

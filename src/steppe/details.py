@@ -15,13 +15,14 @@ from steppe.tables import Result, Row, notes_on_runs, row_of, seconds_per_task, 
 _HEADER = (
     *("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "learning accuracy", "forgetting"),
     "forward transfer",
-    *("ranks", "λ", "lowest λ", "s / task", "kB"),
+    *("ranks", "λ", "λ, first decile", "s / task", "kB"),
 )
 _NOTE = (
     "Mean ± standard deviation over seeds, in percent. At the end of the stream: ranks of the bases of how many "
-    "directions, layer by layer; λ, the mean importance over layers, and the lowest decile of any layer, as the last "
-    "task left it: of the basis it was learnt with, for SGP of the basis it made grow; what is kept beside the "
-    "network, in kilobytes. Seconds of learning, without testing, for each task."
+    "directions, layer by layer; λ, the mean importance over layers, and the value that a tenth of a layer's "
+    "directions lie below, in the layer where that is least, as the last task left it: of the basis it was learnt "
+    "with, for SGP of the basis it made grow; what is kept beside the network, in kilobytes. Seconds of learning, "
+    "without testing, for each task."
 )
 
 

@@ -100,7 +100,11 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run; recorded (default: 1)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; may be repeated"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a setting, where need be as benchmark.KEY, method.KEY or training.KEY; may be repeated",
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on with what is in the directory already, or start if nothing is"
@@ -117,7 +121,7 @@ def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
         type=_minutes,
         default=5.0,
         metavar="MINUTES",
-        help="how much of a task may be lost if the run is stopped (default: 5); at a task's end nothing ever is",
+        help="how much of a task may be lost if the run is killed (default: 5); asked to stop, it loses nothing",
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
-  steppe study pmnist --methods paper --seeds 5 --jobs 2     the paper's whole table
+  steppe study pmnist --methods paper --seeds 5 --jobs 2     all that there are published figures for
   steppe study pmnist fs-dgpm fs-sgpm --seeds 3 --set benchmark.tasks=10 --out short
   steppe study pmnist fs-sgpm fs-dgpm --seeds 5-9            seeds that no setting was picked by
 """
@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("benchmark", metavar="BENCHMARK", help="which tasks (see steppe list)")
     parser.add_argument("names", nargs="*", metavar="METHOD", help="the methods to compare")
     parser.add_argument(
-        "--methods", choices=("paper",), help="paper: every method with published figures on the benchmark"
+        "--methods", choices=("paper",), help="paper: every method for which the paper or its released code has figures"
     )
     parser.add_argument("--seeds", default="5", metavar="N", help=f"{SEEDS} (default: 5)")
     parser.add_argument(
