@@ -71,6 +71,12 @@ def test_matplotlibs_settings_stay_and_a_users_do_not_matter(runs: list[Run]) ->
 def test_methods_look_the_same_everywhere_and_differ_in_grey() -> None:
     assert set(METHODS) >= set(LOOKS)
     assert len({(own.marker, own.line) for own in LOOKS.values()}) == len(LOOKS)
+    for together in (
+        ("gpm", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm"),  # the ablation
+        ("fs-dgpm", "fs-sgpm", "er", "gpm", "finetune"),  # most pages
+        ("er", "gpm", "la-maml", "oracle", "fs-dgpm", "fs-er"),  # landscapes
+    ):
+        assert len({LOOKS[name].colour for name in together}) == len(together)
     own = look("somebody's own")
     assert own == look("somebody's own")
     assert (own.marker, own.line) not in {(each.marker, each.line) for each in LOOKS.values()}

@@ -1,7 +1,8 @@
 """How every figure looks: one set of matplotlib's settings, and one look for each method.
 
 Colours are Okabe and Ito's, which people see apart whatever their colour vision. No two methods share both marker and
-line, so that they can be told apart in grey as well. Sizes are those of a paper of two columns.
+line, so that they can be told apart in grey as well; no two of the family, nor of those mostly drawn together, share a
+colour. Sizes are those of a paper of two columns.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ class Look:
 
 LOOKS = {
     "fs-dgpm": Look(BLUE, "o", "-"),
-    "fs-sgpm": Look(GREEN, "D", "-"),
+    "fs-sgpm": Look(ORANGE, "D", "-"),
     "fs-gpm": Look(SKY, "v", "--"),
     "dgpm": Look(PURPLE, "^", "-."),
-    "la-dgpm": Look(ORANGE, "<", ":"),
+    "la-dgpm": Look(VERMILLION, "<", ":"),
     "gpm": Look(GREEN, "s", "--"),
     "sgp": Look(BLUE, "P", ":"),
     "er": Look(VERMILLION, "s", "-"),
@@ -81,8 +82,8 @@ LOOKS = {
     "sam-er": Look(ORANGE, "X", "--"),
     "der++": Look(BLACK, "P", "-."),
     "la-maml": Look(PURPLE, "X", "-"),
-    "gem": Look(ORANGE, "v", "-"),
-    "a-gem": Look(ORANGE, ">", "-."),
+    "gem": Look(SKY, "v", "-"),
+    "a-gem": Look(SKY, ">", "-."),
     "icarl": Look(BLUE, ">", "--"),
     "ewc": Look(PURPLE, "D", ":"),
     "finetune": Look(BLACK, "o", ":"),
