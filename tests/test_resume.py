@@ -197,7 +197,7 @@ def test_a_run_that_moved_to_another_machine_says_so(
 ) -> None:
     config = small("pictures", "er")
     with monkeypatch.context() as patched:
-        patched.setattr(experiment, "machine", lambda: other)
+        patched.setattr(experiment, "machine", lambda device="cpu": other)
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
     assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus [2J.")]
