@@ -39,7 +39,7 @@ LAYERS = [
     {"saved_learner"},
     {"config", "catalogue"},
     {"tables", "runs", "logs", "details"},
-    {"experiment", "landscape"},
+    {"experiment", "fewer_tasks", "landscape"},
     {"study", "figures", "report", "reproduction"},
     {"display"},
     {"commands"},

@@ -112,7 +112,7 @@ class _Run:
     def result(self) -> dict[str, Any]:
         """Go to the end, from the start or from where the directory's last state stands."""
         if self._out is not None:
-            state, remarks = RunDirectory(self._out).last_state(self._config, self._config.device)
+            state, remarks = RunDirectory(self._out).last_state([self._config], self._config.device)
             self._go_back_to(state, remarks)
             self._directory = RunDirectory.create(self._out, self._config)
             self._directory.cut_log(state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -55,19 +55,32 @@ class RunDirectory:
         """Keep the model as it is after a task."""
         write_state(_weights_file(self.path, task), "weights", dict(model.state_dict()))
 
-    def save_state(self, state: State) -> None:
-        """Keep what the run can be resumed from, with the length of the log, and drop the state before the last."""
+    def drop_weights(self, task: int) -> None:
+        """Let go of the model as it was after this task and later ones."""
+        with writing(self.path):
+            for place in kept_weights(self.path):
+                if place >= task:
+                    _weights_file(self.path, place).unlink()
+
+    def save_state(self, state: State, *, alone: bool = False) -> None:
+        """Keep what the run can be resumed from, with the length of the log, and drop the state before the last, or all
+        that there are.
+        """
         numbers = self.states
         with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
             os.fsync(file.fileno())
             length = file.tell()
         write_state(self._state_file(numbers[-1] + 1 if numbers else 1), "run", {**state, "log": length})
-        for number in numbers[: -(_STATES - 1)]:
+        for number in numbers if alone else numbers[: -(_STATES - 1)]:
             with writing(self.path):
                 self._state_file(number).unlink()
 
-    def last_state(self, config: RunConfig, device: str) -> tuple[State, list[str]]:
-        """The last state that is whole, or None, and what is to be said about those that are not."""
+    def last_state(
+        self, configs: Sequence[RunConfig], device: str, fits: Callable[[State], bool] = lambda state: True
+    ) -> tuple[State, list[str]]:
+        """The last state that is whole and fits, or None, and what is to be said about those that are not whole. One of
+        another run than these is refused.
+        """
         remarks: list[str] = []
         found: State = None
         for number in reversed(self.states):
@@ -78,11 +91,13 @@ class RunDirectory:
                 with writing(self.path):
                     self._state_file(number).unlink()
                 continue
-            if not isinstance(found, dict) or not config.describes(found.get("config")):
+            if not isinstance(found, dict) or not any(config.describes(found.get("config")) for config in configs):
                 raise RunError(f"{self._state_file(number)} belongs to a run with other settings: remove it.")
             if type(found.get("log")) is not int or found["log"] < 0:
                 raise RunError(f"{self._state_file(number)} does not say how long the log was: remove it.")
-            break
+            if fits(found):
+                break
+            found = None
         return found, remarks
 
     def cut_log(self, state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,14 @@ from steppe.errors import UsageError
 
 if TYPE_CHECKING:
     from steppe.config import RunConfig
+    from steppe.study import Job
 
 _EXAMPLES = """\
 examples:
   steppe resume runs/pmnist-fs-dgpm-seed0     a run that was killed, to the same numbers as if it had not been
   steppe resume study --jobs 2                all runs of a study that are missing, half-done or failed
   steppe resume study --jobs 1 --threads 2    the last run of a study, on both cores
+  steppe resume study --tasks 6               time is short: end all its runs after six tasks
 """
 
 
@@ -48,6 +51,9 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="go on with so many threads in each run; recorded (default: as before)"
     )
+    parser.add_argument(
+        "--tasks", type=int, metavar="N", help="end after the first N tasks, to what a run with --tasks N would give"
+    )
     add_checkpoint_option(parser)
     add_data_option(parser)
     add_plugin_option(parser, MOVED_PLUGIN)
@@ -55,6 +61,7 @@ def add(commands: Commands) -> None:
 
 def _resume(options: argparse.Namespace) -> int:
     from steppe.config import RunConfig
+    from steppe.fewer_tasks import end_after
     from steppe.plugins import require_known
     from steppe.runs import CONFIG, PLAN, RESULT, locked
     from steppe.study import read_plan, write_plan
@@ -67,17 +74,24 @@ def _resume(options: argparse.Namespace) -> int:
         config = RunConfig.load(out / CONFIG, options.plugin)
         require_known(options.plugin, config.plugins)
         _refuse_elsewhere(out, [] if (out / RESULT).exists() else [config])
+        if options.tasks is not None:
+            _refuse_finished([out], options.tasks)
+            config = end_after(out, config, options.tasks)
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin)
         require_known(options.plugin, [path for job in planned for path in job.config.plugins])
         _refuse_elsewhere(out, [job.config for job in planned if not (job.out / RESULT).exists()])
         with locked(out):
+            if options.tasks is not None:
+                _refuse_finished([job.out for job in planned], options.tasks)
+                planned = [replace(job, config=_shortened(job, options.tasks)) for job in planned]
+                command = _with_tasks(command, options.tasks)
             jobs = [
                 job if (job.out / RESULT).exists() else replace(job, config=_with_threads(job.config, options.threads))
                 for job in planned
             ]
-            if options.threads is not None or options.plugin:
+            if options.threads is not None or options.tasks is not None or options.plugin:
                 write_plan(out, jobs, command)
             return do_study(options, out, jobs, command, resume=True)
     raise UsageError(f"{out} holds no run and no study ({CONFIG} or {PLAN}): there is nothing to go on with.")
@@ -92,6 +106,31 @@ def _refuse_elsewhere(out: Path, left: Sequence[RunConfig]) -> None:
             f"{out} was begun on CUDA, and this machine or this build of torch has none: go on with it where there is "
             "one, or begin anew with --device cpu."
         )
+
+
+def _refuse_finished(runs: Sequence[Path], tasks: int) -> None:
+    """Refuse to end runs earlier that have ended; beside them, others would be compared that learnt fewer tasks."""
+    from steppe.runs import RESULT
+
+    for run in runs:
+        if (run / RESULT).exists():
+            raise UsageError(f"--tasks {tasks}: {run} is finished; only runs that are under way can end earlier.")
+
+
+def _shortened(job: Job, tasks: int) -> RunConfig:
+    """The configuration of a run that ends after fewer tasks, changed in its directory too if it was begun."""
+    from steppe.fewer_tasks import end_after, with_fewer
+    from steppe.runs import CONFIG
+
+    return end_after(job.out, job.config, tasks) if (job.out / CONFIG).exists() else with_fewer(job.config, tasks)
+
+
+def _with_tasks(command: str, tasks: int) -> str:
+    """The command line of the study with so many tasks."""
+    words = shlex.split(command)
+    others = [place for place, word in enumerate(words) if not word.startswith(("tasks=", "benchmark.tasks="))]
+    kept = [words[place] for place in others if words[place] != "--set" or place + 1 in others]
+    return shlex.join([*kept, "--set", f"benchmark.tasks={tasks}"])
 
 
 def _with_threads(config: RunConfig, threads: int | None) -> RunConfig:

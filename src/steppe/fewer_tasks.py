@@ -1,0 +1,76 @@
+"""A run that is under way, made to end after fewer tasks than it was begun for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steppe.config import RunConfig
+from steppe.errors import UsageError
+from steppe.runs import RunDirectory, locked
+from steppe.state import CANNOT_BE_A_STATE, State
+from steppe.task import Task
+
+
+def with_fewer(config: RunConfig, tasks: int) -> RunConfig:
+    """The run of the first so many tasks; refused where the longer one does not begin like it."""
+    described = config.as_dict()
+    shorter = RunConfig.from_mapping({**described, "benchmark": {**described["benchmark"], "tasks": tasks}})
+    _check_beginning(config, shorter)
+    return shorter
+
+
+def end_after(out: Path, config: RunConfig, tasks: int) -> RunConfig:
+    """Make the run in `out` one of the first so many tasks, as if it had been begun so, and give its configuration.
+
+    Refused where more have been begun already. Killed in the middle it can be repeated.
+    """
+    shorter = with_fewer(config, tasks)
+    with locked(out, "wait for it"):
+        directory = RunDirectory(out)
+        state, _ = directory.last_state((config, shorter), "cpu", fits=lambda state: _begun(state) <= tasks)
+        if state is None and directory.states:
+            raise UsageError(
+                f"{out} cannot end after {_counted(tasks)}: it has begun more. Give at least as many as it has begun, "
+                "or let it go on as it is."
+            )
+        if state is not None:
+            directory.cut_log(state)
+            measured = {"untrained": state.get("untrained", [])[:tasks], "ahead": state.get("ahead", [])[: tasks - 1]}
+            directory.save_state({**state, **measured, "config": shorter.as_dict()}, alone=True)
+        directory.drop_weights(tasks)
+        RunDirectory.create(out, shorter)
+    return shorter
+
+
+def _begun(state: State) -> int:
+    """How many tasks were begun, the finished ones among them."""
+    try:
+        return int(state["stage"]) + (state["learner"]["fitting"] is not None)
+    except CANNOT_BE_A_STATE:
+        return 0  # to be refused by whoever goes on from it
+
+
+def _check_beginning(config: RunConfig, shorter: RunConfig) -> None:
+    """Refuse fewer tasks that are not the beginning of the run's own, learnt in the same way by the same network."""
+    tasks, fewer = (each.benchmark_settings.stream(each.seed) for each in (config, shorter))
+    asked = f"--tasks {len(fewer)}"
+    if config.method_settings.schedule == "joint":
+        raise UsageError(f"{asked}: {config.method} learns all its tasks at once, so that it cannot end after some.")
+    if len(fewer) > len(tasks):
+        raise UsageError(f"{asked}: the run is one of {_counted(len(tasks))}; it can end after fewer, not after more.")
+    one, other = (each.benchmark_settings.model(each.seed).state_dict() for each in (config, shorter))
+    alike = one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    if not alike or any(_told(mine) != _told(its) for mine, its in zip(fewer, tasks, strict=False)):
+        raise UsageError(f"{asked}: with fewer tasks {config.benchmark} is another from the start: begin anew.")
+
+
+def _told(task: Task) -> tuple[Any, ...]:
+    """What tells a task from another, as far as it can be seen without walking through it."""
+    return task.name, task.head, len(task.train), task.train.digest()
+
+
+def _counted(tasks: int) -> str:
+    return f"{tasks} task{'' if tasks == 1 else 's'}"
