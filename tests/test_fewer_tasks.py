@@ -50,7 +50,7 @@ def test_to_the_bit(method: str, stopped_in: int, tmp_path: Path) -> None:
     fewer = RunConfig.from_mapping({**described, "benchmark": {**described["benchmark"], "tasks": 2}})
     run(fewer, tmp_path / "short")
     begun(config, tmp_path / "cut", stopped_in)
-    shorter = end_after(tmp_path / "cut", config, 2)
+    (shorter,) = end_after({tmp_path / "cut": config}, 2)
     assert shorter == fewer
     run(shorter, tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "cut")
@@ -61,7 +61,7 @@ def test_one_that_has_begun_more_goes_back_to_where_it_had_not(tmp_path: Path) -
     config = small("pmnist", "er")
     run(RunConfig.make("pmnist", "er", ["tasks=2", "samples=40", "test_samples=50"]), tmp_path / "short")
     begun(config, tmp_path / "cut", 3, "EpochEnded", every=1e9)
-    run(end_after(tmp_path / "cut", config, 2), tmp_path / "cut", resume=True)
+    run(*end_after({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "cut")
 
 
@@ -70,9 +70,19 @@ def test_begun_more_and_nothing_older_is_refused_and_spared(tmp_path: Path) -> N
     begun(config, tmp_path, 3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
     with pytest.raises(UsageError, match="cannot end after 1 task: it has begun more"):
-        end_after(tmp_path, config, 1)
+        end_after({tmp_path: config}, 1)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
     run(config, tmp_path, resume=True)
+
+
+def test_where_one_run_is_refused_none_is_changed(tmp_path: Path) -> None:
+    config = small("pmnist", "er")
+    begun(config, tmp_path / "early", 1)
+    begun(config, tmp_path / "late", 3)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="late cannot end after 1 task"):
+        end_after({tmp_path / "early": config, tmp_path / "late": config}, 1)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("moment", ["save_state", "create"])
@@ -87,8 +97,8 @@ def test_killed_in_the_middle_it_is_repeated(moment: str, tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, moment, killed)
         with pytest.raises(Broken):
-            end_after(tmp_path / "cut", config, 2)
-    run(end_after(tmp_path / "cut", config, 2), tmp_path / "cut", resume=True)
+            end_after({tmp_path / "cut": config}, 2)
+    run(*end_after({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "cut")
 
 
@@ -106,7 +116,7 @@ def test_what_is_refused(benchmark: str, method: str, tasks: int, told: str, tmp
     broken_off(config, tmp_path, 2)
     before = (tmp_path / CONFIG).read_bytes()
     with pytest.raises(UsageError, match=told):
-        end_after(tmp_path, config, tasks)
+        end_after({tmp_path: config}, tasks)
     assert (tmp_path / CONFIG).read_bytes() == before
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from steppe.benchmarks.base import Benchmark
+from steppe.devices import DEVICES
 from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
 from steppe.files import read_bounded
 from steppe.methods.base import MethodSettings
@@ -23,7 +24,6 @@ from steppe.settings import Limits, Settings
 _SECTIONS = ("benchmark", "method", "training")
 _LARGEST_FILE = 1_000_000  # bytes
 _MOST_THREADS = 1024
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from steppe.errors import UsageError, shown
+from steppe.errors import UsageError, shown, unknown
 
-_SERVED = ("cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda")
+"""What commands and configurations may name."""
 
 
 def check_device(device: object) -> None:
@@ -21,7 +22,7 @@ def check_device(device: object) -> None:
         found = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"device {shown(device)} is unknown: give 'cpu' or 'cuda'.") from error
-    if found.type not in _SERVED:
+    if found.type not in DEVICES:
         raise UsageError(
             f"device {device}: learning needs double precision and random numbers that can be kept, which are had on "
             "'cpu' and 'cuda' only; give one of them."
@@ -30,6 +31,17 @@ def check_device(device: object) -> None:
         raise UsageError(f"device {device}: this machine or this build of torch has no CUDA; use 'cpu'.")
     if found.index is not None and found.type == "cuda" and found.index >= torch.cuda.device_count():
         raise UsageError(f"device {device}: this machine has {torch.cuda.device_count()} of them, counted from 0.")
+
+
+def resolved_device(name: str) -> str:
+    """The device by name, `auto` being CUDA where there is one; a device that is not there is refused."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in DEVICES:
+        raise unknown("device", name, DEVICES)
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda: this machine or this build of torch has none; use --device cpu or auto.")
+    return name
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from steppe.allocation import keep_freed_memory
-from steppe.config import DEVICES, RunConfig, same_work
+from steppe.config import RunConfig, same_work
 from steppe.curriculum import Curriculum
-from steppe.devices import compute_repeatably
-from steppe.errors import RunError, UsageError, in_one_line, unknown
+from steppe.devices import compute_repeatably, resolved_device
+from steppe.errors import RunError, UsageError, in_one_line
 from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
 from steppe.learner import Learner
 from steppe.machine import described, machine, printable
@@ -318,14 +318,3 @@ def _stages(schedule: str, tasks: int) -> list[range]:
     if schedule == "retrain":
         return [range(place + 1) for place in range(tasks)]
     return [range(place, place + 1) for place in range(tasks)]
-
-
-def resolved_device(name: str) -> str:
-    """The device by name, `auto` being CUDA where there is one; a device that is not there is refused."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in DEVICES:
-        raise unknown("device", name, DEVICES)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda: this machine or this build of torch has none; use --device cpu or auto.")
-    return name

@@ -1,7 +1,9 @@
-"""A run that is under way, made to end after fewer tasks than it was begun for."""
+"""Runs that are under way, made to end after fewer tasks than they were begun for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,40 +11,59 @@ import torch
 
 from steppe.config import RunConfig
 from steppe.errors import UsageError
-from steppe.runs import RunDirectory, locked
+from steppe.runs import CONFIG, RESULT, RunDirectory, locked
 from steppe.state import CANNOT_BE_A_STATE, State
 from steppe.task import Task
 
 
-def with_fewer(config: RunConfig, tasks: int) -> RunConfig:
-    """The run of the first so many tasks; refused where the longer one does not begin like it."""
+def end_after(runs: Mapping[Path, RunConfig], tasks: int) -> list[RunConfig]:
+    """Make the runs in these directories, begun or not, ones of the first so many tasks, as if they had been planned
+    so, and give their configurations.
+
+    Nothing is changed where one of them is finished, would have been another from the start, or has begun more. Killed
+    in the middle it can be repeated.
+    """
+    shorter = {out: _with_fewer(out, config, tasks) for out, config in runs.items()}
+    begun = [out for out in runs if (out / CONFIG).exists()]
+    with ExitStack() as ours:
+        for out in begun:
+            ours.enter_context(locked(out, "wait for it"))
+            _state_before(out, (runs[out], shorter[out]), tasks)
+        for out in begun:
+            _shorten(out, _state_before(out, (runs[out], shorter[out]), tasks), shorter[out], tasks)
+    return list(shorter.values())
+
+
+def _with_fewer(out: Path, config: RunConfig, tasks: int) -> RunConfig:
+    """The run of the first so many tasks; refused where the longer one does not begin like it, or has ended."""
+    if (out / RESULT).exists():
+        raise UsageError(f"--tasks {tasks}: {out} is finished; only runs that are under way can end earlier.")
     described = config.as_dict()
     shorter = RunConfig.from_mapping({**described, "benchmark": {**described["benchmark"], "tasks": tasks}})
     _check_beginning(config, shorter)
     return shorter
 
 
-def end_after(out: Path, config: RunConfig, tasks: int) -> RunConfig:
-    """Make the run in `out` one of the first so many tasks, as if it had been begun so, and give its configuration.
+def _state_before(out: Path, configs: Sequence[RunConfig], tasks: int) -> State:
+    """The last state of a run in which no later task has been begun; None where it kept none at all."""
+    directory = RunDirectory(out)
+    state, _ = directory.last_state(configs, "cpu", fits=lambda state: _begun(state) <= tasks)
+    if state is None and directory.states:
+        raise UsageError(
+            f"{out} cannot end after {_counted(tasks)}: it has begun more. Give at least as many as it has begun, or "
+            "let it go on as it is."
+        )
+    return state
 
-    Refused where more have been begun already. Killed in the middle it can be repeated.
-    """
-    shorter = with_fewer(config, tasks)
-    with locked(out, "wait for it"):
-        directory = RunDirectory(out)
-        state, _ = directory.last_state((config, shorter), "cpu", fits=lambda state: _begun(state) <= tasks)
-        if state is None and directory.states:
-            raise UsageError(
-                f"{out} cannot end after {_counted(tasks)}: it has begun more. Give at least as many as it has begun, "
-                "or let it go on as it is."
-            )
-        if state is not None:
-            directory.cut_log(state)
-            measured = {"untrained": state.get("untrained", [])[:tasks], "ahead": state.get("ahead", [])[: tasks - 1]}
-            directory.save_state({**state, **measured, "config": shorter.as_dict()}, alone=True)
-        directory.drop_weights(tasks)
-        RunDirectory.create(out, shorter)
-    return shorter
+
+def _shorten(out: Path, state: State, shorter: RunConfig, tasks: int) -> None:
+    directory = RunDirectory(out)
+    if state is not None:
+        directory.cut_log(state)
+        measured = {"untrained": state.get("untrained", [])[:tasks], "ahead": state.get("ahead", [])[: tasks - 1]}
+        directory.save_state({**state, **measured, "config": shorter.as_dict()}, alone=True)
+    directory.drop_weights(tasks)
+    RunDirectory.create(out, shorter)
 
 
 def _begun(state: State) -> int:

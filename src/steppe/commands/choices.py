@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     """The configuration of one run."""
     from steppe.config import RunConfig
-    from steppe.experiment import resolved_device
+    from steppe.devices import resolved_device
 
     return RunConfig.make(
         options.benchmark,

@@ -70,7 +70,7 @@ def _landscape(options: argparse.Namespace) -> int:
     import torch
 
     from steppe.config import RunConfig
-    from steppe.experiment import resolved_device
+    from steppe.devices import resolved_device
     from steppe.landscape.survey import Wanted
     from steppe.plugins import require_known
     from steppe.runs import CONFIG
@@ -98,7 +98,7 @@ def _landscape(options: argparse.Namespace) -> int:
             device=device,
             plugins=options.plugin,
             resume=options.resume,
-            command=_command(options, settings),
+            command=_command(options, settings, device),
         )
     return 0
 
@@ -158,16 +158,14 @@ def _runs(directories: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def _command(options: argparse.Namespace, settings: LandscapeSettings) -> str:
+def _command(options: argparse.Namespace, settings: LandscapeSettings, device: str) -> str:
     """The command line that measures this, for any run directory."""
-    from steppe.experiment import resolved_device
-
     line = ["steppe", "landscape", "RUN", *settings.options()]
     for name in ("after", "task"):
         if getattr(options, name) is not None:
             line += [f"--{name}", getattr(options, name)]
     line += [f"--{name}" for name in ("surface", "hessian") if getattr(options, name)]
-    if (device := resolved_device(options.device)) != "cpu":
+    if device != "cpu":
         line += ["--device", device]
     return shlex.join(line)
 

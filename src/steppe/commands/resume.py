@@ -24,7 +24,6 @@ from steppe.errors import UsageError
 
 if TYPE_CHECKING:
     from steppe.config import RunConfig
-    from steppe.study import Job
 
 _EXAMPLES = """\
 examples:
@@ -75,8 +74,7 @@ def _resume(options: argparse.Namespace) -> int:
         require_known(options.plugin, config.plugins)
         _refuse_elsewhere(out, [] if (out / RESULT).exists() else [config])
         if options.tasks is not None:
-            _refuse_finished([out], options.tasks)
-            config = end_after(out, config, options.tasks)
+            (config,) = end_after({out: config}, options.tasks)
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin)
@@ -84,8 +82,8 @@ def _resume(options: argparse.Namespace) -> int:
         _refuse_elsewhere(out, [job.config for job in planned if not (job.out / RESULT).exists()])
         with locked(out):
             if options.tasks is not None:
-                _refuse_finished([job.out for job in planned], options.tasks)
-                planned = [replace(job, config=_shortened(job, options.tasks)) for job in planned]
+                shorter = end_after({job.out: job.config for job in planned}, options.tasks)
+                planned = [replace(job, config=config) for job, config in zip(planned, shorter, strict=True)]
                 command = _with_tasks(command, options.tasks)
             jobs = [
                 job if (job.out / RESULT).exists() else replace(job, config=_with_threads(job.config, options.threads))
@@ -106,23 +104,6 @@ def _refuse_elsewhere(out: Path, left: Sequence[RunConfig]) -> None:
             f"{out} was begun on CUDA, and this machine or this build of torch has none: go on with it where there is "
             "one, or begin anew with --device cpu."
         )
-
-
-def _refuse_finished(runs: Sequence[Path], tasks: int) -> None:
-    """Refuse to end runs earlier that have ended; beside them, others would be compared that learnt fewer tasks."""
-    from steppe.runs import RESULT
-
-    for run in runs:
-        if (run / RESULT).exists():
-            raise UsageError(f"--tasks {tasks}: {run} is finished; only runs that are under way can end earlier.")
-
-
-def _shortened(job: Job, tasks: int) -> RunConfig:
-    """The configuration of a run that ends after fewer tasks, changed in its directory too if it was begun."""
-    from steppe.fewer_tasks import end_after, with_fewer
-    from steppe.runs import CONFIG
-
-    return end_after(job.out, job.config, tasks) if (job.out / CONFIG).exists() else with_fewer(job.config, tasks)
 
 
 def _with_tasks(command: str, tasks: int) -> str:
