@@ -20,12 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import steppe
 from steppe import Learner, Task, UsageError
 from steppe.cli import main
-from steppe.commands import study
+from steppe.commands import landscape, study
 from steppe.config import RunConfig
 from steppe.data.samples import TensorSamples
 from steppe.devices import check_device, compute_repeatably, recurrence_unfused, sent
 from steppe.errors import ModelError
-from steppe.experiment import refuse_unsuitable
+from steppe.experiment import refuse_unsuitable, run
+from steppe.landscape.settings import LandscapeSettings
+from steppe.landscape.survey import Wanted
 from steppe.learner_checks import check_unchanged
 from steppe.machine import described, machine
 from steppe.methods.a_gem import without_conflict
@@ -260,3 +262,52 @@ def test_generators_of_the_device_are_left_as_found_too(monkeypatch: pytest.Monk
         torch.rand(3, generator=own)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(own.get_state(), before[1])
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_whoever_computes_there_does_it_repeatably(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Runs and landscapes both: seen by the devices that they ask for."""
+    asked: list[str] = []
+
+    def noted(device: str) -> None:
+        asked.append(device)
+        raise KeyboardInterrupt  # before anything gets there
+
+    monkeypatch.setattr("steppe.experiment.compute_repeatably", noted)
+    monkeypatch.setattr("steppe.devices.compute_repeatably", noted)
+    with pytest.raises(KeyboardInterrupt):
+        run(RunConfig.make("pmnist", "er", ["tasks=2"], seed=0, device="cuda"), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        landscape.measure(
+            tmp_path / "run",
+            None,
+            LandscapeSettings(),
+            Wanted(),
+            device="cuda",
+            resume=False,
+            command="steppe landscape",
+        )
+    assert asked == ["cuda", "cuda"]
+
+
+@pytest.mark.parametrize(("device", "told"), [("cpu", ""), ("cuda", " --device cuda")])
+def test_a_landscape_tells_its_device(device: str, told: str) -> None:
+    options = argparse.Namespace(after=None, task=None, surface=False, hessian=False)
+    assert landscape._command(options, LandscapeSettings(), device) == f"steppe landscape RUN{told}"
+
+
+def test_predictions_are_where_the_inputs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(nn.Linear(2, 2), steppe.ER())
+    learner.learn(Task((torch.rand(4, 2), torch.arange(4) % 2)))
+    moved: list[torch.device] = []
+    whole = torch.cat
+
+    class Answered(Tensor):
+        def to(self, *given: Any, **options: Any) -> Any:
+            moved.append(given[0])
+            return super().to(*given, **options)
+
+    monkeypatch.setattr("steppe.testing.torch.cat", lambda found: whole(found).as_subclass(Answered))
+    x = torch.rand(3, 2)
+    learner.predict(x)
+    assert moved == [x.device]
