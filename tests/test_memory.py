@@ -170,6 +170,28 @@ def test_weights_of_several_types_have_importances_of_their_own() -> None:
             assert {p.importance.dtype for p in memory.projectors.values()} == {torch.float32, torch.float64}
 
 
+class Third(Spectral):
+    """λ = 1/3 for every column, padding too."""
+
+    def initial(self, singular_values: Tensor) -> Tensor:
+        return torch.full_like(singular_values, 1 / 3)
+
+
+def test_a_new_direction_has_nothing_of_the_padding_whose_place_it_takes() -> None:
+    """Groups may hold different numbers of directions; λ adds up for those that were there."""
+    network = Network(nn.Conv1d(6, 2, 1, groups=2, bias=False).double())
+    memory = GradientMemory(Third(1.0), covered_weights(network.model))
+    for first, energies in ((True, [8, 8, 1, 9, 1, 0]), (False, [8, 8, 0, 8, 8, 0])):  # two and one, then two and two
+        x = torch.diag(torch.tensor(energies, dtype=torch.float64)).sqrt().unsqueeze(2)
+        memory.grow(network, x, dict.fromkeys(memory.covered, 0.95), first=first)
+        assert memory.ranks()["weight"]["rank"] == (3 if first else 4)
+    found = memory.projectors["weight"]
+    for group, held in enumerate(({0: 2 / 3, 1: 2 / 3}, {0: 2 / 3, 1: 1 / 3})):
+        matrix = found.basis[group] @ torch.diag(found.importance[group]) @ found.basis[group].T
+        expected = torch.diag(torch.tensor([held.get(place, 0.0) for place in range(3)], dtype=torch.float64))
+        torch.testing.assert_close(matrix, expected)
+
+
 def faint(task: int) -> steppe.Task:
     """Two strong directions, and in all others noise that holds a hundred-thousandth of the energy."""
     generator = torch.Generator().manual_seed(task)
