@@ -238,3 +238,19 @@ def test_faint_directions_of_the_smaller_product_count_as_none(groups: int, scal
         for found, expected in zip(spectrum.vectors[group][:, :4].T, vectors[group][:, :4].T, strict=True):
             assert float(found.norm()) == pytest.approx(1, abs=1e-5)
             assert float((found @ expected).abs()) == pytest.approx(1, abs=1e-5)
+
+
+def test_how_strongly_columns_point_along_directions_they_do_not_have() -> None:
+    """By the Gram matrix, whose rounding may leave less than nothing, as by the columns."""
+    below = False
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        plane = orthonormal(10, 3, generator)
+        columns = (torch.randn(60, 3, dtype=torch.float64, generator=generator) @ plane.T)[None]
+        basis = torch.linalg.qr(torch.cat([plane, torch.randn(10, 7, dtype=torch.float64, generator=generator)], 1)).Q
+        gram = columns[0].T @ columns[0]
+        below |= bool(((basis * (gram @ basis)).sum(0) < 0).any())
+        expected = torch.linalg.vector_norm(columns[0] @ basis, dim=0)
+        found = fed(columns, [7]).along(basis[None])
+        torch.testing.assert_close(found, expected[None], rtol=1e-9, atol=1e-6)
+    assert below, "else the case does not show it"
