@@ -179,7 +179,7 @@ def test_a_threshold_near_one_keeps_to_float64() -> None:
     weak[:, 0], weak[:, 1] = torch.randn(300, generator=generator), 1e-4 * torch.randn(300, generator=generator)
     turn = torch.linalg.qr(torch.randn(20, 20, dtype=torch.float64, generator=generator)).Q.float()
     columns = weak @ turn
-    for threshold, error in ((1 - 1e-9, 1e-2), (0.99, 0.0)):
+    for threshold, error in ((1 - 1e-9, 1e-2), (0.9991, 1e-2), (0.999, 0.0), (0.99, 0.0)):
         representation = Representation(threshold)
         representation.add(columns[None])
         spectrum = representation.spectrum()
