@@ -83,6 +83,24 @@ def test_an_update_descends_the_literal_loss(gamma: float, never: int) -> None:
     assert float(icarl_loss(now[:0], [], range(4, 6), old, 1.0).detach()) > 1e-3
 
 
+def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
+    """Fewer than its share: what lies behind them is another class's."""
+    setup = PROBLEMS["conv"]
+    _, network, method = started_on(setup, "icarl", {"exemplars": 60})
+    for task in range(2):
+        network.open_head(setup.heads[task], 6)
+        method.begin_task()
+        batch = drawn(setup, task, 16)
+        few = batch[torch.cat([(batch.y == label).nonzero()[:2, 0] for label in setup.heads[task]])]
+        method.observe(few)
+        method.remember(few)
+        method.end_task()
+        places = method.exemplars.places
+        held = {label: method.exemplars.batch.y[where.start : where.stop].tolist() for label, where in places.items()}
+        assert held == {label: [label] * 2 for label in range(2 * task + 2)}
+        assert len(method.exemplars.batch) == 4 * (task + 1)
+
+
 def test_every_exemplar_is_drawn_in_its_turn() -> None:
     _, method = taught({"exemplars": 12}, 2)
     draws = torch.stack([method._one_of_each()[0].x for _ in range(60)])

@@ -247,6 +247,19 @@ def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: Importanc
     assert all("lower threshold" in remark for _, remark in remarks)
 
 
+@pytest.mark.parametrize(("rule", "open_again"), [(Sigmoid(0.01), False), (Ones(), True), (Spectral(1e9), True)])
+def test_importances_that_move_do_not_open_a_weight(rule: ImportanceRule, open_again: bool) -> None:
+    """They begin every task at 1: what they have come to within one does not count, and no remark is made twice."""
+    network = Network(nn.Linear(5, 3, bias=False).double())
+    memory = GradientMemory(rule, covered_weights(network.model))
+    x = torch.randn(30, 5, dtype=torch.float64)
+    assert len(memory.rebuild(network, x, 1 - 1e-9)) == 1
+    assert memory.closed() == {"weight"}
+    memory.importance.fill_(0.5)
+    assert memory.closed() == (set() if open_again else {"weight"})
+    assert len(memory.rebuild(network, x, 1 - 1e-9)) == (1 if open_again else 0)
+
+
 def test_remarks_on_full_bases_are_not_made_again_by_a_saved_learner(tmp_path: Path) -> None:
     x, y = torch.randn(80, 6), torch.arange(80) % 4
     full = [f"the basis of {name!r} holds all" for name in ("0.weight", "2.weight")]
