@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -212,7 +213,7 @@ def test_they_are_told_apart_in_either_precision_and_mode(name: str, dtype: torc
 def test_every_kind_of_layer_passes_as_what_it_is(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layers that are not tried because torch's forward is known, tried."""
     monkeypatch.setattr("steppe.projection.true_inputs._is_known", lambda layer: False)
-    layer, shape = LAYERS[case]
+    layer, shape = copy.deepcopy(LAYERS[case])  # others use it, and hooks are set here
     model = nn.Sequential(layer)
     x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert misread_weights(model, covered_weights(model), x) == []
