@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # within it imports may not go in a circle.
 LAYERS = [
     {"errors", "stopping", "version", "machine", "allocation", "results", "result_settings"},
-    {"settings", "products", "types", "files", "plugins", "devices"},
+    {"settings", "products", "types", "files", "plugins", "devices", "straight_line"},
     {"state"},
     {"saving"},
     {

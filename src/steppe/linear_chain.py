@@ -6,18 +6,15 @@ and δ_l the gradient of the loss in its outputs, W_l's gradient is δ_lᵀ X_l,
 
 from __future__ import annotations
 
-import ast
-import copy
-import inspect
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from steppe.products import product, times_transposed
+from steppe.straight_line import find_function, straight_line
 from steppe.types import Direction, Outer
 
 LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -159,7 +156,8 @@ def find_chain(model: nn.Module) -> LinearChain | None:
     """The chain that a model is; None where anything else happens in it, or could.
 
     Its forward must be a straight line of calls to its layers and to the functions known here: no branch, no helper, no
-    attribute that might change, no buffer, no hook of any kind, no weight used twice.
+    attribute that might change, no buffer, no hook of any kind, no weight used twice. The model is only looked at:
+    nothing of it runs, and nothing is changed, in it or in the process.
     """
     modules = dict(model.named_modules())
     linear = {id(p) for module in modules.values() if type(module) is nn.Linear for p in module.parameters()}
@@ -167,102 +165,74 @@ def find_chain(model: nn.Module) -> LinearChain | None:
         return None
     if any(_interfered(module) for module in modules.values()) or _watched_everywhere():
         return None
-    try:
-        calls = sum(_calls(module) for module in modules.values())
-        graph = fx.Tracer().trace(copy.deepcopy(model))  # a copy: the user's forward runs, and may leave traces
-    except Exception:  # what cannot be read, copied or traced is no chain
-        return None
-    if calls != len(graph.nodes) - 2:  # something else was called than what the chain will do
+    steps = list(_steps_of_sequence(model)) if type(model) is nn.Sequential else _steps_of_forward(model)
+    if steps is None:
         return None
     links: list[Link] = []
-    previous: fx.Node | None = None
     flattens = False
-    for node in graph.nodes:
-        expected = (previous,) if node.op != "placeholder" else ()
-        if node.args[:1] != expected or len(node.all_input_nodes) != len(expected):
-            return None
-        if node.op == "call_module" and _flattens(modules[str(node.target)]) and not links:
+    for path, step in steps:
+        if _flattens(step) and not links:
             flattens = True
-        elif node.op not in ("placeholder", "output") and not _linked(node, modules, links):
+        elif not _linked(path, step, links):
             return None
-        previous = node
     owned = [id(p) for link in links for p in link.layer.parameters()]
     if not links or len(set(owned)) != len(owned) or set(owned) != linear:
         return None
     return LinearChain(links, list(modules.values()), flattens)
 
 
-def _flattens(module: nn.Module) -> bool:
-    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+_Step = tuple[str, object]
+"""What is called: a layer, under its path, or a function or the name of a method, which have none."""
 
 
-def _linked(node: fx.Node, modules: Mapping[str, nn.Module], links: list[Link]) -> bool:
-    """Take one operation into the chain, if it has a place there."""
-    activation: Activation | None = None
-    if node.op == "call_module":
-        module = modules[str(node.target)]
-        if type(module) is nn.Linear:
-            links.append(Link(module, f"{node.target}.weight", f"{node.target}.bias"))
-            return True
-        if type(module) is nn.Identity:
-            return True
-        activation = _BY_KIND.get(type(module))
-    elif node.op in ("call_function", "call_method") and len(node.args) == 1 and not node.kwargs.keys() - {"inplace"}:
-        activation = _BY_FUNCTION.get(node.target)
+def _steps_of_sequence(sequence: nn.Module, path: str = "") -> Iterator[_Step]:
+    """The layers of a sequence and of the sequences in it, in order."""
+    for name, part in sequence._modules.items():
+        if type(part) is nn.Sequential:
+            yield from _steps_of_sequence(part, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", part
+
+
+def _steps_of_forward(model: nn.Module) -> list[_Step] | None:
+    """What the forward of somebody's own class calls, in order; None where that cannot be read off."""
+    kind = type(model)
+    plain = kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
+    calls = straight_line(kind.forward)
+    if calls is None or not plain or kind.__module__.startswith("torch.nn"):
+        return None
+    steps: list[_Step] = []
+    for call in calls:
+        if call.kind == "layer":
+            layer = model._modules.get(call.name)
+            if layer is None or getattr(model, call.name) is not layer:  # an attribute that is no layer, or hides it
+                return None
+            steps.append((call.name, layer))
+        else:
+            by_path = call.kind == "function"
+            steps.append(("", find_function(call.name, kind.forward.__globals__) if by_path else call.name))
+    return steps
+
+
+def _flattens(step: object) -> bool:
+    return type(step) is nn.Flatten and (step.start_dim, step.end_dim) == (1, -1)
+
+
+def _linked(path: str, step: object, links: list[Link]) -> bool:
+    """Take one step into the chain, if it has a place there."""
+    if type(step) is nn.Linear:
+        links.append(Link(step, f"{path}.weight", f"{path}.bias"))
+        return True
+    if type(step) is nn.Identity:
+        return True
+    if isinstance(step, nn.Module):
+        activation = _BY_KIND.get(type(step))
+    else:
+        activation = _BY_FUNCTION.get(step) if isinstance(step, Hashable) else None
     if activation is None or not links or links[-1].activation is not None:
         return False
     links[-1] = links[-1]._replace(activation=activation)
     return True
-
-
-def _calls(module: nn.Module) -> int:
-    """How many calls a module's forward makes, if it is a straight line of known ones."""
-    kind = type(module)
-    if kind is nn.Sequential:
-        assert isinstance(module, nn.Sequential)
-        return sum(not isinstance(part, nn.Sequential) for part in module)
-    if kind.__module__.startswith("torch.nn"):
-        return 0
-    nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))))
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    called = {id(call.func) for call in calls}
-    for node in nodes:
-        if not isinstance(node, _STRAIGHT):
-            raise ValueError("not a straight line")
-        if _is_own(node) and (id(node) not in called or node.attr not in module._modules):
-            raise ValueError("uses something of its own that is no layer")
-    for call in calls:
-        if not _is_known(call.func, kind.forward.__globals__):
-            raise ValueError("calls something that is not known")
-    return len(calls)
-
-
-def _is_own(node: ast.AST) -> TypeGuard[ast.Attribute]:
-    """Whether something of the module itself is named."""
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-def _is_known(function: ast.expr, names: Mapping[str, object]) -> bool:
-    """Whether what is called is a layer, a method of a tensor, or a function that a chain may have."""
-    if isinstance(function, ast.Name):
-        return names.get(function.id) in _BY_FUNCTION
-    if not isinstance(function, ast.Attribute):
-        return False
-    path, base = [function.attr], function.value
-    while isinstance(base, ast.Attribute):
-        path, base = [base.attr, *path], base.value
-    if not isinstance(base, ast.Name) or base.id not in names:  # a layer of `self`, or a method of a result
-        return True
-    found = names[base.id]
-    for part in path:
-        found = getattr(found, part)
-    return found in _BY_FUNCTION
-
-
-_STRAIGHT = (
-    *(ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AnnAssign, ast.Return, ast.Expr),
-    *(ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Constant, ast.expr_context),
-)
 
 
 def _interfered(module: nn.Module) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.output_layer import gives_output
@@ -16,11 +17,31 @@ _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[CoveredWeight, nn.Module, Tensor], None]
 
 
+class _Onlooker(TorchFunctionMode):
+    """Sees every function of torch that this thread calls, and lets it be."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def attention_in_steps(model: nn.Module) -> Iterator[None]:
+    """Inside, torch's attention does not go its quick way of eval mode, on which padding is left out and layers are
+    handed tensors that have no shape.
+
+    It is not taken where a function mode looks on, which is this thread's own affair; torch.backends.mha is not.
+    """
+    attends = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+    with _Onlooker() if attends else nullcontext():
+        yield
+
+
 @contextmanager
 def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iterator[None]:
     """Inside, every forward hands each call of a covered layer, the input as it is, to `sink(weight, layer, x)`."""
     handles = []
-    quick = torch.backends.mha.get_fastpath_enabled()
 
     def hook_for(weight: CoveredWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -31,14 +52,11 @@ def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iter
         return hook
 
     try:
-        # With padding left out, a Transformer's quick way in eval mode hands layers tensors that have no shape.
-        torch.backends.mha.set_fastpath_enabled(False)
         for weight in weights.values():
             for layer in dict.fromkeys(weight.layers):
                 handles.append(layer.register_forward_pre_hook(hook_for(weight), with_kwargs=True))
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(quick)
         for handle in handles:
             handle.remove()
 
@@ -109,8 +127,12 @@ def _outputs(
     calls: list[tuple[str, Tensor, int]] = []
     handles = []
 
-    def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        return lambda layer, args, output: calls.append((name, output, output._version))
+    def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], output: object) -> None:
+            if isinstance(output, Tensor):  # a layer with a forward of its own may give anything
+                calls.append((name, output, output._version))
+
+        return hook
 
     try:
         for name, weight in weights.items():

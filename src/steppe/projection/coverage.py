@@ -14,12 +14,14 @@ from steppe.linear_calls import factorable
 from steppe.network import Network
 from steppe.projection.capture import last_weight, output_weight, used_outside
 from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
+from steppe.projection.true_inputs import misread_weights
 
 
 def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, CoveredWeight]:
     """The weights that a gradient memory covers, seen with prepared inputs: all that a rule covers but those named, and
-    in multi-head learning the head. Weights that no rule covers are named in a warning; one that the model also uses
-    outside of its layer is refused, because only a part of its gradient could be projected.
+    in multi-head learning the head. Weights that no rule covers, and those of layers that do something else with them
+    than their rule says, are named in a warning; one that the model also uses outside of its layer is refused, because
+    only a part of its gradient could be projected.
     """
     covered = covered_weights(network.model, exclude)
     known = coverable_weights(network.model)
@@ -39,12 +41,14 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
                 "layers with exclude=(...)."
             )
         covered = {name: weight for name, weight in covered.items() if name != head}
-    _warn_uncovered(network, known.keys())
-    linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
     with network.mode(training=False):
         _refuse_used_outside(used_outside(network.model, covered, x))
-        with recurrence_unfused(network.model):
-            factored = factorable(network.model, linear, x)
+        misread = misread_weights(network.model, covered, x)
+    _warn_uncovered(network, known.keys() - misread)
+    covered = {name: weight for name, weight in covered.items() if name not in misread}
+    linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
+    with network.mode(training=False), recurrence_unfused(network.model):
+        factored = factorable(network.model, linear, x)
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
 
 

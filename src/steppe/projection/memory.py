@@ -11,7 +11,7 @@ from torch import Tensor
 from steppe.errors import LayerDivergedError, ModelError
 from steppe.network import Network
 from steppe.projection.basis import Representation, directions, leading
-from steppe.projection.capture import captured_calls
+from steppe.projection.capture import attention_in_steps, captured_calls
 from steppe.projection.growth import grown
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import CoveredWeight
@@ -168,6 +168,7 @@ class GradientMemory:
         with (
             torch.no_grad(),
             network.mode(training=False),
+            attention_in_steps(network.model),
             captured_calls(
                 self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
             ),
