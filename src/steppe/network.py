@@ -250,8 +250,8 @@ class Network:
         `factored` names weights of linear layers, each with the layers that use it: their gradients come as factors
         wherever the layers saw fewer input vectors than the weight has rows, and the products are never formed.
         `as_factors` welcomes factors of any weight, where they are to be had for nothing.
-        `statistics=False` leaves running statistics (BatchNorm) as they are: exactly one forward of an update may
-        move them.
+        `statistics=False` leaves running statistics (BatchNorm) as they are: unless a method's settings say otherwise,
+        exactly one forward of an update moves them.
         """
         chain = self.chain
         if chain is not None:

@@ -18,6 +18,7 @@ from steppe.linear_chain import WIDE, LinearChain
 from steppe.network import Network
 from steppe.numerics import twice_differentiable
 from steppe.projection.memory import GradientMemory
+from steppe.standing_in import buffers_apart
 from steppe.types import Batch, Direction, Gradient, Outer, aligned, averaged, multiplied, of_same_inputs
 
 
@@ -43,6 +44,8 @@ class Ascent:
     clamp: float = 2.0
     chunked: bool = False
     second_order: bool = False
+    every_forward: bool = False
+    """Whether each forward moves running statistics (BatchNorm), as in the released code."""
     _chain: list[MovedChain] = field(default_factory=list, init=False, repr=False, compare=False)
     """What was made for the last chain perturbed: mostly it serves the next update as well."""
 
@@ -51,7 +54,8 @@ class Ascent:
     ) -> Perturbed:
         """Perturb by the current batch D within the memory; evaluate on the union D ∪ N.
 
-        Of all the forwards only the last moves running statistics, and that only with `statistics`.
+        Of all the forwards only the last moves running statistics, and that only with `statistics`; with
+        `every_forward` all of them do.
         """
         chain = None if self.second_order or network.has_frozen else network.chain
         if chain is not None and current.x.data_ptr() == union.x.data_ptr():  # D is the first of D ∪ N
@@ -94,13 +98,14 @@ def _first_order(
     slopes: list[Tensor] = []
     seen: Gradient | None = None
     for part, evaluated, last in ascent.schedule(len(current)):
-        _, g = network.gradient(current[part], at=place, factored=memory.linear, statistics=False)
+        _, g = network.gradient(current[part], at=place, factored=memory.linear, statistics=ascent.every_forward)
         along = memory.coordinates(g)
         step = {name: _clamped(d, ascent.clamp, name in along) for name, d in memory.within(g, along).items()}
         place = network.moved(step, ascent.lr, onward=place is not None)
         walked.append(along)
         if evaluated:
-            loss, gradient = network.gradient(union, at=place, factored=memory.linear, statistics=statistics and last)
+            moving = ascent.every_forward or (statistics and last)
+            loss, gradient = network.gradient(union, at=place, factored=memory.linear, statistics=moving)
             losses.append(loss)
             gradients.append(gradient)
             if memory and memory.rule.dynamic:
@@ -153,7 +158,7 @@ def _second_order(
     moved: Direction = dict(weights)
     losses: list[Tensor] = []
     for part, evaluated, last in ascent.schedule(len(current)):
-        inner = network.functional_loss(current[part], moved, statistics=False)
+        inner = _followed_loss(ascent, network, current[part], moved, statistics=False)
         slopes = torch.autograd.grad(
             inner, list(moved.values()), create_graph=True, allow_unused=True, materialize_grads=True
         )
@@ -163,7 +168,7 @@ def _second_order(
             for name, w in moved.items()
         }
         if evaluated:
-            losses.append(network.functional_loss(union, moved, statistics=statistics and last))
+            losses.append(_followed_loss(ascent, network, union, moved, statistics=statistics and last))
     loss = torch.stack(losses).mean()
     wanted = [*weights.values(), *leaves.values()]
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
@@ -172,6 +177,14 @@ def _second_order(
         network.completed(dict(zip(weights, found[: len(weights)], strict=True))),
         torch.cat([slope.reshape(-1) for slope in found[len(weights) :]]) if leaves else None,
     )
+
+
+def _followed_loss(ascent: Ascent, network: Network, batch: Batch, weights: Direction, *, statistics: bool) -> Tensor:
+    """The loss as a part of one graph with those of other forwards, which may move the same running statistics."""
+    if not ascent.every_forward:
+        return network.functional_loss(batch, weights, statistics=statistics)
+    with buffers_apart(network.model):
+        return network.functional_loss(batch, weights)
 
 
 def _clamped(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:

@@ -40,6 +40,23 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def buffers_apart(model: nn.Module) -> Iterator[None]:
+    """Forwards inside change copies of the buffers, whose values the buffers themselves take on afterwards. A graph
+    keeps the copies that its forward used, so further forwards may change the buffers before it is differentiated.
+    """
+    own = buffers_of(model)
+    copies = {id(buffer): buffer.clone() for _, _, buffer in own}  # modules that share one go on sharing it
+    for module, name, buffer in own:
+        setattr(module, name, copies[id(buffer)])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer in own:
+                setattr(module, name, buffer.copy_(getattr(module, name)))
+
+
+@contextmanager
 def in_mode(model: nn.Module, training: bool, resting: Iterable[nn.Module] = ()) -> Iterator[None]:
     """Train or eval mode inside, but for those at rest, which are in eval mode; afterwards every module is in the mode
     it was found in. Parts that their owner put in eval mode and has frozen stay in it.

@@ -50,6 +50,11 @@ class FSDGPM(MethodSettings):
         choices=("whole", "chunked"),
     )
     second_order: bool = setting(False, "differentiate through the ascent")
+    statistics: str = setting(
+        "once",
+        "move BatchNorm's running statistics once per update, or in every forward pass of it (released code)",
+        choices=("once", "every-forward"),
+    )
     perturbation: str = setting(
         "ascend",
         "climb; look ahead by descending; or perturb for the importances alone",
@@ -81,7 +86,14 @@ class FSDGPM(MethodSettings):
     def ascent(self) -> Ascent:
         """How v is found."""
         lr = -self.ascent_lr if self.perturbation == "look-ahead" else self.ascent_lr
-        return Ascent(lr, self.ascent_steps, self.ascent_clamp, self.ascent_form == "chunked", self.second_order)
+        return Ascent(
+            lr,
+            self.ascent_steps,
+            self.ascent_clamp,
+            self.ascent_form == "chunked",
+            self.second_order,
+            self.statistics == "every-forward",
+        )
 
 
 class _FSDGPM(Method):
