@@ -179,7 +179,7 @@ def test_a_threshold_near_one_keeps_to_float64() -> None:
     weak[:, 0], weak[:, 1] = torch.randn(300, generator=generator), 1e-4 * torch.randn(300, generator=generator)
     turn = torch.linalg.qr(torch.randn(20, 20, dtype=torch.float64, generator=generator)).Q.float()
     columns = weak @ turn
-    for threshold, error in ((1 - 1e-9, 1e-2), (0.99, 0.0)):
+    for threshold, error in ((1 - 1e-9, 1e-2), (0.9991, 1e-2), (0.999, 0.0), (0.99, 0.0)):
         representation = Representation(threshold)
         representation.add(columns[None])
         spectrum = representation.spectrum()
@@ -206,3 +206,51 @@ def test_what_cannot_be_decomposed_is_seen(value: float, n: int, threshold: floa
         spectrum = representation.spectrum()
         assert spectrum is not None
         assert all(bool(part.isfinite().all()) for part in spectrum)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_faint_directions_of_the_smaller_product_count_as_none(groups: int, scale: float) -> None:
+    """Where the columns are fewer than the rows and the threshold leaves much out, u = R v / σ comes from RᵀR, whose
+    rounding is a share of the strongest energy: a direction of a billionth of it is still the SVD's, one of less is
+    none, rather than rounding noise that has been divided by next to nothing.
+    """
+    energies = torch.tensor([1.0, 1e-3, 1e-6, 3e-9, 3e-10, 1e-14, 1e-20], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    columns = torch.stack(
+        [
+            orthonormal(9, 7, generator)
+            @ torch.diag(scale * (group + 1) * energies.sqrt())
+            @ orthonormal(12, 7, generator).T
+            for group in range(groups)
+        ]
+    )  # nine columns of rank 7, (groups, n, in)
+    representation = Representation(0.9)
+    representation.add(columns)
+    spectrum = representation.spectrum()
+    assert spectrum is not None
+    vectors, values, _ = torch.linalg.svd(columns.mT, full_matrices=False)
+    for group in range(groups):
+        held, exact = spectrum.values[group], values[group]
+        assert (held > 0).tolist() == [True] * 4 + [False] * 5
+        torch.testing.assert_close(held[:4], exact[:4], rtol=1e-5, atol=0)
+        assert not spectrum.vectors[group][:, 4:].any()
+        for found, expected in zip(spectrum.vectors[group][:, :4].T, vectors[group][:, :4].T, strict=True):
+            assert float(found.norm()) == pytest.approx(1, abs=1e-5)
+            assert float((found @ expected).abs()) == pytest.approx(1, abs=1e-5)
+
+
+def test_how_strongly_columns_point_along_directions_they_do_not_have() -> None:
+    """By the Gram matrix, whose rounding may leave less than nothing, as by the columns."""
+    below = False
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        plane = orthonormal(10, 3, generator)
+        columns = (torch.randn(60, 3, dtype=torch.float64, generator=generator) @ plane.T)[None]
+        basis = torch.linalg.qr(torch.cat([plane, torch.randn(10, 7, dtype=torch.float64, generator=generator)], 1)).Q
+        gram = columns[0].T @ columns[0]
+        below |= bool(((basis * (gram @ basis)).sum(0) < 0).any())
+        expected = torch.linalg.vector_norm(columns[0] @ basis, dim=0)
+        found = fed(columns, [7]).along(basis[None])
+        torch.testing.assert_close(found, expected[None], rtol=1e-9, atol=1e-6)
+    assert below, "else the case does not show it"

@@ -83,6 +83,39 @@ def test_an_update_descends_the_literal_loss(gamma: float, never: int) -> None:
     assert float(icarl_loss(now[:0], [], range(4, 6), old, 1.0).detach()) > 1e-3
 
 
+def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
+    """Fewer than its share: what lies behind them is another class's."""
+    setup = PROBLEMS["conv"]
+    _, network, method = started_on(setup, "icarl", {"exemplars": 60})
+    for task in range(2):
+        network.open_head(setup.heads[task], 6)
+        method.begin_task()
+        batch = drawn(setup, task, 16)
+        few = batch[torch.cat([(batch.y == label).nonzero()[:2, 0] for label in setup.heads[task]])]
+        method.observe(few)
+        method.remember(few)
+        method.end_task()
+        places = method.exemplars.places
+        held = {label: method.exemplars.batch.y[where.start : where.stop].tolist() for label, where in places.items()}
+        assert held == {label: [label] * 2 for label in range(2 * task + 2)}
+        assert len(method.exemplars.batch) == 4 * (task + 1)
+
+
+def test_the_nearest_mean_is_found_far_from_0_too() -> None:
+    """In float32: ‖a‖² − 2⟨a, b⟩ + ‖b‖² would lose the distances, which are less than a thousandth of the logits."""
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2))
+        model.bias.fill_(3000.0)
+    y = torch.arange(20) % 2
+    learner = Learner(model, ICaRL(lr=1e-12, exemplars=6), prepare=lambda x: x)
+    learner.learn(Task((torch.eye(2)[y], y), head=range(2)))
+    x = torch.eye(2)[y] + 0.6 * torch.randn(20, 2)
+    nearest = torch.cdist(x.double(), torch.eye(2, dtype=torch.float64)).argmin(1)
+    assert 0 < int((nearest != y).sum()) < 20
+    assert learner.predict(x, range(2)).tolist() == nearest.tolist()
+
+
 def test_every_exemplar_is_drawn_in_its_turn() -> None:
     _, method = taught({"exemplars": 12}, 2)
     draws = torch.stack([method._one_of_each()[0].x for _ in range(60)])

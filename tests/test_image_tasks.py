@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from steppe.benchmarks import image_tasks
 from steppe.benchmarks.cifar100_split import CIFAR100Split
 from steppe.benchmarks.cifar100_superclass import ORDERS, CIFAR100Superclass
 from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split
-from steppe.benchmarks.pmnist import LongPMNIST
+from steppe.benchmarks.pmnist import PMNIST, LongPMNIST
 from steppe.benchmarks.rotated_mnist import RotatedMNIST, turned
 from steppe.benchmarks.split_mnist import SplitMNIST
 from steppe.benchmarks.tiny_imagenet import TinyImageNet
@@ -84,8 +85,9 @@ def test_held_out_is_numpys_legacy_shuffle_of_each_task() -> None:
         np.random.RandomState(seed).shuffle(places)
         assert valid.tolist() == places[:5].tolist()
         assert train.tolist() == places[5:].tolist()
-    longest = image_tasks.held_out(5, 2**63 - 1)(y)[1]
-    assert len(set(longest.tolist())) == 5
+    longest, other = (image_tasks.held_out(5, seed)(y)[1].tolist() for seed in (2**63 - 1, 2**62 - 1))
+    assert len(set(longest)) == 5
+    assert longest != other  # though their last 32 bits are the same
 
 
 def test_held_out_of_each_class() -> None:
@@ -104,6 +106,53 @@ def test_chosen_samples_change_from_task_to_task() -> None:
         picked = torch.randperm(50)[:10].tolist()
         train, valid = split(y)
         assert (valid.tolist(), train.tolist()) == (picked[:3], picked[3:])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("made", "data", "count"), [(CIFAR100Superclass, cifar100, 125), (CIFAR100Split, cifar100, 250)]
+)
+def test_a_run_is_validated_on_what_its_own_seed_holds_out(
+    made: type[ImageBenchmark], data: ModuleType, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same places in every task: the first of numpy's legacy shuffle by the seed, in its order."""
+    pictures = synthetic(each=60)
+    monkeypatch.setattr(data, "load", lambda: pictures)
+    for task, plan in list(zip(made().stream(seed), made().plans(seed), strict=True))[:3]:
+        x, _ = pictures.select("train", plan.classes)
+        whole = [(int(flat[0]), int(flat[1])) for flat in x.flatten(1)]
+        places = np.arange(len(whole))
+        np.random.RandomState(seed).shuffle(places)
+        assert [(kind, number) for kind, number, *_ in contents(task.valid)] == [whole[i] for i in places[:count]]
+        assert [(kind, number) for kind, number, *_ in contents(task.train)] == [whole[i] for i in places[count:]]
+
+
+def test_tiny_imagenet_holds_out_by_the_seed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = synthetic(200, (3, 8, 8), each=60)
+    monkeypatch.setattr(tiny_imagenet, "load", lambda: pictures)
+    for seed in (0, 7):
+        task, plan = TinyImageNet().stream(seed)[0], TinyImageNet().plans(seed)[0]
+        places = np.arange(60)
+        np.random.RandomState(seed).shuffle(places)
+        assert plan.classes is not None
+        held = contents(task.valid)
+        for kind in plan.classes:
+            assert sorted(number for other, number, *_ in held if other == kind) == sorted(places[:50].tolist())
+
+
+@pytest.mark.parametrize("made", [SplitMNIST, RotatedMNIST, PMNIST, LongPMNIST])
+def test_digits_are_picked_by_the_seed(made: type[ImageBenchmark]) -> None:
+    """By one generator for all tasks, which goes on from one to the next."""
+    for seed in (0, 7):
+        benchmark = made.from_mapping({"samples": 30, "tasks": 2})
+        picks = torch.Generator().manual_seed(seed)
+        for task, plan in zip(benchmark.stream(seed), benchmark.plans(seed), strict=True):
+            x, _ = benchmark.images().select("train", plan.classes)
+            chosen = x[torch.randperm(len(x), generator=picks)[:30]]
+            expected = chosen if plan.view is None else plan.view(chosen)
+            parts = [part for part in (task.valid, task.train) if part is not None]
+            seen = torch.cat([next(iter(part.batches(99, None)))[0] for part in parts])
+            assert torch.equal(seen, expected)
 
 
 def test_cifar100_split(monkeypatch: pytest.MonkeyPatch) -> None:

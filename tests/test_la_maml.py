@@ -72,6 +72,23 @@ def test_meta_gradients_equal_the_unrolled_loop(case: str, second_order: bool, p
 
 
 @pytest.mark.parametrize("second_order", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_rate_of_exactly_0_moves_only_where_negative_rates_count(relu: bool, second_order: bool) -> None:
+    """Relu's slope at 0 is 0, in first order as in second."""
+    setup = PROBLEMS["smooth"]
+    changes = {"inner_steps": 2, "inner_relu": relu, "second_order": second_order}
+    method = setting_up(setup, changes)[2]
+    for rate in method.rates.values():
+        rate.flatten()[::3] = 0.0
+    still = flattened(method.rates) == 0
+    current = drawn(setup, 1, 6)
+    found = flattened(method.meta_gradient(current, current.joined(drawn(setup, 0, 4))).rates)
+    assert 10 < int(still.sum()) < len(still)
+    assert bool(found[still].any()) is not relu
+    assert bool(found[~still].any())
+
+
+@pytest.mark.parametrize("second_order", [False, True])
 def test_meta_gradients_equal_finite_differences(second_order: bool) -> None:
     """Of the meta-loss as a plain function of θ and α; in first order, with the inner gradients held fixed."""
     setup = PROBLEMS["smooth"]

@@ -153,6 +153,29 @@ def test_the_ascent_is_the_obvious_one(
     compared(again, expected)  # nothing is left over from the last time
 
 
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.999, 1.001, 3.0])
+@pytest.mark.parametrize("first_task", [False, True])
+@pytest.mark.parametrize("lr", [0.3, -0.3])
+def test_a_step_is_clamped_as_soon_as_one_element_is_too_large(
+    share: float, first_task: bool, lr: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs along a single axis, all of one class: then the bound by which a wide weight's step is let pass is met by
+    an element of it, so that nothing hides a bound that is too high.
+    """
+    monkeypatch.setattr("steppe.chain_ascent.WIDE", 0)
+    quick, slow, batch = setting("one", heads=False)
+    x = torch.zeros(4, 9, dtype=torch.float64)  # fewer samples than outputs, or the weight would count as small
+    x[:, 4] = 1.5
+    batch = Batch(x, torch.zeros_like(batch.y[:4]), batch.task[:4])
+    memories = [GradientMemory(Sigmoid(0.01), covered_weights(network.model)) for network in (quick, slow)]
+    if not first_task:
+        for memory, network in zip(memories, (quick, slow), strict=True):
+            memory.rebuild(network, x, 0.9)
+    step = multiplied(slow.gradient(batch[:2])[1]["0.weight"])
+    ascent = Ascent(lr, steps=2, clamp=share * float(step.abs().max()))
+    compared(*(ascent(n, m, batch[:2], batch) for n, m in zip((quick, slow), memories, strict=True)))
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_the_first_layers_coordinates_are_not_computed_twice(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """X M is there already, even where no λ has to move."""

@@ -170,6 +170,28 @@ def test_weights_of_several_types_have_importances_of_their_own() -> None:
             assert {p.importance.dtype for p in memory.projectors.values()} == {torch.float32, torch.float64}
 
 
+class Third(Spectral):
+    """λ = 1/3 for every column, padding too."""
+
+    def initial(self, singular_values: Tensor) -> Tensor:
+        return torch.full_like(singular_values, 1 / 3)
+
+
+def test_a_new_direction_has_nothing_of_the_padding_whose_place_it_takes() -> None:
+    """Groups may hold different numbers of directions; λ adds up for those that were there."""
+    network = Network(nn.Conv1d(6, 2, 1, groups=2, bias=False).double())
+    memory = GradientMemory(Third(1.0), covered_weights(network.model))
+    for first, energies in ((True, [8, 8, 1, 9, 1, 0]), (False, [8, 8, 0, 8, 8, 0])):  # two and one, then two and two
+        x = torch.diag(torch.tensor(energies, dtype=torch.float64)).sqrt().unsqueeze(2)
+        memory.grow(network, x, dict.fromkeys(memory.covered, 0.95), first=first)
+        assert memory.ranks()["weight"]["rank"] == (3 if first else 4)
+    found = memory.projectors["weight"]
+    for group, held in enumerate(({0: 2 / 3, 1: 2 / 3}, {0: 2 / 3, 1: 1 / 3})):
+        matrix = found.basis[group] @ torch.diag(found.importance[group]) @ found.basis[group].T
+        expected = torch.diag(torch.tensor([held.get(place, 0.0) for place in range(3)], dtype=torch.float64))
+        torch.testing.assert_close(matrix, expected)
+
+
 def faint(task: int) -> steppe.Task:
     """Two strong directions, and in all others noise that holds a hundred-thousandth of the energy."""
     generator = torch.Generator().manual_seed(task)
@@ -223,6 +245,19 @@ def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: Importanc
     held_softly = rule == Spectral(3.0) and not grows
     assert about == [] if held_softly else len(about) == 1 and about[0] >= 2
     assert all("lower threshold" in remark for _, remark in remarks)
+
+
+@pytest.mark.parametrize(("rule", "open_again"), [(Sigmoid(0.01), False), (Ones(), True), (Spectral(1e9), True)])
+def test_importances_that_move_do_not_open_a_weight(rule: ImportanceRule, open_again: bool) -> None:
+    """They begin every task at 1: what they have come to within one does not count, and no remark is made twice."""
+    network = Network(nn.Linear(5, 3, bias=False).double())
+    memory = GradientMemory(rule, covered_weights(network.model))
+    x = torch.randn(30, 5, dtype=torch.float64)
+    assert len(memory.rebuild(network, x, 1 - 1e-9)) == 1
+    assert memory.closed() == {"weight"}
+    memory.importance.fill_(0.5)
+    assert memory.closed() == (set() if open_again else {"weight"})
+    assert len(memory.rebuild(network, x, 1 - 1e-9)) == (1 if open_again else 0)
 
 
 def test_remarks_on_full_bases_are_not_made_again_by_a_saved_learner(tmp_path: Path) -> None:

@@ -182,3 +182,14 @@ def test_mixing_by_the_jacobian_alone(size: int) -> None:
         assert not mixes(kept, rows)
         assert not mixes(kept[::2], rows[::2])
         assert mixes(kept + 0.1 * matrix, rows)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_a_little_mixing_is_mixing_and_rounding_is_not(scale: float) -> None:
+    """What lies off the diagonal of a Jacobian in float32 may be some millionths of what lies on it, by rounding."""
+    generator = torch.Generator().manual_seed(2)
+    rows = list(range(8))
+    beside = torch.randn(8, 8, dtype=torch.float64, generator=generator).fill_diagonal_(0)
+    alone = torch.diag(1 + torch.rand(8, dtype=torch.float64, generator=generator))
+    for share, mixed in ((1e-2, True), (1e-3, True), (1e-4, True), (1e-6, False), (0.0, False)):
+        assert mixes(scale * (alone + share * beside), rows) is mixed

@@ -6,15 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from reference import Sample, central_differences, soften
 from reference_update import PROBLEMS, FlatUpdate, coverage
 from torch import Tensor
 
+from steppe import perturbation
 from steppe.network import Network
 from steppe.perturbation import Ascent
 from steppe.projection.importance import Sigmoid, Spectral
 from steppe.projection.memory import GradientMemory
-from steppe.types import Batch, multiplied
+from steppe.types import Batch, Outer, multiplied
 
 PROBLEM = PROBLEMS["smooth"]  # tanh: finite differences need a loss without kinks
 
@@ -160,3 +163,55 @@ def test_the_ascent_leaves_the_model_as_it_found_it(second: bool) -> None:
     assert all(torch.equal(value, before[name]) for name, value in setup.model.state_dict().items())
     assert all(torch.equal(p.importance, kept[name]) for name, p in setup.memory.projectors.items())
     assert not any(p.importance.requires_grad for p in setup.memory.projectors.values())
+
+
+EIGHTHS = st.integers(-16, 16).map(lambda number: number / 8)  # so that products and sums are exact, and ties are ties
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.data(), st.integers(1, 320))
+@example(1, 2, 2, None, 32)
+@example(3, 2, 2, None, 97)
+def test_factors_are_clamped_as_their_product_is(
+    n: int, rows: int, columns: int, data: st.DataObject | None, bound: int
+) -> None:
+    """Whatever their bound is estimated by. Where no sum of |δ_ni X_nj| can reach beyond it, they stay factors."""
+    if data is None:  # every entry is the bound 2 n · 2 itself, or one sixty-fourth beyond it
+        left, right = torch.full((n, rows), 2.0), torch.full((n, columns), 2.0)
+        bound = 256 * n - bound % 2
+    else:
+        left, right = (
+            torch.tensor([[data.draw(EIGHTHS) for _ in range(size)] for _ in range(n)]) for size in (rows, columns)
+        )
+    limit = bound / 64
+    sums = [max(map(abs, a)) * max(map(abs, b)) for a, b in zip(left.tolist(), right.tolist(), strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(perturbation, "WIDE", 0)
+        found = perturbation._clamped(Outer(left.double(), right.double()), limit, new=True)
+    assert isinstance(found, Outer) == (rows * columns > 0 and sum(sums) <= limit)
+    for i in range(rows):
+        for j in range(columns):
+            product = sum(float(left[k, i]) * float(right[k, j]) for k in range(n))
+            assert float(multiplied(found)[i, j]) == min(max(product, -limit), limit)
+
+
+@pytest.mark.parametrize("clamp", [1e3, 0.3, 0.1, 0.02])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_ascent_by_factors_outside_of_chains_is_the_twins(
+    clamp: float, steps: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large matrices of a model that is no chain: their steps come as factors, and must be clamped all the same."""
+    monkeypatch.setattr(perturbation, "WIDE", 0)
+    setup = Setup(lr=0.4, steps=steps, chunked=chunked, clamp=clamp)
+    kinds: set[type] = set()
+    clamped = perturbation._clamped
+
+    def noted(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
+        kinds.add(type(d))
+        return clamped(d, bound, new)
+
+    monkeypatch.setattr(perturbation, "_clamped", noted)
+    found = Ascent(0.4, steps, clamp=clamp, chunked=chunked)(setup.network, setup.memory, setup.current, setup.union)
+    assert setup.network.chain is None
+    assert Outer in kinds
+    assert float(found.loss) == pytest.approx(setup.loss(setup.twin.w, setup.importances), rel=1e-12)

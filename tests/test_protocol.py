@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from own_images import synthetic
 from torch import Tensor, nn
@@ -109,8 +109,10 @@ def expected(losses: list[float], lr: float, training: Training) -> tuple[int, f
 @given(
     st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), min_size=1, max_size=40),
     st.integers(1, 6),
-    st.sampled_from([1e-5, 1e-3, 0.004]),
+    st.sampled_from([1e-5, 1e-3, 0.004, 0.005, 0.00125]),
 )
+@example([0.1] * 20, 1, 0.005)  # a first cut to the least step size itself, which is not below it
+@example([0.1] * 20, 2, 0.00125)
 def test_validation_follows_the_rule(losses: list[float], patience: int, lr_min: float) -> None:
     training = Training(epochs=len(losses), patience=patience, lr_min=lr_min)
     network, method = counting(), Paced(0.01)
