@@ -199,7 +199,7 @@ def recipes_and_interface() -> str:
 
 
 def test_reference_has_every_public_name() -> None:
-    page, _, parts = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").partition("\n## Parts\n")
+    page, _, parts = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").partition("\n## Building blocks\n")
     places = {name.rpartition(".")[2]: name.rpartition(".")[0] for name in reference_names(page)}
     assert set(places) == set(steppe.__all__) - {"__version__"}
     for name, module in places.items():
@@ -269,3 +269,13 @@ def test_site_is_read_without_a_network(site: Path) -> None:
 def test_every_figure_is_in_its_table() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "figures.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == list(FIGURES)
+
+
+def test_citation_has_what_the_format_requires() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which mkdocs brings along")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation.keys() >= {"cff-version", "message", "title", "authors"}
+    assert str(citation["version"]) == steppe.__version__
+    (paper,) = citation["references"]
+    assert paper.keys() >= {"type", "title", "authors"}
+    assert [author["family-names"] for author in paper["authors"]] == ["Deng", "Chen", "Hao", "Wang", "Heng"]

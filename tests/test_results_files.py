@@ -62,23 +62,23 @@ def test_complete_is_only_what_lacks_nothing(tmp_path: Path) -> None:
     assert "in `ascent-steps-3` `method.ascent_steps=3`" in overview(tmp_path)
     assert "$ steppe reproduce k-study\n" in overview(tmp_path)
     shutil.rmtree(tmp_path / "k-study" / "ascent-steps-3" / "fs-dgpm" / "seed-4")
-    assert state(tmp_path, "k-study") == "full length; without seed 4 of `fs-dgpm` in `ascent-steps-3`"
+    assert state(tmp_path, "k-study") == "full length; missing: seed 4 of `fs-dgpm` in `ascent-steps-3`"
     shutil.rmtree(tmp_path / "k-study" / "ascent-steps-3")
-    assert state(tmp_path, "k-study") == "full length; without `fs-dgpm` in `ascent-steps-3`"
+    assert state(tmp_path, "k-study") == "full length; missing: `fs-dgpm` in `ascent-steps-3`"
 
 
 def test_what_was_shortened_or_changed_is_named(tmp_path: Path) -> None:
     shorter = ("benchmark.tasks=4", "training.epochs=5")
     write_study(tmp_path / "short", "cifar100-superclass", ["fs-dgpm", "er"], 1, *shorter)
     short = "shortened: `benchmark.tasks=4`, `training.epochs=5`"
-    assert state(tmp_path, "short") == f"{short}; without `fs-sgpm`, `gpm`"
+    assert state(tmp_path, "short") == f"{short}; missing: `fs-sgpm`, `gpm`"
     assert "(`steppe reproduce superclass-table`)" in overview(tmp_path)
     write_study(tmp_path / "scrambled", "cifar100-superclass", ["fs-dgpm"], 1, "reading=scrambled")
     assert Studies.read(tmp_path / "scrambled").recipe == "superclass-scrambled"
     write_study(tmp_path / "nudged", "pmnist", ["er"], 2, "method.lr=0.02")
     assert state(tmp_path, "nudged") == "full length; other settings: `method.lr=0.02`"
     write_study(tmp_path / "older", "pmnist", ["er"], 2, "method.lr=0.02", command="steppe run pmnist er --seed 0")
-    assert state(tmp_path, "older") == "full length; the presets of the time: `method.lr=0.02`"
+    assert state(tmp_path, "older") == "full length; older presets: `method.lr=0.02`"
 
 
 def test_machines_and_commits_with_their_runs(tmp_path: Path) -> None:
