@@ -27,6 +27,7 @@ LAYERS = [
         "linear_calls",
         "linear_chain",
         "standing_in",
+        "input_copies",
         "heads",
         "model_state",
     },

@@ -283,6 +283,7 @@ class Learner:
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         before = list(heads)
+        self.network.input_copies.forget()
         # A model may draw even when it is only looked at.
         with unswayed(self.network.device), borrowed_global_generator(self.network.device):
             for task in listed:

@@ -207,16 +207,9 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
         )
     try:
         with torch.no_grad(), network.mode(training=False):
-            prepared = prepared_copy(network, x)
-            version = prepared._version
-            output = network.model(prepared)
+            output: object = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {error}") from error
-    if prepared._version != version:
-        raise ModelError(
-            "the model changes its input in place, and an update needs it several times: "
-            "let its forward begin with a copy (x = x.clone())."
-        )
     if (wrong := _no_logits(output, len(x))) is not None:
         raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {wrong}.")
     outputs = output.shape[1]

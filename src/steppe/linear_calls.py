@@ -65,7 +65,7 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
     weights = dict(model.named_parameters())
     linear = {name: layers for name, layers in linear.items() if all(map(is_plain, layers))}
     with torch.enable_grad(), recorded_calls(linear) as calls:
-        output: Tensor = model(x)
+        output: Tensor = model(x.clone())  # it may work in place
         measure = output.logsumexp(-1).sum()
     seen = {name: made for name, made in calls.items() if any(call.rows for call in made)}  # no inputs tell nothing
     edges = [call.output for made in seen.values() for call in made]
