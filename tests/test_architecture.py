@@ -28,6 +28,7 @@ LAYERS = [
         "linear_chain",
         "standing_in",
         "input_copies",
+        "clocks",
         "heads",
         "model_state",
     },

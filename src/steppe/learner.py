@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from steppe.clocks import by_kind
 from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, ModelError, UsageError, in_one_line
 from steppe.events import Event, Watch, ignore
@@ -190,16 +190,15 @@ class Learner:
                 with self.network.multiplying_in(training.precision):
                     fitting.run()
                 self._fitting = None
-                trained = time.perf_counter()
+                trained = fitting.time
                 remarks = self._end_task(method, curriculum.name)
             except BaseException:
                 self._broken_off = curriculum.name, fitting.best
                 raise
             finally:
                 self._fitting = None
-            ended = time.perf_counter()
-        seconds = {"train": fitting.seconds - (ended - trained), "memory": ended - trained}
-        return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record())
+        seconds, cpu = by_kind({"train": trained, "memory": fitting.time.minus(trained)})
+        return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record(), cpu)
 
     def _end_task(self, method: Method, name: str) -> list[str]:
         check_finite(self.network.parameters, f"after task {name!r}")

@@ -207,7 +207,7 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
         )
     try:
         with torch.no_grad(), network.mode(training=False):
-            output: object = network.forward(prepared_copy(network, x))
+            output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {error}") from error
     if (wrong := _no_logits(output, len(x))) is not None:

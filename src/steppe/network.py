@@ -327,7 +327,7 @@ class Network:
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         call = torch.func.functional_call
-        output = self._multiplied(lambda x: call(self.model, {**weights, **copies}, (x,)), batch.x)  # type: ignore[no-any-return]
+        output = self._multiplied(lambda x: call(self.model, {**weights, **copies}, (x,)), batch.x)
         return self.within_heads(output, batch.task)
 
     def snapshot(self) -> dict[str, Tensor]:

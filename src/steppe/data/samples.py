@@ -101,6 +101,11 @@ class TensorSamples(Samples):
         starts = range(skip * size, len(self), size)
         return (self._part(slice(start, start + size)) for start in starts)
 
+    def first(self, count: int = 1) -> Pair:
+        if len(self) == 0:
+            raise DataError("is empty: it holds no sample.")
+        return self._part(slice(0, count))  # of `at_hand` samples not all need to be turned for that
+
     def digest(self) -> str:
         """A hash of all labels and of a few inputs. Of real numbers only the leading digits count: the last ones may
         come out otherwise where the same data is made on another machine.
