@@ -122,11 +122,21 @@ class Curriculum:
 def _varied(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
     """New variants of a batch of the task's inputs."""
     assert task.augment is not None
-    varied = task.augment(x, generator)
-    if not isinstance(varied, Tensor) or varied.ndim == 0 or len(varied) != len(x):
-        given = f"a tensor of shape {tuple(varied.shape)}" if isinstance(varied, Tensor) else type(varied).__name__
+    own = x if isinstance(task.train, TensorSamples) else x.clone()  # what a DataLoader gives may be its owner's
+    varied = task.augment(own, generator)
+    if not isinstance(varied, Tensor) or _form(varied) != _form(x):
+        given = _in_words(varied) if isinstance(varied, Tensor) else type(varied).__name__
         raise DataError(
-            f"{task.name}: `augment` gives {given} for inputs of shape {tuple(x.shape)}: let it return a tensor with "
-            "one variant of each."
+            f"{task.name}: `augment` gives {given} for {_in_words(x)}: let it return one variant of each input, of the "
+            "same shape and type and on the same device, as the inputs are tested and kept for replay like this."
         )
     return varied.detach()  # replay would keep its graph
+
+
+def _form(x: Tensor) -> tuple[object, ...]:
+    return x.shape, x.dtype, x.device, x.layout
+
+
+def _in_words(x: Tensor) -> str:
+    layout = "" if x.layout == torch.strided else f", {x.layout}"
+    return f"{x.dtype} of shape {tuple(x.shape)} on {x.device}{layout}"

@@ -22,6 +22,7 @@ from steppe.learner_checks import (
     check_described,
     check_finite,
     check_given,
+    check_idle,
     check_last_batch,
     check_precision,
     check_same,
@@ -259,7 +260,7 @@ class Learner:
         check_head(head)
         self._end_broken_off()
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
-            return predictions(torch.as_tensor(x), head, self.network, self._method, self._kind)
+            return predictions(x, head, self.network, self._method, self._kind)
 
     def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
         """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
@@ -274,6 +275,7 @@ class Learner:
         """Refuse what the model and the method cannot learn, one after another or together, before anything is
         changed.
         """
+        check_idle(self._fitting)
         listed = listed_tasks(tasks)
         self._check_whole()
         self._end_broken_off()
@@ -305,9 +307,7 @@ class Learner:
         return self._method
 
     def save(self, path: Path | str) -> None:
-        """Write everything that has to be kept to a file, from which `steppe.load` makes a learner that goes on as this
-        one would. Between tasks, or from `watch` in the middle of one.
-        """
+        """Write a file that `steppe.load` goes on from; between tasks, or from `watch` in the middle of one."""
         write_state(Path(path), "learner", self.state())
 
     @property
@@ -357,6 +357,7 @@ class Learner:
 
     def load_state(self, state: State) -> None:
         """Become the learner whose state it is: one with the same settings, seed and model."""
+        check_idle(self._fitting)
         check_alike(state, self.settings, self.streams.seed, self._exclude, prepared=self._prepared)
         self.network.load_state(state["network"], state["outputs"])
         check_trainable(names_in(state.get("trainable")), self.model)  # nor do older states say this
