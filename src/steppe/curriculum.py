@@ -124,19 +124,21 @@ def _varied(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
     assert task.augment is not None
     own = x if isinstance(task.train, TensorSamples) else x.clone()  # what a DataLoader gives may be its owner's
     varied = task.augment(own, generator)
-    if not isinstance(varied, Tensor) or _form(varied) != _form(x):
-        given = _in_words(varied) if isinstance(varied, Tensor) else type(varied).__name__
+    if (differs := _difference(varied, x)) is not None:
         raise DataError(
-            f"{task.name}: `augment` gives {given} for {_in_words(x)}: let it return one variant of each input, of the "
-            "same shape and type and on the same device, as the inputs are tested and kept for replay like this."
+            f"{task.name}: `augment` gives {differs[0]} for inputs {differs[1]}: let it return a tensor with one "
+            "variant of each, of the same shape and type and on the same device, as replay keeps variants like inputs."
         )
     return varied.detach()  # replay would keep its graph
 
 
-def _form(x: Tensor) -> tuple[object, ...]:
-    return x.shape, x.dtype, x.device, x.layout
-
-
-def _in_words(x: Tensor) -> str:
-    layout = "" if x.layout == torch.strided else f", {x.layout}"
-    return f"{x.dtype} of shape {tuple(x.shape)} on {x.device}{layout}"
+def _difference(varied: object, x: Tensor) -> tuple[str, str] | None:
+    """In what variants of inputs are not like these: what they are, and what the inputs are; None where they are."""
+    if not isinstance(varied, Tensor):
+        return type(varied).__name__, f"of shape {tuple(x.shape)}"
+    if varied.shape != x.shape:
+        return f"a tensor of shape {tuple(varied.shape)}", f"of shape {tuple(x.shape)}"
+    for own, its, words in ((varied.dtype, x.dtype, "of type"), (varied.device, x.device, "on")):
+        if own != its:
+            return f"a tensor {words} {own}", f"{words} {its}"
+    return None if varied.layout == x.layout else (f"a {varied.layout} tensor", f"that are {x.layout}")

@@ -222,9 +222,7 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
         with torch.enable_grad(), network.mode(training=False):
             output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(
-            f"{task.name}: {x.dtype} inputs of shape {kind[0]} do not fit the model: {in_one_line(error)}"
-        ) from error
+        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {in_one_line(error)}") from error
     if (wrong := no_logits(output, len(x))) is not None:
         raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {wrong}.")
     check_gradient(output, network, x)
