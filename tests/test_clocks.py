@@ -137,7 +137,7 @@ def test_tables_and_figures_take_those_of_the_processor_where_all_have_them(tmp_
     assert training_times(both[1:]) == ({both[1].path: 0.5}, "CPU seconds")
     assert training_times(both) == (dict.fromkeys([each.path for each in both], 2.0), "seconds")
     assert "CPU seconds of learning" in details({both[1].path: new})
-    assert ": seconds of learning" in details({each.path: each.result for each in both})
+    assert " Seconds of learning" in details({each.path: each.result for each in both})
 
 
 def test_the_report_does_so_too(tmp_path: Path) -> None:

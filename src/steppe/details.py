@@ -21,7 +21,7 @@ _NOTE = (
     "Mean ± standard deviation over seeds, in percent. At the end of the stream: ranks of the bases of how many "
     "directions, layer by layer; λ, the mean importance over layers, and the value that a tenth of a layer's "
     "directions lie below, in the layer where that is least, as the last task left it: of the basis it was learnt "
-    "with, for SGP of the basis it made grow; what is kept beside the network, in kilobytes. s / task: {seconds} of "
+    "with, for SGP of the basis it made grow; what is kept beside the network, in kilobytes. {seconds} of "
     "learning, without testing, for each task."
 )
 
@@ -43,7 +43,7 @@ def details(runs: Mapping[Path, Result]) -> str:
             [
                 *table,
                 "",
-                _NOTE.format(seconds=SECONDS[measure]),
+                _NOTE.format(seconds=SECONDS[measure][0].upper() + SECONDS[measure][1:]),
                 *notes_on_runs(results),
                 *notes_on_marks("".join(table)),
             ]
