@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # From the bottom up: a layer is a set of modules and packages, by their first name; to it everything below is open, and
 # within it imports may not go in a circle.
 LAYERS = [
-    {"errors", "stopping", "version", "machine", "allocation", "results", "result_settings"},
+    {"errors", "stopping", "version", "machine", "allocation", "results", "result_settings", "terminal"},
     {"settings", "products", "types", "files", "plugins", "devices", "straight_line"},
     {"state"},
     {"saving"},
@@ -27,11 +27,13 @@ LAYERS = [
         "linear_calls",
         "linear_chain",
         "standing_in",
+        "input_copies",
+        "clocks",
         "heads",
         "model_state",
     },
     {"data", "network", "models"},
-    {"task", "inputs", "projection", "replay", "rings"},
+    {"task", "inputs", "output_checks", "projection", "replay", "rings"},
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
     {"training", "testing"},

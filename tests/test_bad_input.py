@@ -101,6 +101,8 @@ NAMES = {
     "one method twice": Row("study pmnist er er", "twice"),
     "command": Row("fly", "invalid choice"),
     "no command": Row("", "required: COMMAND"),
+    "option that a terminal would obey": Row("run --sed\x1b[2J 1", "unrecognized arguments: --sed\\x1b[2J"),
+    "command that turns text around": Row("\u202efly", "invalid choice"),
     "option": Row("run --sed 1", "unrecognized arguments: --sed"),
     "device": Row("run pmnist er --device tpu", "invalid choice: 'tpu'"),
     "figure": Row("figures loss run -o a.png", "invalid choice: 'loss'"),
@@ -192,6 +194,17 @@ OUTS = {
     "out of a study within a file": Row("study pmnist er --seeds 1 --out file/x", "Not a directory", 1),
     "out that nobody may make": Row("run pmnist er --out /proc/deep/out", "cannot write /proc/deep/out", 1),
     "out of too long a name": Row(f"run pmnist er --out {'x' * 300}", "File name too long", 1),
+    **{
+        f"a NUL in {name}": Row(command, "cannot be a path: no file can have", 2)
+        for name, command in {
+            "out": "run pmnist er --out a\0b",
+            "out of a study": "study pmnist er --seeds 1 --out a\0b",
+            "a figure": "figures forgetting run -o a\0.png",
+            "the data": "run cifar100-split er --data a\0b",
+            "a run": "resume a\0b",
+        }.items()
+    },
+    "out that a terminal would obey": Row("run pmnist er --out file/\x1b[2J", "cannot write file/\\x1b[2J", 1),
     "out that is taken": Row("run pmnist er --out run", "already holds a run"),
     "figure within a file": Row("figures forgetting run -o file/a.png", "cannot write file/a.png", 1),
     "figure of another kind": Row("figures forgetting run -o a.txt", ".pdf, .svg, .png"),
@@ -222,6 +235,9 @@ PLUGINS = {
     "plugin missing": Row("run pmnist er --plugin missing.py", "missing.py is not there"),
     "plugin that raises": Row("run pmnist er --plugin p.py", "ZeroDivisionError", 2, put("p.py", "1 / 0")),
     "plugin that raises lines": Row("list --plugin p.py", "a b", 2, put("p.py", "raise ValueError('a\\n\\nb')")),
+    "plugin that raises commands to a terminal": Row(
+        "run pmnist er --plugin p.py", "\\x1b]0;title\\x07", 2, put("p.py", "raise ValueError('\x1b]0;title\x07')")
+    ),
     "plugin that ends the program": Row("run pmnist er --plugin p.py", "SystemExit", 2, put("p.py", "exit(0)")),
     "plugin that is no Python": Row("run pmnist er --plugin p.py", "SyntaxError", 2, put("p.py", "steppe run")),
     "plugin of zeros": Row("run pmnist er --plugin p.py", "cannot be imported", 2, put("p.py", bytes(99))),
@@ -393,6 +409,7 @@ def test_one_line_and_nothing_changed(
     assert says in told.err
     assert told.err.startswith("steppe: ")
     assert told.err.count("\n") == 1
+    assert not any(sign in told.err for sign in "\0\x1b\x07\u202e")
     assert len(told.err) < 1500
     assert (found, told.out) == (code, "")
     assert tree(tmp_path) == before

@@ -6,6 +6,8 @@ import hashlib
 import random
 import re
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -219,6 +221,92 @@ def test_a_silent_server(server: Server, tmp_path: Path, monkeypatch: pytest.Mon
             download(archive(server, "/silent"), tmp_path, nothing)
     finally:
         released.set()
+
+
+def told(*lines: str, content: bytes = CONTENT) -> Answer:
+    """An answer with these lines at its head, as they are."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + content)
+
+    return answer
+
+
+DIGITS = "9" * 5000
+NONSENSE: dict[str, Answer] = {
+    "a length of thousands of digits": told("HTTP/1.1 200 OK", f"Content-Length: {DIGITS}"),
+    "a negative length": told("HTTP/1.1 200 OK", "Content-Length: -5"),
+    "a length in other digits": told("HTTP/1.1 200 OK", "Content-Length: \u0661\u0662"),
+    "a negative chunk": told("HTTP/1.1 200 OK", "Transfer-Encoding: chunked", content=b"-5\r\n" + OTHER),
+    "a chunk of thousands of digits": told(
+        "HTTP/1.1 200 OK", "Transfer-Encoding: chunked", content=f"{DIGITS}\r\n".encode() + OTHER
+    ),
+    "a part of thousands of digits": told("HTTP/1.1 206 Partial", f"Content-Range: bytes {DIGITS}-"),
+    "no status": told("HTTP/1.1 abc"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_server_that_tells_nonsense_is_passed_over(case: str, server: Server, tmp_path: Path) -> None:
+    server.answers["/nonsense"] = NONSENSE[case]
+    assert download(archive(server, "/nonsense", "/good"), tmp_path, nothing).read_bytes() == CONTENT
+    (tmp_path / "set.tar.gz.part").unlink()
+    with pytest.raises(DataError, match=r"(?s)could not be fetched:\n  http.*/nonsense: .*Try again later") as raised:
+        download(archive(server, "/nonsense"), tmp_path, nothing)
+    assert len(str(raised.value)) < 600
+
+
+def head_without_end(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for number in range(100):
+        handler.wfile.write(f"X-{number}: y\r\n".encode())
+        time.sleep(0.05)
+
+
+def byte_by_byte(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    for place in range(100):
+        handler.wfile.write(CONTENT[place : place + 1])
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("slowly", [head_without_end, byte_by_byte])
+def test_a_server_that_is_never_silent_and_never_done(
+    slowly: Answer, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time; all of them do not."""
+    monkeypatch.setattr(module, "_PATIENCE", 0.5)
+    monkeypatch.setattr(module, "_SLOWEST", 10_000_000)
+    server.answers["/slow"] = lambda handler: suppressed(slowly, handler)
+    started = time.monotonic()
+    assert download(archive(server, "/slow", "/good"), tmp_path, nothing).read_bytes() == CONTENT
+    (tmp_path / "set.tar.gz.part").unlink()
+    with pytest.raises(DataError, match=r"/slow: is too slow: \d+ bytes were here after 1 seconds"):
+        download(archive(server, "/slow"), tmp_path, nothing)
+    assert time.monotonic() - started < 4
+
+
+def test_what_takes_as_long_as_its_size_allows_is_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for place in range(0, len(CONTENT), 250_000):
+            time.sleep(0.2)
+            handler.wfile.write(CONTENT[place : place + 250_000])
+
+    monkeypatch.setattr(module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(module, "_SLOWEST", 250_000)
+    server.answers["/slow"] = slowly
+    assert download(archive(server, "/slow"), tmp_path, nothing).read_bytes() == CONTENT
+
+
+def suppressed(answer: Answer, handler: BaseHTTPRequestHandler) -> None:
+    """Answer as long as anybody listens."""
+    with suppress(OSError):
+        answer(handler)
 
 
 def test_a_directory_that_cannot_be_written(server: Server, tmp_path: Path) -> None:

@@ -161,15 +161,6 @@ def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
         steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(TensorDataset(spoilt, Y), name="digits"))
 
 
-def test_a_model_that_works_on_its_input_in_place_is_refused() -> None:
-    """An update needs the same input several times; and the user's data stays as it was."""
-    x = X.clone()
-    learner = steppe.Learner(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4)), steppe.ER())
-    with pytest.raises(steppe.ModelError, match="in place"):
-        learner.learn(steppe.Task((x, Y), (x, Y)))
-    assert torch.equal(x, X)
-
-
 @pytest.mark.parametrize("method", [steppe.Multitask(), steppe.Oracle()])
 def test_upper_bounds_do_not_turn_into_finetune(method: steppe.MethodSettings) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), method)

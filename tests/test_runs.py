@@ -18,14 +18,15 @@ from steppe.config import RunConfig
 from steppe.errors import DivergedError, RunError, UsageError
 from steppe.experiment import run
 from steppe.machine import machine
+from steppe.runs import RunDirectory
 from steppe.tables import as_json, latex, markdown, summary
 
 SHORT = ["tasks=3", "samples=60", "test_samples=200"]
 
 
 def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    per_task = [{key: value for key, value in task.items() if key != "seconds"} for task in result["per_task"]]
-    return {**result, "seconds": None, "per_task": per_task}
+    per_task = [{key: value for key, value in task.items() if "seconds" not in key} for task in result["per_task"]]
+    return {**result, "seconds": None, "cpu_seconds": None, "per_task": per_task}
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +230,10 @@ def test_figures_that_are_not_the_papers_own_are_marked() -> None:
 def test_seeds_are_named_where_the_paper_names_them() -> None:
     file = Path(__file__).parents[1] / "results" / "case-study" / "pmnist-60k" / "er" / "seed-0" / "result.json"
     assert "paper: ACC 86.16\n" in summary(json.loads(file.read_text(encoding="utf-8")))
+
+
+def test_files_of_other_names_are_no_states(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("state-000007", "state-²", "state-٣", "state-x", "state-"):
+        (tmp_path / "checkpoints" / f"{name}.safetensors").touch()
+    assert RunDirectory(tmp_path).states == [7]

@@ -179,6 +179,9 @@ def test_views_at_hand_are_made_once() -> None:
 
     x, y = torch.arange(6)[:, None].float(), torch.arange(6)
     samples = TensorSamples(x, y, view, at_hand=True)
+    assert [part.flatten().tolist() for part in samples.first(2)] == [[1, 2], [0, 1]]
+    assert calls == [2]  # shapes are learnt from a few, and the others are not turned for that
+    calls.clear()
     for _ in range(2):
         walked = list(samples.batches(4, None))
         assert [batch[0].flatten().tolist() for batch in walked] == [[1, 2, 3, 4], [5, 6]]

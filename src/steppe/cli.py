@@ -16,6 +16,7 @@ from steppe.commands import catalogue, data, figures, landscape, report, reprodu
 from steppe.commands.parsing import Commands
 from steppe.errors import SteppeError, disk_refusal, in_one_line
 from steppe.stopping import Terminated, termination_raised
+from steppe.terminal import say, visible
 from steppe.version import __version__
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # what it cannot take is our error, not the interpreter's at its end
     except KeyboardInterrupt as stop:
         by, number = ("SIGTERM", signal.SIGTERM) if isinstance(stop, Terminated) else ("Ctrl-C", signal.SIGINT)
-        print(f"steppe: stopped by {by}; {options.goes_on}.", file=sys.stderr)
+        say(f"steppe: stopped by {by}; {options.goes_on}.", file=sys.stderr)
         return 128 + number
     except BrokenPipeError:  # the reader of our output has gone
         return 1
     except Exception as error:
         if options.debug:
             traceback.print_exc()
-        print(f"steppe: {_told(error)}", file=sys.stderr)
+        say(f"steppe: {_told(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, SteppeError) else 1
     finally:
         _drop_what_is_left()
@@ -74,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
     """One line for what cannot be understood, as for every other error."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"steppe: {message} (see {self.prog} --help).\n")
+        self.exit(2, f"steppe: {visible(' '.join(message.splitlines()))} (see {self.prog} --help).\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -122,11 +122,23 @@ class Curriculum:
 def _varied(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
     """New variants of a batch of the task's inputs."""
     assert task.augment is not None
-    varied = task.augment(x, generator)
-    if not isinstance(varied, Tensor) or varied.ndim == 0 or len(varied) != len(x):
-        given = f"a tensor of shape {tuple(varied.shape)}" if isinstance(varied, Tensor) else type(varied).__name__
+    own = x if isinstance(task.train, TensorSamples) else x.clone()  # what a DataLoader gives may be its owner's
+    varied = task.augment(own, generator)
+    if (differs := _difference(varied, x)) is not None:
         raise DataError(
-            f"{task.name}: `augment` gives {given} for inputs of shape {tuple(x.shape)}: let it return a tensor with "
-            "one variant of each."
+            f"{task.name}: `augment` gives {differs[0]} for inputs {differs[1]}: let it return a tensor with one "
+            "variant of each, of the same shape and type and on the same device, as replay keeps variants like inputs."
         )
     return varied.detach()  # replay would keep its graph
+
+
+def _difference(varied: object, x: Tensor) -> tuple[str, str] | None:
+    """In what variants of inputs are not like these: what they are, and what the inputs are; None where they are."""
+    if not isinstance(varied, Tensor):
+        return type(varied).__name__, f"of shape {tuple(x.shape)}"
+    if varied.shape != x.shape:
+        return f"a tensor of shape {tuple(varied.shape)}", f"of shape {tuple(x.shape)}"
+    for own, its, words in ((varied.dtype, x.dtype, "of type"), (varied.device, x.device, "on")):
+        if own != its:
+            return f"a tensor {words} {own}", f"{words} {its}"
+    return None if varied.layout == x.layout else (f"a {varied.layout} tensor", f"that are {x.layout}")

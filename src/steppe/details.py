@@ -10,7 +10,7 @@ from typing import Any
 from steppe.logs import told_at_the_end
 from steppe.published import Figure, notes_on_marks
 from steppe.results import is_number
-from steppe.tables import Result, Row, notes_on_runs, row_of, seconds_per_task, variants
+from steppe.tables import SECONDS, Result, Row, notes_on_runs, row_of, seconds_per_task, timed_by, variants
 
 _HEADER = (
     *("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "learning accuracy", "forgetting"),
@@ -21,8 +21,8 @@ _NOTE = (
     "Mean ± standard deviation over seeds, in percent. At the end of the stream: ranks of the bases of how many "
     "directions, layer by layer; λ, the mean importance over layers, and the value that a tenth of a layer's "
     "directions lie below, in the layer where that is least, as the last task left it: of the basis it was learnt "
-    "with, for SGP of the basis it made grow; what is kept beside the network, in kilobytes. Seconds of learning, "
-    "without testing, for each task."
+    "with, for SGP of the basis it made grow; what is kept beside the network, in kilobytes. {seconds} of "
+    "learning, without testing, for each task."
 )
 
 
@@ -31,16 +31,28 @@ def details(runs: Mapping[Path, Result]) -> str:
     left out.
     """
     body, paths, results = [], list(runs), list(runs.values())
+    measure = timed_by(results)
     for label, places in variants(results).items():
         own = {paths[place]: results[place] for place in places}
-        body.append(_cells(row_of(label, list(own.values())), own))
+        body.append(_cells(row_of(label, list(own.values()), measure), own, measure))
     kept = [column for column in range(len(_HEADER)) if any(cells[column] for cells in body)]
     lines = [[cells[column] for column in kept] for cells in (_HEADER, ["---"] * len(_HEADER), *body)]
     table = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([*table, "", _NOTE, *notes_on_runs(results), *notes_on_marks("".join(table))]) + "\n"
+    return (
+        "\n".join(
+            [
+                *table,
+                "",
+                _NOTE.format(seconds=SECONDS[measure][0].upper() + SECONDS[measure][1:]),
+                *notes_on_runs(results),
+                *notes_on_marks("".join(table)),
+            ]
+        )
+        + "\n"
+    )
 
 
-def _cells(row: Row, runs: Mapping[Path, Result]) -> Sequence[str]:
+def _cells(row: Row, runs: Mapping[Path, Result], measure: str) -> Sequence[str]:
     told = [told_at_the_end(path, len(result["accuracy"])) for path, result in runs.items()]
     means, lowest = _importances(told)
     return (
@@ -51,7 +63,7 @@ def _cells(row: Row, runs: Mapping[Path, Result]) -> Sequence[str]:
         _ranks(told),
         _share(means),
         _share(lowest),
-        _short(fmean(seconds_per_task(result) for result in runs.values())),
+        _short(fmean(seconds_per_task(result, measure) for result in runs.values())),
         f"{fmean(sum(result['bytes'].values()) for result in runs.values()) / 1000:.0f}",
     )
 

@@ -15,6 +15,7 @@ from rich.progress import Progress as Bars
 
 from steppe.events import EpochEnded, Progress, RunStarted, TaskEnded
 from steppe.study import Failed, Finished, Message
+from steppe.terminal import say, visible
 
 _LINE_EVERY = 30.0  # seconds between lines within a long task
 
@@ -105,10 +106,10 @@ class LineDisplay(Display):
         due = time.monotonic() - self._last[number] > _LINE_EVERY
         if isinstance(message, (TaskEnded, Finished, Failed)) or (isinstance(message, Progress) and due):
             self._last[number] = time.monotonic()
-            print(f"{state.name}: {state.describe()}", file=sys.stderr, flush=True)
+            say(f"{state.name}: {state.describe()}", file=sys.stderr, flush=True)
         if isinstance(message, (RunStarted, TaskEnded)):
             for remark in message.remarks:
-                print(f"{state.name}: {remark}", file=sys.stderr, flush=True)
+                say(f"{state.name}: {remark}", file=sys.stderr, flush=True)
 
 
 class BarDisplay(Display):
@@ -137,13 +138,13 @@ class BarDisplay(Display):
     def _shown(self, number: int, message: Message) -> None:
         state = self._states[number]
         if number not in self._ids:
-            self._ids[number] = self._bars.add_task("", name=state.name, total=None)
+            self._ids[number] = self._bars.add_task("", name=visible(state.name), total=None)
         if isinstance(message, (RunStarted, TaskEnded)):
             for remark in message.remarks:
-                self._bars.console.print(f"{state.name}: {remark}", markup=False, highlight=False)
+                self._bars.console.print(visible(f"{state.name}: {remark}"), markup=False, highlight=False)
         total = state.batches or None
         done = total if total and isinstance(message, Finished) else state.done
-        self._bars.update(self._ids[number], total=total, completed=done, description=state.describe())
+        self._bars.update(self._ids[number], total=total, completed=done, description=visible(state.describe()))
 
 
 def make_display(names: Sequence[str]) -> Display:

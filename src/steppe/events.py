@@ -60,6 +60,8 @@ class TaskEnded:
     updates: int
     remarks: list[str] = field(default_factory=list)
     method: dict[str, Any] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    """The processor's seconds by kind, where all of them were recorded."""
 
 
 Event = RunStarted | Progress | EpochEnded | TaskEnded

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from steppe.allocation import keep_freed_memory
+from steppe.clocks import NONE, Clock, Time, by_kind
 from steppe.config import RunConfig, same_work
 from steppe.curriculum import Curriculum
 from steppe.devices import compute_repeatably, resolved_device
@@ -145,31 +146,35 @@ class _Run:
             stage = stages[number]
             if stage.start == 0 and number > 0 and not self._learner.interrupted:  # everything so far from the start
                 self._learner = _learner(config)
-            tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else 0.0
+            tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else NONE
             learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), watch=self._tell)  # type: ignore[arg-type]
-            started = time.perf_counter()
+            clock = Clock(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
-            spent = {**learnt.seconds, "evaluate": tested + time.perf_counter() - started}
-            self._per_task.append({"seconds": spent, "bytes": learnt.bytes, "updates": learnt.updates})
+            seconds, cpu = by_kind({"evaluate": clock.time})
+            spent = {**learnt.seconds, **seconds}
+            cpu = {**learnt.cpu_seconds, **cpu} if learnt.cpu_seconds and cpu else {}
+            own = {"seconds": spent, "bytes": learnt.bytes, "updates": learnt.updates}
+            self._per_task.append({**own, "cpu_seconds": cpu} if cpu else own)
             self._stage = number + 1
             place = stage.stop - 1
             if self._directory is not None:
                 self._directory.save_weights(self._learner.model, place)
             name = tasks[place].name
-            self._tell(TaskEnded(place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.record))
+            ended = TaskEnded(place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.record, cpu)
+            self._tell(ended)
 
-    def _test_ahead(self, place: int) -> float:
+    def _test_ahead(self, place: int) -> Time:
         """Test the task at this place before it is learnt, and before the first one all of them, for forward transfer;
-        returns the seconds it took. In the middle of a task it was done before.
+        returns the time it took. In the middle of a task it was done before.
         """
-        started = time.perf_counter()
+        clock = Clock()
         if not self._learner.interrupted:
             if place == 0:
                 self._matrix.untrained = self._learner.evaluate(self._tasks)
             elif self._matrix.untrained and len(self._matrix.ahead) < place:
                 self._matrix.ahead += self._learner.evaluate(self._tasks[place])
-        return time.perf_counter() - started
+        return clock.time
 
     def _tell(self, event: Event) -> None:
         """Log and show what happened; keep a state after every task, within one every so often, and before a stop."""
@@ -226,7 +231,8 @@ class _Run:
         if not 0 <= self._stage == len(self._per_task) <= len(stages) or len(state["rows"]) != learnt:
             raise ValueError(f"{self._stage} stages with {len(state['rows'])} rows of accuracies cannot be")
         for task in self._per_task:
-            float(task["updates"]), [float(task["seconds"][kind]) for kind in _KINDS], dict(task["bytes"])
+            float(task["updates"]), dict(task["bytes"])
+            _sums([task], "seconds"), "cpu_seconds" in task and _sums([task], "cpu_seconds")
         self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
         for name in ("untrained", "ahead"):  # states of older versions have none
             setattr(self._matrix, name, [float(value) for value in state.get(name, [])])
@@ -251,6 +257,7 @@ class _Run:
 
     def _summed_up(self) -> dict[str, Any]:
         config, matrix, per_task = self._config, self._matrix, self._per_task
+        timed = all("cpu_seconds" in task for task in per_task)  # not what an older version has begun
         return {
             "benchmark": config.benchmark,
             "method": config.method,
@@ -265,7 +272,8 @@ class _Run:
             "untrained": matrix.untrained,
             "ahead": matrix.ahead,
             "updates": sum(task["updates"] for task in per_task),
-            "seconds": {kind: sum(task["seconds"][kind] for task in per_task) for kind in _KINDS},
+            "seconds": _sums(per_task, "seconds"),
+            **({"cpu_seconds": _sums(per_task, "cpu_seconds")} if timed else {}),
             "bytes": per_task[-1]["bytes"],
             "per_task": per_task,
             "full_length": config.full_length and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
@@ -275,6 +283,11 @@ class _Run:
             "machine": machine(config.device),
             "config": config.as_dict(),
         }
+
+
+def _sums(per_task: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
+    """Seconds of all tasks by kind."""
+    return {kind: float(sum(task[measure][kind] for task in per_task)) for kind in _KINDS}
 
 
 def _in_a_row(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from steppe.errors import RunError, UsageError, disk_refusal
+from steppe.errors import RunError, UsageError, disk_refusal, shown
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -54,6 +54,8 @@ def _flush_directory(path: Path) -> None:
 
 def expanded(path: str) -> Path:
     """A path with the home directory in the place of its ~, which a user must have; ./~ is a name as any other."""
+    if "\0" in path:
+        raise UsageError(f"{shown(path)} cannot be a path: no file can have the character NUL in its name.")
     if not path.startswith("~"):
         return Path(path)
     try:
@@ -78,3 +80,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"cannot write {path}: {disk_refusal(error)}: mend that, or choose another place.") from error
+    except ValueError as error:
+        if "\0" not in str(path):
+            raise
+        raise UsageError(f"{shown(str(path))} cannot be a path: no file can have NUL in its name.") from error

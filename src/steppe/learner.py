@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from steppe.clocks import by_kind
 from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, ModelError, UsageError, in_one_line
 from steppe.events import Event, Watch, ignore
@@ -22,6 +22,7 @@ from steppe.learner_checks import (
     check_described,
     check_finite,
     check_given,
+    check_idle,
     check_last_batch,
     check_precision,
     check_same,
@@ -190,16 +191,15 @@ class Learner:
                 with self.network.multiplying_in(training.precision):
                     fitting.run()
                 self._fitting = None
-                trained = time.perf_counter()
+                trained = fitting.time
                 remarks = self._end_task(method, curriculum.name)
             except BaseException:
                 self._broken_off = curriculum.name, fitting.best
                 raise
             finally:
                 self._fitting = None
-            ended = time.perf_counter()
-        seconds = {"train": fitting.seconds - (ended - trained), "memory": ended - trained}
-        return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record())
+        seconds, cpu = by_kind({"train": trained, "memory": fitting.time.minus(trained)})
+        return Learnt(fitting.updates, seconds, method.bytes_held(), remarks, method.record(), cpu)
 
     def _end_task(self, method: Method, name: str) -> list[str]:
         check_finite(self.network.parameters, f"after task {name!r}")
@@ -260,7 +260,7 @@ class Learner:
         check_head(head)
         self._end_broken_off()
         with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
-            return predictions(torch.as_tensor(x), head, self.network, self._method, self._kind)
+            return predictions(x, head, self.network, self._method, self._kind)
 
     def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
         """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
@@ -275,6 +275,7 @@ class Learner:
         """Refuse what the model and the method cannot learn, one after another or together, before anything is
         changed.
         """
+        check_idle(self._fitting)
         listed = listed_tasks(tasks)
         self._check_whole()
         self._end_broken_off()
@@ -283,6 +284,7 @@ class Learner:
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         before = list(heads)
+        self.network.input_copies.forget()
         # A model may draw even when it is only looked at.
         with unswayed(self.network.device), borrowed_global_generator(self.network.device):
             for task in listed:
@@ -305,9 +307,7 @@ class Learner:
         return self._method
 
     def save(self, path: Path | str) -> None:
-        """Write everything that has to be kept to a file, from which `steppe.load` makes a learner that goes on as this
-        one would. Between tasks, or from `watch` in the middle of one.
-        """
+        """Write a file that `steppe.load` goes on from; between tasks, or from `watch` in the middle of one."""
         write_state(Path(path), "learner", self.state())
 
     @property
@@ -357,6 +357,7 @@ class Learner:
 
     def load_state(self, state: State) -> None:
         """Become the learner whose state it is: one with the same settings, seed and model."""
+        check_idle(self._fitting)
         check_alike(state, self.settings, self.streams.seed, self._exclude, prepared=self._prepared)
         self.network.load_state(state["network"], state["outputs"])
         check_trainable(names_in(state.get("trainable")), self.model)  # nor do older states say this

@@ -18,12 +18,14 @@ from steppe.errors import (
     ShapesDifferError,
     SteppeError,
     UsageError,
+    in_one_line,
     shown,
 )
 from steppe.inputs import Kind, check_scaled_alike
 from steppe.methods.base import Method, MethodSettings
 from steppe.methods.lone_samples import single_batch, takes_alone
 from steppe.network import Network
+from steppe.output_checks import check_gradient, no_logits
 from steppe.protocol import Training
 from steppe.seeding import borrowed_global_generator
 from steppe.standing_in import is_frozen
@@ -43,9 +45,20 @@ def check_given(
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module.")
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{f'the layer {name!r}' if name else 'the model'} was made by torch.jit.script or torch.jit.trace, of "
+                "whose layers and weights methods see too little: give the module that it was made from."
+            )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             raise ModelError(
                 f"the layer {name!r} has sparse gradients, which methods cannot use: give it sparse=False."
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name!r} is on the device 'meta', with a shape and no values: give it values first "
+                "(model.to_empty(device='cpu'), then load or make its weights)."
             )
     if not isinstance(method, MethodSettings):
         raise UsageError(f"method is {shown(method)}: give a method's settings, such as steppe.FSDGPM().")
@@ -206,19 +219,13 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
             f"shape {earlier[0]}: give all tasks inputs of one kind."
         )
     try:
-        with torch.no_grad(), network.mode(training=False):
-            prepared = prepared_copy(network, x)
-            version = prepared._version
-            output = network.model(prepared)
+        with torch.enable_grad(), network.mode(training=False):
+            output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {error}") from error
-    if prepared._version != version:
-        raise ModelError(
-            "the model changes its input in place, and an update needs it several times: "
-            "let its forward begin with a copy (x = x.clone())."
-        )
-    if (wrong := _no_logits(output, len(x))) is not None:
+        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {in_one_line(error)}") from error
+    if (wrong := no_logits(output, len(x))) is not None:
         raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {wrong}.")
+    check_gradient(output, network, x)
     outputs = output.shape[1]
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.valid)):
@@ -247,13 +254,6 @@ def looked_at(task: Task, network: Network) -> Tensor:
     return x if len(x) >= network.least else torch.cat([x, x])
 
 
-def _no_logits(output: object, samples: int) -> str | None:
-    """What a model gives instead of a row of logits for each sample; None where it gives just these."""
-    if not isinstance(output, Tensor):
-        return f"a {type(output).__name__}"
-    return None if output.ndim == 2 and len(output) == samples else str(tuple(output.shape))
-
-
 def explained(error: Exception, curriculum: Curriculum, network: Network) -> SteppeError | None:
     """What an error in learning comes from, in words, where more can be told than it tells itself: a model is looked at
     in train mode only after it has failed, as a forward in that mode may leave traces.
@@ -273,13 +273,22 @@ def explained(error: Exception, curriculum: Curriculum, network: Network) -> Ste
         return None
     finally:
         network.restore(before)
-    wrong = _no_logits(output, 2)
+    wrong = no_logits(output, 2)
     if wrong is None:
         return None
     return ModelError(
         f"in train mode, too, the model must give one row of logits per sample, (n, outputs), but gives {wrong}: "
         "leave auxiliary outputs away (aux_logits=False, say), or let its forward return the logits alone."
     )
+
+
+def check_idle(fitting: object) -> None:
+    """Refuse to begin anything from within a task that is being learnt."""
+    if fitting is not None:
+        raise UsageError(
+            "the learner is learning, and is asked by its own `watch` to learn, check or load: do that "
+            "after `learn` has returned. (Saving, predicting and evaluating are welcome there.)"
+        )
 
 
 def check_last_batch(method: Method, network: Network, curriculum: Curriculum, size: int) -> None:

@@ -20,6 +20,7 @@ from steppe.data.pixels import UnitRange
 from steppe.devices import sent
 from steppe.errors import DataError, ModelError, UsageError, shown
 from steppe.heads import Heads, checked_heads
+from steppe.input_copies import InputCopies
 from steppe.linear_calls import outer_product, recorded_calls
 from steppe.linear_chain import LinearChain, find_chain
 from steppe.model_state import become, check_learnable, empty_buffers, passing_buffers, put_back, tensors_of
@@ -67,6 +68,7 @@ class Network:
         self._wide = wide_linear_layers(model)
         self._heads = Heads(self.device)
         self._mixed = False  # whether the model multiplies in bfloat16 for now
+        self.input_copies = InputCopies(model)
 
     @property
     def has_frozen(self) -> bool:
@@ -214,14 +216,14 @@ class Network:
 
     def forward(self, x: Tensor) -> Tensor:
         """The model's output on prepared inputs, in the precision of the moment."""
-        return self._multiplied(lambda: self.model(x))
+        return self._multiplied(self.model, x)
 
-    def _multiplied(self, call: Callable[[], Tensor]) -> Tensor:
+    def _multiplied(self, call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self._mixed:
             with quick_linear_layers(self._wide):
-                return call()
+                return self.input_copies.call(x, call)
         with autocast(self.device.type, torch.bfloat16):
-            output = call()
+            output = self.input_copies.call(x, call)
         return output.float() if output.dtype == torch.bfloat16 else output
 
     def logits(self, batch: Batch) -> Tensor:
@@ -325,7 +327,7 @@ class Network:
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         call = torch.func.functional_call
-        output = self._multiplied(lambda: call(self.model, {**weights, **copies}, (batch.x,)))
+        output = self._multiplied(lambda x: call(self.model, {**weights, **copies}, (x,)), batch.x)
         return self.within_heads(output, batch.task)
 
     def snapshot(self) -> dict[str, Tensor]:

@@ -68,6 +68,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 _NEWER: dict[str, Callable[[object], bool]] = {  # not in results of older versions
     "schedule": _text,
     "forward_transfer": _number_or_none,
+    "cpu_seconds": _all(is_number, "train", "evaluate", "memory"),
     "untrained": lambda value: isinstance(value, list) and all(map(is_number, value)),
     "ahead": lambda value: isinstance(value, list) and all(map(is_number, value)),
 }

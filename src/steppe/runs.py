@@ -150,7 +150,7 @@ def task_weights(path: Path, task: int) -> dict[str, Tensor]:
 def _numbered(path: Path, prefix: str, first: int = 0) -> list[int]:
     """The numbers in the names of the checkpoints that begin like this, less the number of the first."""
     numbers = [file.stem.removeprefix(prefix) for file in (path / CHECKPOINTS).glob(f"{prefix}*.safetensors")]
-    return sorted(int(number) - first for number in numbers if number.isdigit())
+    return sorted(int(number) - first for number in numbers if number.isascii() and number.isdigit())
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,13 @@ class Row:
     released: dict[str, Figure]
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
-    """Results by method and settings, in the order in which they first appear; mean and sample standard deviation."""
-    return [row_of(label, [results[place] for place in places]) for label, places in variants(results).items()]
+def rows(results: Sequence[Result], measure: str | None = None) -> list[Row]:
+    """Results by method and settings, in the order in which they first appear; mean and sample standard deviation. Time
+    is told by a measure that serves all of them, or those that they are shown beside.
+    """
+    measure = measure or timed_by(results)
+    groups = variants(results).items()
+    return [row_of(label, [results[place] for place in places], measure) for label, places in groups]
 
 
 def variants(results: Sequence[Result]) -> dict[str, list[int]]:
@@ -59,14 +63,24 @@ def comparable(result: Result) -> bool:
     return result["full_length"] and not settings_given(result, ("method",))
 
 
-def seconds_per_task(result: Result) -> float:
-    """Time of learning, without testing."""
-    seconds = result["seconds"]
+def timed_by(results: Iterable[Result]) -> str:
+    """Which seconds of results can be compared: the processor's if all were recorded with them, else those on the wall,
+    on which the machine may have done other work. Where a GPU computed, the processor's tell nothing.
+    """
+    cpu = all("cpu_seconds" in result and result["config"]["run"].get("device", "cpu") == "cpu" for result in results)
+    return "cpu_seconds" if cpu else "seconds"
+
+
+def seconds_per_task(result: Result, measure: str) -> float:
+    """Time of learning, without testing, by one of the measures that `timed_by` gives."""
+    seconds = result[measure]
     return float(seconds["train"] + seconds["memory"]) / max(len(result["accuracy"]), 1)
 
 
-def row_of(label: str, results: Sequence[Result]) -> Row:
-    """Figures over the seeds of one method with one choice of settings."""
+def row_of(label: str, results: Sequence[Result], measure: str) -> Row:
+    """Figures over the seeds of one method with one choice of settings; of time by one of the measures that `timed_by`
+    gives.
+    """
 
     def over_seeds(value: Callable[[Result], float | None]) -> Figure | None:
         values = [found for result in results if (found := value(result)) is not None]
@@ -84,12 +98,14 @@ def row_of(label: str, results: Sequence[Result]) -> Row:
         learning_acc=over_seeds(lambda result: result["learning_acc"]),
         forgetting=over_seeds(lambda result: result["forgetting"]),
         forward_transfer=over_seeds(lambda result: result.get("forward_transfer")),
-        seconds=over_seeds(lambda result: sum(result["seconds"].values())),
+        seconds=over_seeds(lambda result: sum(result[measure].values())),
         paper=published(first["benchmark"], first["method"]) if beside else {},
         released=published(first["benchmark"], first["method"], "released") if beside else {},
     )
 
 
+SECONDS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
+"""What each measure of time is called."""
 _HEADER = ("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "released ACC", "released BWT", "seconds")
 
 
@@ -108,7 +124,8 @@ def cells(row: Row) -> tuple[str, ...]:
 def markdown(results: Sequence[Result]) -> str:
     """The study's table in Markdown."""
     lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(each)) for each in rows(results))]
-    notes = ["", "ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; seconds per run."]
+    seconds = SECONDS[timed_by(results)]
+    notes = ["", f"ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; {seconds} per run."]
     notes += [*notes_on_runs(results), *notes_on_marks("".join(lines)), *_remarks(results)]
     return "\n".join([*lines, *notes]) + "\n"
 
@@ -183,6 +200,7 @@ def as_json(results: Sequence[Result], command: str) -> str:
         "full_length": all(result["full_length"] for result in results),
         "remarks": _remarks(results),
         "versions": versions,
+        "timed_by": timed_by(results),
         "machines": [machine for machine in machines if machine],
         "rows": table,
     }
@@ -219,8 +237,9 @@ def summary(result: Result) -> str:
         lines.append("  the method's settings differ from its preset: published figures do not apply")
     lines += [f"  {remark}" for remark in result.get("remarks", [])]
     seconds = result["seconds"]
+    cpu = f", {sum(spent.values()):.0f} CPU s" if (spent := result.get("cpu_seconds")) else ""
     lines.append(
-        f"  {result['updates']} updates in {sum(seconds.values()):.0f} s "
+        f"  {result['updates']} updates in {sum(seconds.values()):.0f} s{cpu} "
         f"(training {seconds['train']:.0f}, testing {seconds['evaluate']:.0f}, memory {seconds['memory']:.1f}); "
         + ", ".join(f"{kind} {size / 2**20:.2f} MiB" for kind, size in result["bytes"].items())
     )

@@ -7,14 +7,16 @@ Where a network begins with a linear layer, the columns of its weight can be put
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from steppe.data.samples import Pair, Reordering, TensorSamples
+from steppe.data.tensors import as_tensor, check_dense
 from steppe.devices import sent
-from steppe.errors import DataError
+from steppe.errors import DataError, DivergedError
 from steppe.inputs import Kind, check_scaled_alike
 from steppe.linear_chain import LinearChain
 from steppe.methods.base import Method
@@ -50,24 +52,75 @@ def accuracies(tasks: Sequence[Task], network: Network, method: Method | None, k
 
 def predicted(scores: Tensor, head: range | None) -> Tensor:
     """The output row with the highest score, within the head if there is one."""
+    return _best(scores, head).places
+
+
+class _Best(NamedTuple):
+    """The highest score of each sample, and the output row that it is in; a NaN counts as the highest."""
+
+    values: Tensor
+    places: Tensor
+
+
+def _best(scores: Tensor, head: range | None) -> _Best:
     if head is None:
-        return scores.max(1).indices  # what argmax gives, in a seventh of the time
-    return scores[:, head.start : head.stop].max(1).indices + head.start
+        return _Best(*scores.max(1))  # what argmax gives, in a seventh of the time
+    values, places = scores[:, head.start : head.stop].max(1)
+    return _Best(values, places + head.start)
 
 
-def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
+class _Count:
+    """How many samples of a task are right. What is counted stays on the device until somebody asks."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
+        self._right = torch.zeros((), dtype=torch.int64, device=device)
+        self._highest: list[Tensor] = []
+        self._total = 0
+
+    def add(self, scores: Tensor, y: Tensor) -> None:
+        """A batch's scores and labels."""
+        best = _best(scores, self._task.head)
+        self._right += (best.places == y).sum()
+        self._total += len(y)
+        if len(y):
+            self._highest.append(best.values.max())  # NaN if any is
+
+    def percent(self) -> float:
+        """The accuracy; refused where there are outputs that are no numbers, for no row of those is the highest."""
+        if self._highest and bool(torch.stack(self._highest).isnan().any()):
+            raise DivergedError(
+                f"{self._task.name}: the model's output on some of the test data is no number (NaN), and predicts "
+                "nothing: check the data and `prepare`, or lower the step size (lr, ascent_lr) and learn anew."
+            )
+        return 100.0 * int(self._right) / self._total
+
+
+def predictions(
+    given: object, head: range | None, network: Network, method: Method | None, kind: Kind | None
+) -> Tensor:
     """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
     found = []
+    with _blamed():
+        x = as_tensor(given)
+        check_dense(x)
     for part in torch.split(x, network.batch_size(len(x), _BATCH)) if x.ndim else [x]:  # which is refused
-        try:
+        with _blamed():
             compared = scores(part, network, method, kind)
-        except DataError as error:
-            raise DataError(f"the inputs to predict for {error}") from error
         check_head(head, compared.shape[1])
         if bool(compared.isnan().any()):
             raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
         found.append(predicted(compared, head))
     return torch.cat(found).to(x.device)
+
+
+@contextmanager
+def _blamed() -> Iterator[None]:
+    """Errors of the data inside tell what it is."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"the inputs to predict for {error}") from error
 
 
 def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
@@ -86,9 +139,14 @@ def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None
     try:
         return _compared(x, network, method)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if x.shape[1:] == kind[0]:
-            raise
-        raise unlike from error
+        if x.shape[1:] != kind[0]:
+            raise unlike from error
+        if x.dtype != kind[1]:
+            raise DataError(
+                f"are of type {x.dtype}, which the model does not take: give them as those that it learnt from, "
+                f"{kind[1]}."
+            ) from error
+        raise
 
 
 def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
@@ -99,15 +157,13 @@ def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
 def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None) -> float:
     if task.test is None:
         raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
-    right = torch.zeros((), dtype=torch.int64, device=network.device)
-    total = 0
+    count = _Count(task, network.device)
     for x, y in _test_batches(task, network):
         with task.blamed("test"):
             found = scores(x, network, method, kind)
         _check(task, y, found.shape[1])
-        right += (predicted(found, task.head) == sent(y, network.device)).sum()
-        total += len(y)
-    return 100.0 * int(right) / total
+        count.add(found, sent(y, network.device))
+    return count.percent()
 
 
 def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
@@ -141,13 +197,13 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
     for test in tests:
         _check(test.task, test.samples.y, chain.weights[-1].shape[0])
     labels = [sent(test.samples.y, network.device) for test in tests]
-    right = torch.zeros(len(tests), dtype=torch.int64, device=network.device)
+    counts = [_Count(test.task, network.device) for test in tests]
     for start in range(0, count, _BATCH):
         part = slice(start, start + _BATCH)
         outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
-        for row, (test, output) in enumerate(zip(tests, outputs, strict=True)):
-            right[row] += (predicted(output, test.task.head) == labels[row][part]).sum()
-    return {test.place: 100.0 * found / count for test, found in zip(tests, right.tolist(), strict=True)}
+        for row, output in enumerate(outputs):
+            counts[row].add(output, labels[row][part])
+    return {test.place: right.percent() for test, right in zip(tests, counts, strict=True)}
 
 
 def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steppe.clocks import Clock, Time
 from steppe.curriculum import Curriculum
 from steppe.errors import DataError, DivergedError
 from steppe.events import EpochEnded, Progress, Watch
@@ -29,13 +30,16 @@ _REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record."""
+    """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record, and the
+    processor's seconds by kind, where all of them were recorded.
+    """
 
     updates: int
     seconds: dict[str, float]
     bytes: dict[str, int]
     remarks: list[str] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Fitting:
@@ -64,7 +68,7 @@ class Fitting:
         self._over = False
         self._losses = _Losses(curriculum.name, 0, 0)
         self._streams_before: State = None  # as they were when the epoch began
-        self._seconds, self._seconds_before = _Clock(), 0.0
+        self._clock, self._seconds_before = Clock(), 0.0
 
     @property
     def name(self) -> str:
@@ -72,9 +76,9 @@ class Fitting:
         return self._curriculum.name
 
     @property
-    def seconds(self) -> float:
+    def time(self) -> Time:
         """How long it has taken, breaks left out."""
-        return self._seconds.total
+        return self._clock.time
 
     @property
     def best(self) -> Mapping[str, Tensor]:
@@ -108,7 +112,8 @@ class Fitting:
         losses.settle()
         goes_on = self._validation is None or self._validation.goes_on()
         self._over = not goes_on or self._epoch + 1 == training.epochs
-        seconds, self._seconds_before = self.seconds - self._seconds_before, self.seconds
+        now = self.time.wall
+        seconds, self._seconds_before = now - self._seconds_before, now
         self._epoch, self._batch = self._epoch + 1, 0
         self._losses = _Losses(curriculum.name, self._epoch, self.updates)
         judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
@@ -133,6 +138,7 @@ class Fitting:
     def state(self) -> State:
         """Where it has got to."""
         self._losses.settle()
+        spent = self.time
         return {
             "task": self._curriculum.name,
             "tasks": self._curriculum.described,
@@ -144,7 +150,8 @@ class Fitting:
             "losses": self._losses.state(),
             "streams_before": self._streams_before,
             "validation": None if self._validation is None else self._validation.state(),
-            "seconds": [self.seconds, self._seconds_before],
+            "seconds": [spent.wall, self._seconds_before],
+            "cpu_seconds": spent.cpu,
         }
 
     def load_state(self, state: State) -> None:
@@ -158,7 +165,7 @@ class Fitting:
         if self._validation is not None:
             self._validation.load_state(state["validation"])
         before, self._seconds_before = state["seconds"]
-        self._seconds = _Clock(before)
+        self._clock = Clock(Time(before, state.get("cpu_seconds")))  # older states do not say
 
 
 class Validation:
@@ -279,14 +286,3 @@ class _Losses:
     def load_state(self, state: State) -> None:
         self._seen = state.tolist()
         self._before -= len(self._seen)
-
-
-class _Clock:
-    """Seconds that pass, in addition to those of before."""
-
-    def __init__(self, before: float = 0.0) -> None:
-        self._before, self._started = before, time.perf_counter()
-
-    @property
-    def total(self) -> float:
-        return self._before + time.perf_counter() - self._started

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from steppe.commands.parsing import Commands, add_data_option
 from steppe.data import directory
+from steppe.terminal import say
 
 if TYPE_CHECKING:
     from steppe.data.download import Progress
@@ -66,8 +67,8 @@ def _list(options: argparse.Namespace) -> int:
     rows = [(entry.name, store.state(entry.name), entry.content, entry.licence) for entry in SETS.values()]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(f"\nkept in {directory.data_directory()}; steppe data fetch NAME fetches one.")
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    say(f"\nkept in {directory.data_directory()}; steppe data fetch NAME fetches one.")
     return 0
 
 
@@ -80,8 +81,8 @@ def _fetch(options: argparse.Namespace) -> int:
         find(name)  # a name that is not known is refused before anything is fetched
     for name in options.names:
         with _shown(name) as progress:
-            store.fetch(name, progress, lambda line: print(line, file=sys.stderr, flush=True))
-        print(store.where(name))
+            store.fetch(name, progress, lambda line: say(line, file=sys.stderr, flush=True))
+        say(store.where(name))
     return 0
 
 
@@ -95,12 +96,12 @@ def _verify(options: argparse.Namespace) -> int:
     code = 0
     for name in options.names or SETS:
         if not options.names and SETS[name].archives and not store.found(name):
-            print(f"{name}: {store.state(name)}")
+            say(f"{name}: {store.state(name)}")
             continue
         with _shown(name) as progress:
             checks = store.verify(name, progress)
         for check in checks:
-            print(f"{name}: {check.path} is {'whole' if check.whole else 'NOT whole'}: {check.text.rstrip('.')}.")
+            say(f"{name}: {check.path} is {'whole' if check.whole else 'NOT whole'}: {check.text.rstrip('.')}.")
             code = code if check.whole else 1
     return code
 
@@ -108,11 +109,11 @@ def _verify(options: argparse.Namespace) -> int:
 def _where(options: argparse.Namespace) -> int:
     directory.use_directory(options.data)
     if options.names is None:
-        print(directory.data_directory())
+        say(directory.data_directory())
         return 0
     from steppe.data import store
 
-    print(store.where(options.names))
+    say(store.where(options.names))
     return 0
 
 
@@ -131,7 +132,7 @@ def _shown(name: str) -> Iterator[Progress]:
             tenth = 10 * done // total
             if tenth != told[0]:
                 told[0] = tenth
-                print(f"{name}: {10 * tenth} % of {total:,}", file=sys.stderr, flush=True)
+                say(f"{name}: {10 * tenth} % of {total:,}", file=sys.stderr, flush=True)
 
         yield line
         return

@@ -10,6 +10,7 @@ from steppe.commands.finished import finished_runs
 from steppe.commands.parsing import Commands, given_path, task_numbers
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
+from steppe.terminal import say
 
 _EXAMPLES = """\
 examples:
@@ -66,11 +67,11 @@ def _figures(options: argparse.Namespace) -> int:
     given = options.directories if options.list is None else options.list
     runs = [Run(path, result) for path, result in finished_runs(given or []).items()]
     if options.list is not None:
-        print("\n".join(line for name in FIGURES for line in _described(name, runs, choices)))
+        say("\n".join(line for name in FIGURES for line in _described(name, runs, choices)))
         return 0
     files = files_for(options.out, options.figure)
     save(FIGURES[options.figure].drawn(runs, choices), files)
-    print(f"wrote {', '.join(map(str, files))}")
+    say(f"wrote {', '.join(map(str, files))}")
     return 0
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steppe.terminal import say
+
 
 def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     """The results of all finished runs in these directories, each once, by their own; runs that are unfinished, or have
@@ -26,6 +28,6 @@ def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
 def name_left_out(unfinished: Iterable[Path], damaged: Mapping[Path, Exception]) -> None:
     """Say which runs are left out, and why."""
     for path in unfinished:
-        print(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
+        say(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
     for error in damaged.values():
-        print(f"steppe: {error} The run is left out.", file=sys.stderr)
+        say(f"steppe: {error} The run is left out.", file=sys.stderr)

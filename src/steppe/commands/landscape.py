@@ -17,6 +17,7 @@ from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_data_option, add
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 from steppe.landscape.settings import LandscapeSettings
+from steppe.terminal import say
 
 if TYPE_CHECKING:
     from steppe.landscape.files import Landscape
@@ -134,8 +135,8 @@ def measure(
             command=command,
             watch=watch,
         )
-    print(_table(landscape))
-    print(f"  everything is in {out}\n")
+    say(_table(landscape))
+    say(f"  everything is in {out}\n")
 
 
 def _runs(directories: Sequence[Path]) -> list[Path]:
@@ -153,7 +154,7 @@ def _runs(directories: Sequence[Path]) -> list[Path]:
             raise UsageError(f"{directory} holds {state}: there is no landscape to measure.")
         for run in inner:
             if run not in kept:
-                print(f"steppe: {run} has kept no weights and is left out.", file=sys.stderr)
+                say(f"steppe: {run} has kept no weights and is left out.", file=sys.stderr)
         found |= dict.fromkeys(kept)
     return list(found)
 
@@ -189,7 +190,7 @@ def _shown(name: str) -> Iterator[Watch]:
             nonlocal last
             if time.monotonic() - last > _LINE_EVERY:
                 last = time.monotonic()
-                print(f"{where(step)}, {100 * step.done // step.total} %", file=sys.stderr, flush=True)
+                say(f"{where(step)}, {100 * step.done // step.total} %", file=sys.stderr, flush=True)
 
         yield line
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from steppe.commands.finished import name_left_out
 from steppe.commands.parsing import Commands, given_path
+from steppe.terminal import say
 
 _EXAMPLES = """\
 examples:
@@ -38,5 +39,5 @@ def _report(options: argparse.Namespace) -> int:
     name_left_out(collected.unfinished, collected.damaged)
     words = ["steppe", "report", *map(str, options.directories), "-o", str(options.out)]
     write_page(collected, options.out, shlex.join(words))
-    print(f"wrote {options.out}: open it in a browser")
+    say(f"wrote {options.out}: open it in a browser")
     return 0

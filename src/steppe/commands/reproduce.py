@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from steppe.commands.parsing import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds, given_path
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError, unknown
+from steppe.terminal import say
 
 if TYPE_CHECKING:
     from steppe.reproduction import Recipe
@@ -91,9 +92,9 @@ def _list(options: argparse.Namespace) -> int:
         out = options.out or Path("reproduction") / name
         jobs = [job for part in recipe.parts for job in part.jobs(out, _seeds(options, recipe))]
         done = sum((job.out / RESULT).exists() for job in jobs)
-        print(f"{name}: {recipe.text}")
+        say(f"{name}: {recipe.text}")
         drawn = f"; figures: {', '.join(recipe.figures)}" if recipe.figures else ""
-        print(f"    {len(jobs)} run{'' if len(jobs) == 1 else 's'}, {done} done in {out}{drawn}")
+        say(f"    {len(jobs)} run{'' if len(jobs) == 1 else 's'}, {done} done in {out}{drawn}")
     return 0
 
 
@@ -117,7 +118,7 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
         refuse_unsuitable([job.config for job in part.jobs(out, seeds[:1], changes)])
     for part in recipe.parts:
         jobs, command = part.jobs(out, seeds, changes), part.command(options.seeds or str(recipe.seeds), changes)
-        print(f"{part.name}: {command}")
+        say(f"{part.name}: {command}")
         with locked(out / part.name):
             write_plan(out / part.name, jobs, command)
             code = max(code, do_study(options, out / part.name, jobs, command, resume=True))
@@ -156,7 +157,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     text = json.dumps(told, indent=1) + "\n"
     with writing(out / FLATNESS):
         write_whole(out / FLATNESS, text.encode())
-    print(f"wrote {out / FLATNESS}: accuracy and flatness of each method")
+    say(f"wrote {out / FLATNESS}: accuracy and flatness of each method")
 
 
 def _figures(recipe: Recipe, out: Path) -> None:
@@ -172,6 +173,6 @@ def _figures(recipe: Recipe, out: Path) -> None:
         try:
             save(FIGURES[name].drawn(runs, Choices()), files)
         except UsageError as error:
-            print(f"steppe: {name} is not drawn: {error}", file=sys.stderr)
+            say(f"steppe: {name} is not drawn: {error}", file=sys.stderr)
         else:
-            print(f"wrote {', '.join(map(str, files))}")
+            say(f"wrote {', '.join(map(str, files))}")

@@ -11,6 +11,7 @@ from steppe.commands.parsing import SEEDS, Commands, add_training_options, given
 from steppe.commands.study import run_many
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
+from steppe.terminal import say
 
 if TYPE_CHECKING:
     from steppe.config import RunConfig
@@ -90,6 +91,6 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
             result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every, stop=stop)
         display(0, Finished(result))
     write_report([out], out / PAGE, f"steppe report {out}")
-    print(summary(result))
-    print(f"  everything is in {out}: start with {out / PAGE}")
+    say(summary(result))
+    say(f"  everything is in {out}: start with {out / PAGE}")
     return 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from steppe.commands.finished import finished_runs
 from steppe.commands.parsing import Commands, given_path
+from steppe.terminal import say
 
 _EXAMPLES = """\
 examples:
@@ -37,15 +38,15 @@ def _show(options: argparse.Namespace) -> int:
 
     runs = finished_runs([options.directory])
     if options.directory in runs and not options.details:
-        print(run_report(runs[options.directory]), end="")
+        say(run_report(runs[options.directory]), end="")
         return 0
     studies: dict[tuple[Path, str], dict[Path, Any]] = {}
     for path, result in runs.items():
         studies.setdefault((_study(path, result), result["benchmark"]), {})[path] = result
     several = len({study for study, _ in studies}) > 1
     for (study, benchmark), own in studies.items():
-        print(f"{study}: {benchmark}\n" if several else f"{benchmark}\n")
-        print(details(own) if options.details else markdown(list(own.values())))
+        say(f"{study}: {benchmark}\n" if several else f"{benchmark}\n")
+        say(details(own) if options.details else markdown(list(own.values())))
     return 0
 
 

@@ -12,6 +12,7 @@ from steppe.commands.choices import config_of, free, overrides, resumable
 from steppe.commands.parsing import SEEDS, Commands, add_training_options, chosen_seeds, given_path
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
+from steppe.terminal import say
 
 if TYPE_CHECKING:
     from steppe.study import Job
@@ -112,15 +113,15 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     if results:
         write_tables(out, results, command)
         write_report([out], out / PAGE, f"steppe report {out}")
-        print(markdown(results), end="")
-        print(f"\neverything is in {out}: start with {out / PAGE}; table.md, .tex, .json; a directory for each run")
+        say(markdown(results), end="")
+        say(f"\neverything is in {out}: start with {out / PAGE}; table.md, .tex, .json; a directory for each run")
     for number, failure in sorted(outcome.failures.items()):
         job = jobs[number]
-        print(f"steppe: {job.config.method} seed {job.config.seed} failed: {failure.reason}", file=sys.stderr)
+        say(f"steppe: {job.config.method} seed {job.config.seed} failed: {failure.reason}", file=sys.stderr)
         if options.debug and failure.details:
-            print(failure.details, file=sys.stderr)
+            say(failure.details, file=sys.stderr)
     if outcome.failures:
-        print(
+        say(
             f"steppe: {len(outcome.failures)} of {len(jobs)} runs failed; steppe resume {out} tries them again.",
             file=sys.stderr,
         )

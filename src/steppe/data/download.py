@@ -17,15 +17,19 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from steppe.data.deadline import Deadline
 from steppe.data.directory import filling
 from steppe.data.sets import Archive
-from steppe.errors import DataError
+from steppe.errors import DataError, shown
 from steppe.version import __version__
 
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, and of how many."""
 
 _TIMEOUT = 30.0  # seconds that a server may be silent
+_PATIENCE = 120.0  # seconds that a mirror may take for anything, beside those that sending takes
+_SLOWEST = 20_000  # bytes a second that a mirror must send, taken over all that is to come
+_LENGTH = re.compile(r"[0-9]{1,18}")  # more digits are no length of a file
 _CHUNK = 1 << 18
 _ATTEMPTS = 5  # at one mirror, as long as each brings something
 _OPENINGS = {".gz": b"\x1f\x8b", ".zip": b"PK\x03\x04"}  # what such files begin with, and notices in their place do not
@@ -75,28 +79,41 @@ def differs(path: Path, archive: Archive) -> str | None:
 def _from_mirror(url: str, archive: Archive, part: Path, progress: Progress) -> None:
     """Have the right archive in the part file; what turns out to be another one is removed."""
     begun = _size(part) > 0
-    _fill(url, archive, part, progress)
+    _in_time(url, archive, part, progress)
     problem = differs(part, archive)
     if problem is not None and begun:  # the beginning may be what is wrong, and it came from elsewhere
         part.unlink()
-        _fill(url, archive, part, progress)
+        _in_time(url, archive, part, progress)
         problem = differs(part, archive)
     if problem is not None:
         part.unlink()
         raise _MirrorError(f"sent something else ({problem})")
 
 
-def _fill(url: str, archive: Archive, part: Path, progress: Progress) -> None:
+def _in_time(url: str, archive: Archive, part: Path, progress: Progress) -> None:
+    """Complete the part file in a time that suits what is missing of it."""
+    seconds = _PATIENCE + (archive.size - _size(part)) / _SLOWEST
+    deadline = Deadline(seconds)
+    try:
+        with deadline.running():
+            _fill(url, archive, part, progress, deadline)
+    except _MirrorError as error:
+        if deadline.over:
+            raise _MirrorError(f"is too slow: {_size(part):,} bytes were here after {seconds:,.0f} seconds") from error
+        raise
+
+
+def _fill(url: str, archive: Archive, part: Path, progress: Progress, deadline: Deadline) -> None:
     """Complete the part file; a connection that breaks is taken up again while it brings something."""
     for _ in range(_ATTEMPTS):
         before = _size(part)
-        if before >= archive.size:
-            return
+        if before >= archive.size or deadline.over:
+            break
         try:
-            _one_connection(url, archive, part, progress)
+            _one_connection(url, archive, part, progress, deadline)
         except urllib.error.HTTPError as error:
             raise _MirrorError(f"answered {error.code} {error.reason}") from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: numbers that cannot be
             reason = getattr(error, "reason", None) or error
             if _size(part) <= before:
                 raise _MirrorError(str(reason) or type(error).__name__) from error
@@ -104,17 +121,19 @@ def _fill(url: str, archive: Archive, part: Path, progress: Progress) -> None:
         raise _MirrorError(f"broke off at {_size(part):,} of {archive.size:,} bytes")
 
 
-def _one_connection(url: str, archive: Archive, part: Path, progress: Progress) -> None:
+def _one_connection(url: str, archive: Archive, part: Path, progress: Progress, deadline: Deadline) -> None:
     done = _size(part)
     headers = {"User-Agent": f"steppe/{__version__}", "Accept-Encoding": "identity"}
     if done:
         headers["Range"] = f"bytes={done}-"
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
+    with deadline.open(urllib.request.Request(url, headers=headers), _TIMEOUT) as answer:
         if answer.headers.get_content_type() == "text/html":  # to log in, or a proxy's notice
             raise _MirrorError("sent a web page instead of the archive")
         start = _start(answer.status, answer.headers.get("Content-Range", ""), done)
         length = answer.headers.get("Content-Length", "")
-        if length.isdecimal() and start + int(length) != archive.size:
+        if length and not _LENGTH.fullmatch(length):
+            raise _MirrorError(f"tells a length that cannot be ({shown(length)})")
+        if length and start + int(length) != archive.size:
             raise _MirrorError(f"has a file of {start + int(length):,} bytes instead of {archive.size:,}")
         if start == done:
             _receive(answer, archive, part, start, progress)
@@ -141,7 +160,7 @@ def _begin_anew(answer: http.client.HTTPResponse, archive: Archive, part: Path, 
 
 def _receive(answer: http.client.HTTPResponse, archive: Archive, path: Path, start: int, progress: Progress) -> None:
     """Put what comes into the file from `start` on; nothing is written of what does not begin as the archive does."""
-    block = answer.read(_CHUNK)
+    block = _opening_block(answer, archive)
     if start == 0 and not block:
         raise _MirrorError("sent nothing")
     if start == 0 and not block.startswith(_opening(archive)):
@@ -156,19 +175,29 @@ def _receive(answer: http.client.HTTPResponse, archive: Archive, path: Path, sta
                 file.write(block)
             done += len(block)
             progress(min(done, archive.size), archive.size)
-            block = answer.read(_CHUNK) if done <= archive.size else b""
+            block = answer.read1(_CHUNK) if done <= archive.size else b""
         with filling(path):
             file.flush()
             os.fsync(file.fileno())
+
+
+def _opening_block(answer: http.client.HTTPResponse, archive: Archive) -> bytes:
+    """The first bytes that come, as many as are looked at or more."""
+    block = b""
+    while len(block) < len(_opening(archive)) and (more := answer.read1(_CHUNK)):  # `read` waits for all of a block
+        block += more
+    return block
 
 
 def _start(status: int, content_range: str, asked: int) -> int:
     """Where in the file an answer begins: a server may ignore that only the rest was asked for."""
     if status != http.HTTPStatus.PARTIAL_CONTENT:
         return 0
-    told = re.match(r"bytes (\d+)-", content_range)
+    told = re.match(r"bytes ([0-9]{1,18})-", content_range)
     if told is None or int(told[1]) != asked:
-        raise _MirrorError(f"sent another part of the file ({content_range or 'unnamed'}) than asked for")
+        raise _MirrorError(
+            f"sent another part of the file ({shown(content_range) if content_range else 'unnamed'}) than asked for"
+        )
     return asked
 
 

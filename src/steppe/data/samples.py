@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from steppe.data.samplers import first_samples, global_generators_kept
+from steppe.data.tensors import as_tensor, check_dense, check_unmasked
 from steppe.devices import sent
 from steppe.errors import DataError, in_one_line
 
@@ -100,6 +101,11 @@ class TensorSamples(Samples):
             return self._turned.batches(size, None, skip)
         starts = range(skip * size, len(self), size)
         return (self._part(slice(start, start + size)) for start in starts)
+
+    def first(self, count: int = 1) -> Pair:
+        if len(self) == 0:
+            raise DataError("is empty: it holds no sample.")
+        return self._part(slice(0, count))  # of `at_hand` samples not all need to be turned for that
 
     def digest(self) -> str:
         """A hash of all labels and of a few inputs. Of real numbers only the leading digits count: the last ones may
@@ -191,11 +197,7 @@ def as_samples(source: object) -> Samples:
     if isinstance(source, Dataset):
         return DatasetSamples(source)
     if isinstance(source, (tuple, list)) and len(source) == 2:
-        try:
-            inputs, labels = torch.as_tensor(source[0]), torch.as_tensor(source[1])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"cannot be made tensors: {error}") from error
-        return TensorSamples(inputs, labels)
+        return TensorSamples(as_tensor(source[0]), as_tensor(source[1]))
     raise DataError(
         f"is given as {type(source).__name__}: give a pair (inputs, labels) of tensors or arrays, "
         "a Dataset or a DataLoader."
@@ -209,17 +211,6 @@ def checked_labels(y: Tensor) -> Tensor:
     return y.long()
 
 
-def check_dense(*parts: Tensor) -> None:
-    """Refuse tensors of which batches cannot be cut: sparse ones, and nested ones, which have no shape."""
-    for part in parts:
-        if part.is_nested or part.layout != torch.strided:
-            kind = "nested" if part.is_nested else part.layout
-            raise DataError(
-                f"holds a tensor that is {kind}: give dense ones (of sparse tensors: tensor.to_dense(); of sequences: "
-                "pad them)."
-            )
-
-
 def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
     """Refuse inputs with NaN or infinity, naming such a sample by its place in the data where that is known."""
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
@@ -229,9 +220,11 @@ def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
 
 
 def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
+    for sample in samples if isinstance(samples, (list, tuple)) else []:
+        check_unmasked(*(sample if isinstance(sample, (list, tuple)) else [sample]))
     try:
         return collate(samples)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, ValueError) as error:
         raise DataError(
             f"cannot be put together into a batch ({in_one_line(error)}): let every sample be a tensor or array, all "
             "of one shape, with a class number (of images: add a transform such as ToTensor; of sequences: pad them)."

@@ -9,7 +9,7 @@ from typing import Any
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import bars, legend, letter, mean_accuracy
-from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark
+from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark, training_times
 from steppe.figures.style import BLACK, PAGE, label, look, new_figure, plain
 
 _HATCHES = ("", "////", "....", "xxxx", "----")
@@ -23,8 +23,13 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     figure = new_figure(PAGE, 1.5 + 0.1 * max(count, 8) + 0.13 * count * (len(names) - 1) * 0.5)
     panels = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     mean_accuracy(panels[0], first)
-    seconds = {method: [run.seconds_per_task for run in own] for method, own in by_method(first).items()}
-    bars(panels[1], seconds, "seconds per task", lengthwise=True)
+    times, seconds = training_times(first)
+    bars(
+        panels[1],
+        {method: [times[run.path] for run in own] for method, own in by_method(first).items()},
+        f"{seconds} per task",
+        lengthwise=True,
+    )
     _memory(panels[2], runs, names)
     where = plain(names[0])
     letter(panels, [f"accuracy, {where}", f"training time, {where}", "memory held in the end"])

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.tables import seconds_per_task
+from steppe.tables import SECONDS, seconds_per_task, timed_by
 
 if TYPE_CHECKING:
     from steppe.landscape.files import Landscape, Pair
@@ -41,11 +41,6 @@ class Run:
         """Whether every task was tested when it was learnt, so that there are curves to draw."""
         return all(row[0] is not None for row in self.result["accuracy"])
 
-    @property
-    def seconds_per_task(self) -> float:
-        """Time of learning, without testing."""
-        return seconds_per_task(self.result)
-
     def accuracy_of(self, task: int) -> list[float]:
         """Test accuracy on a task (from 1) after it and after every later one."""
         return [float(row[task - 1]) for row in self.result["accuracy"][task - 1 :]]
@@ -76,6 +71,14 @@ class Run:
     def pair(self, after: int, task: int) -> Pair | None:
         """A task's landscape after another task, None where it has not been measured."""
         return None if self.landscape is None else self.landscape.pairs.get((after, task))
+
+
+def training_times(runs: Sequence[Run]) -> tuple[dict[Path, float], str]:
+    """Seconds of learning for each task, without testing, by the run's path, and what these seconds are called: the
+    processor's where all of the runs were recorded with them.
+    """
+    measure = timed_by(run.result for run in runs)
+    return {run.path: seconds_per_task(run.result, measure) for run in runs}, SECONDS[measure]
 
 
 def methods(runs: Iterable[Run]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import legend, letter
-from steppe.figures.reading import Run, by_method
+from steppe.figures.reading import Run, by_method, training_times
 from steppe.figures.style import PAGE, label, look, new_figure
 
 Measure = Callable[[Run], float]
@@ -18,10 +18,10 @@ Measure = Callable[[Run], float]
 
 @dataclass(frozen=True)
 class _Panel:
-    """What is drawn upwards, and against what if not the setting."""
+    """What is drawn upwards, time where there is no measure, and against what if not the setting."""
 
     words: str
-    measure: Measure
+    measure: Measure | None
     title: str
     place: Measure | None = None
     axis: str = ""
@@ -49,13 +49,20 @@ def _varied(runs: Sequence[Run], setting: str) -> list[Run]:
     ]
 
 
-def _lines(axes: Any, runs: Sequence[Run], setting: str, panel: _Panel) -> None:
+def _measured(panel: _Panel, runs: Sequence[Run]) -> tuple[str, Measure]:
+    """What the panel is labelled with, and the measure of each run."""
+    if panel.measure is not None:
+        return panel.words, panel.measure
+    times, seconds = training_times(runs)
+    return f"{panel.words} ({seconds} per task)", lambda run: times[run.path]
+
+
+def _lines(axes: Any, runs: Sequence[Run], setting: str, place: Measure | None, measure: Measure) -> None:
     """A method's mean at each value, with a bar of one standard deviation over seeds."""
     for method, own in by_method(runs).items():
         values = sorted({run.setting(setting) for run in own})
         of_value = [[run for run in own if run.setting(setting) == value] for value in values]
-        samples = [[panel.measure(run) for run in found] for found in of_value]
-        place = panel.place
+        samples = [[measure(run) for run in found] for found in of_value]
         style = look(method)
         axes.errorbar(
             values if place is None else [statistics.fmean(map(place, found)) for found in of_value],
@@ -78,7 +85,8 @@ def _figure(name: str, text: str, setting: str, axis: str, panels: Sequence[_Pan
         drawn = figure.subplots(1, len(panels))
         values = sorted({run.setting(setting) for run in shown})
         for axes, panel in zip(drawn, panels, strict=True):
-            _lines(axes, shown, setting, panel)
+            words, measure = _measured(panel, shown)
+            _lines(axes, shown, setting, panel.place, measure)
             if log:
                 axes.set_xscale("log")
             if panel.place is None:
@@ -86,7 +94,7 @@ def _figure(name: str, text: str, setting: str, axis: str, panels: Sequence[_Pan
                 axes.minorticks_off()
             axes.margins(x=0.1)
             axes.set_xlabel(panel.axis or axis)
-            axes.set_ylabel(panel.words)
+            axes.set_ylabel(words)
         letter(drawn, [panel.title for panel in panels])
         legend(figure, drawn)
         return figure
@@ -114,7 +122,7 @@ ASCENT_STEPS = _figure(
     (
         _Panel("ACC (%)", _acc, "ACC"),
         _Panel("BWT (%)", _bwt, "BWT"),
-        _Panel("training time (s per task)", lambda run: run.seconds_per_task, "training time"),
+        _Panel("training time", None, "training time"),
     ),
     log=False,
 )

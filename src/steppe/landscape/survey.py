@@ -157,7 +157,7 @@ class _Surveyor:
         self.network = Network(benchmark.model(config.seed).to(device), benchmark.prepare)
         with torch.no_grad(), self.network.mode(training=False):
             x, _ = self.tasks[0].train.first(self.network.least)
-            outputs = self.network.model(self.network.prepare_inputs(x)).shape[1]
+            outputs = self.network.input_copies.call(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
             self.network.open_head(task.head, outputs)
 

@@ -187,12 +187,14 @@ class _ICaRL(Method):
     def _logits(self, batch: Batch) -> Tensor:
         """The whole output on stored samples, in eval mode."""
         with torch.no_grad(), self.network.mode(training=False):
-            parts = [self.network.model(self.network.prepare_inputs(x)) for x in torch.split(batch.x, _CHUNK)]
+            parts = [
+                self.network.input_copies.call(self.network.prepare_inputs(x)) for x in torch.split(batch.x, _CHUNK)
+            ]
         return torch.cat(parts)
 
     def scores(self, x: Tensor) -> Tensor:
         """Minus the distance to each class's mean; −inf for a class without exemplars."""
-        logits: Tensor = self.network.model(x)
+        logits = self.network.input_copies.call(x)
         scores = torch.full_like(logits, -torch.inf)
         if self.exemplars is not None and self._means is not None:
             distances = torch.cdist(logits, self._means, compute_mode="donot_use_mm_for_euclid_dist")

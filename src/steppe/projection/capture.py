@@ -106,7 +106,7 @@ def used_outside(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tens
                 handles.append(layer.register_forward_pre_hook(hook_for(wanted[name], False), prepend=True))
                 handles.append(layer.register_forward_hook(hook_for(wanted[name], True)))
         with torch.enable_grad():
-            output: Tensor = model(x)
+            output: Tensor = model(x.clone())  # it may work in place
             if not (wanted and output.requires_grad):
                 return []
             found = torch.autograd.grad(output.logsumexp(-1).sum(), list(wanted.values()), allow_unused=True)
@@ -139,7 +139,7 @@ def _outputs(
             for layer in dict.fromkeys(weight.layers):
                 handles.append(layer.register_forward_hook(hook_for(name)))
         with torch.no_grad():
-            return calls, model(x)
+            return calls, model(x.clone())  # it may work in place
     finally:
         for handle in handles:
             handle.remove()

@@ -174,7 +174,7 @@ class GradientMemory:
             ),
         ):
             for part in torch.split(x, network.batch_size(len(x), chunk)):
-                network.model(network.prepare_inputs(part))
+                network.input_copies.call(network.prepare_inputs(part))
         for name, representation in representations.items():
             if not representation.is_finite():  # as after a last update that went too far: no loss has shown it yet
                 raise LayerDivergedError(

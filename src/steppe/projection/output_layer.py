@@ -41,7 +41,7 @@ def gives_output(model: nn.Module, layers: Sequence[nn.Module], others: Iterable
         for hook, hooked in ((cut, layers), (note, others)):
             handles += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
         with torch.enable_grad():
-            output: Tensor = model(x)
+            output: Tensor = model(x.clone())  # it may work in place
     finally:
         for handle in handles:
             handle.remove()

@@ -14,7 +14,7 @@ from steppe.report.differences import reference, table_of_differences
 from steppe.report.order import learns_in_order
 from steppe.report.sections import Section, Variant
 from steppe.result_settings import flat, written
-from steppe.tables import Row, rows
+from steppe.tables import SECONDS, Row, rows
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
 
@@ -36,7 +36,7 @@ def _description(benchmark: str) -> str:
 
 def results_table(section: Section) -> str:
     """Mean ± standard deviation of every method, with the published figures beside it."""
-    lines = [rows([run.result for run in variant.runs])[0] for variant in section.variants]
+    lines = [rows([run.result for run in variant.runs], section.timed_by)[0] for variant in section.variants]
     sources = [source for source in ("paper", "released") if any(getattr(line, source) for line in lines)]
     best, ahead = _best(section.variants, lines), any(line.forward_transfer is not None for line in lines)
     heads = [("here", "here"), ("paper", "paper"), ("released", "its code")]
@@ -52,7 +52,7 @@ def results_table(section: Section) -> str:
         "<tr><th scope='col' rowspan='2'>method</th><th scope='col' rowspan='2' class='n'>seeds</th>"
         f"{group}<th scope='col' rowspan='2' class='n opens'>learning<br>accuracy</th>"
         f"<th scope='col' rowspan='2' class='n'>forgetting</th>{further}"
-        "<th scope='col' rowspan='2' class='n'>seconds<br>per run</th></tr>"
+        f"<th scope='col' rowspan='2' class='n'>{SECONDS[section.timed_by]}<br>per run</th></tr>"
         f"<tr>{under * len(MEASURES)}</tr></thead><tbody>{body}</tbody></table></div>"
         f"<p class='note'>{' '.join([_table_note(section, sources, ahead), *notes_on_marks(body)])}</p>"
     )

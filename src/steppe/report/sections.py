@@ -9,6 +9,7 @@ from typing import Any
 
 from steppe.report.collect import Collected, Run, Study
 from steppe.result_settings import settings_given, with_equal_settings
+from steppe.tables import timed_by
 
 Settings = dict[str, Any]  # by dotted key
 
@@ -43,6 +44,11 @@ class Section:
     changes: Settings  # where its tasks differ from the benchmark's own
     remarks: list[str]
     studies: list[Study]
+
+    @property
+    def timed_by(self) -> str:
+        """Which seconds of its runs can be compared."""
+        return timed_by(run.result for variant in self.variants for run in variant.runs)
 
 
 def sections(collected: Collected) -> list[Section]:

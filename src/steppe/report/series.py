@@ -12,6 +12,7 @@ from steppe.report.landscape_file import MEASURES, Landscape
 from steppe.report.sections import Section, Variant
 from steppe.report.statistics import spread
 from steppe.results import is_number
+from steppe.tables import SECONDS
 
 Matrix = list[list[float | None]]
 Data = dict[str, Any]
@@ -22,12 +23,13 @@ def section_series(section: Section) -> Data:
     return {
         "title": section.title,
         "tasks": section.tasks,
-        "methods": [variant_series(variant) for variant in section.variants],
+        "methods": [variant_series(variant, section.timed_by) for variant in section.variants],
         "landscape": landscapes(section),
+        "timed_by": section.timed_by,
     }
 
 
-def variant_series(variant: Variant) -> Data:
+def variant_series(variant: Variant, timed_by: str) -> Data:
     """Everything to draw of one method."""
     matrices = [run.result["accuracy"] for run in variant.runs]
     return {
@@ -36,7 +38,7 @@ def variant_series(variant: Variant) -> Data:
         "acc": rounded(fmean(variant.by_seed("acc").values())),
         "seen": over_seeds([mean_over_seen(matrix) for matrix in matrices]),
         "matrix": [over_seeds(rows) for rows in zip(*matrices, strict=False)],
-        "seconds": costs(variant, "seconds"),
+        "seconds": costs(variant, timed_by),
         "bytes": costs(variant, "bytes"),
         "layers": layers(variant),
     }
@@ -73,7 +75,7 @@ def costs(variant: Variant, measure: str) -> Data:
         return rounded(found.mean if found else None)
 
     def whole(kind: str) -> float | None:
-        shares = [len(result["accuracy"]) if measure == "seconds" else 1 for result in results]
+        shares = [len(result["accuracy"]) if measure in SECONDS else 1 for result in results]
         return mean(result[measure].get(kind, 0) / share for result, share in zip(results, shares, strict=True))
 
     tested = [place for place, row in enumerate(results[0]["accuracy"]) if any(value is not None for value in row)]

@@ -99,8 +99,9 @@ const bytes = (value) => {
 const KINDS = { train: "training", evaluate: "testing", memory: "memory update" };
 
 function costs(section, methods, part) {
+  const time = section.timed_by === "cpu_seconds" ? "CPU time for each task" : "Time for each task";
   const sides = [
-    { measure: "seconds", words: "Time for each task", text: seconds, chart: new StackedBars("Time by kind") },
+    { measure: "seconds", words: time, text: seconds, chart: new StackedBars("Time by kind") },
     { measure: "bytes", words: "Memory at the end", text: bytes, chart: new StackedBars("Memory by kind") },
   ];
   const blocks = sides.map((side) => {

@@ -1,0 +1,80 @@
+"""A time after which connections end, whatever the server is at: one that sends a byte now and then is never silent."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+
+class Deadline:
+    """Opens addresses; when the time has come, what was opened is shut down, and reads as if the server had left."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._shut)
+        self._timer.daemon = True
+        self._opener = urllib.request.build_opener(*_handlers(self))
+
+    @property
+    def over(self) -> bool:
+        """Whether the time has come."""
+        return time.monotonic() >= self._ends
+
+    def open(self, request: urllib.request.Request, timeout: float) -> http.client.HTTPResponse:
+        """The answer to a request; `timeout` is how long the server may be silent."""
+        answer: http.client.HTTPResponse = self._opener.open(request, timeout=timeout)
+        return answer
+
+    def watch(self, connection: socket.socket) -> None:
+        """Shut this one down, too."""
+        with self._lock:
+            self._sockets.append(connection)
+        if self.over:
+            self._shut()
+
+    def _shut(self) -> None:
+        with self._lock:
+            connections, self._sockets = self._sockets, []
+        for connection in connections:
+            with contextlib.suppress(OSError, ValueError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the clock runs."""
+        self._timer.start()
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+
+def _handlers(deadline: Deadline) -> list[urllib.request.BaseHandler]:
+    """How urllib is to connect, so that sockets are known before a server has sent its first line."""
+
+    class Plain(http.client.HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            deadline.watch(self.sock)
+
+    class Secure(http.client.HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            deadline.watch(self.sock)
+
+    class PlainHandler(urllib.request.HTTPHandler):
+        def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Plain, req)
+
+    class SecureHandler(urllib.request.HTTPSHandler):
+        def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Secure, req)
+
+    return [PlainHandler(), SecureHandler()]
