@@ -20,6 +20,7 @@ docs: $(VENV)/.installed-dev
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/torture.py --kills 300 --out results/reliability/torture.json
+	$(BIN)/python tests/torture_workers.py --kills 200 --out results/reliability/workers.json
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
