@@ -258,6 +258,31 @@ def test_a_landscape_is_not_written_through_a_link(world: Path, tmp_path: Path) 
     assert not target.exists()
 
 
+@pytest.mark.parametrize(("words", "name"), [(["report"], "report.html"), (["figures", "matrix"], "matrix.svg")])
+def test_nor_are_links_in_the_working_directory_that_nobody_named(
+    words: list[str], name: str, world: Path, tmp_path: Path
+) -> None:
+    if words[0] == "figures":
+        pytest.importorskip("matplotlib")
+    target = tmp_path / "precious"
+    (world / name).symlink_to(target)
+    assert main([*words, "r"]) == 1
+    assert not target.exists()
+    assert main([*words, "r", "-o", name]) == 0  # the user's own choice
+    assert target.exists()
+
+
+def test_what_a_link_is_called_cannot_speak_to_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _begun(RUN)
+    (tmp_path / "d" / "report.html").unlink()
+    _linked("report.html", tmp_path / "\x1b[2J")
+    assert main(RUN) in (1, 2)
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_links_within_a_directory_and_to_it_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere" / "kept").mkdir(parents=True)

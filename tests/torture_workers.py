@@ -4,7 +4,7 @@
 
 Workers are killed by SIGKILL, as by the system when memory runs out, while they start, learn and tell; most of what
 they tell is longer than a channel holds, so that many die in the middle of a message. Now and then the server that
-workers are forked from is killed as well. A study counts as hung if it takes longer than two minutes; a run as unnamed
+workers are forked from is killed as well. A study counts as hung if it takes longer than five minutes; a run as unnamed
 if it has neither a result nor a failure, or one that does not say how its process ended. Each study is then resumed,
 and its results compared with those of a study that nothing happened to.
 """
@@ -31,7 +31,7 @@ from steppe.version import versions
 
 PLUGIN = Path(__file__).resolve().with_name("dying_plugin.py")
 SEEDS = [seed for seed in range(32) if seed % 4]  # those with which the plugin does not die by itself
-LONGEST = 120.0  # seconds
+LONGEST = 300.0  # seconds
 
 
 def main() -> int:
@@ -79,12 +79,13 @@ def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
     while count["workers killed"] < kills:
         count["studies"] += 1
         out = directory / str(count["studies"])
-        found = told_by(started(out), choice, count, kill=True)
-        if found is None:
-            continue
-        named = {seed for seed, reason in found["failures"].items() if "process" in reason}
-        count["runs named"] += len(named)
-        count["unnamed"] += len(SEEDS) - len(found["results"].keys() | named)
+        for _ in range(3):  # what was killed is resumed, and killed again
+            found = told_by(started(out), choice, count, kill=True)
+            if found is None:
+                continue
+            named = {seed for seed, reason in found["failures"].items() if "process" in reason}
+            count["runs named"] += len(named)
+            count["unnamed"] += len(SEEDS) - len(found["results"].keys() | named)
         for _ in range(3):  # a worker that outlived its server may still be at work in its directory
             resumed = told_by(started(out), choice, count, kill=False)
             if resumed is None or not resumed["failures"]:
@@ -107,7 +108,7 @@ def told_by(
     """What a study prints at its end; None if it does not come to one."""
     end = time.monotonic() + LONGEST
     while process.poll() is None and time.monotonic() < end:
-        time.sleep(choice.uniform(0, 0.6))
+        time.sleep(choice.uniform(0, 0.4))
         servers = children([process.pid], "forkserver")
         workers = children(servers)
         if kill and servers and choice.random() < 0.03:

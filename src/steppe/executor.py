@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -22,6 +23,7 @@ Tell = Callable[[Told], None]
 """Sends a message to whoever submitted the work."""
 
 _CHUNK = 2**20  # bytes read at once
+_CHUNKS = 16
 _PATIENCE = 10.0  # seconds for a process whose work is done to end
 _SAFE_PATH = "PYTHONSAFEPATH"
 _START = threading.Lock()
@@ -59,14 +61,22 @@ class _Worker:
     whole: bool = True
     """Whether the channel may bring more."""
 
-    def received(self) -> Iterator[Told]:
-        """The messages that are there; never waits. What a killed process left half-sent is dropped."""
+    def received(self, *, ended: bool) -> Iterator[Told]:
+        """The messages that are there, of a process that has not ended no more than a few: others want to be heard as
+        well. Never waits; what a killed process left half-sent is dropped.
+        """
+        chunks = count() if ended else range(_CHUNKS)
         try:
-            while data := self.channel.recv(_CHUNK):
+            for _ in chunks:
+                data = self.channel.recv(_CHUNK)
+                if not data:
+                    break
                 self.unread += data
                 if b"\n" in data:
                     *lines, self.unread = self.unread.split(b"\n")
                     yield from map(json.loads, lines)
+            else:
+                return
         except BlockingIOError:
             return
         except OSError:  # reset: its other end was closed with something unread in it
@@ -127,7 +137,7 @@ class LocalExecutor:
         for number in dict.fromkeys(places[ready] for ready in connection.wait(list(places), timeout)):
             worker = self._workers[number]
             ended = worker.process.exitcode is not None  # looked at first: what it sent before is there by now
-            found += ((number, told) for told in worker.received())
+            found += ((number, told) for told in worker.received(ended=ended))
             if ended:
                 found.append((number, self._let_go(number)))
         return found

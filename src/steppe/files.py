@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import RunError, UsageError, disk_refusal
+from steppe.errors import RunError, UsageError, disk_refusal, has_controls, shown
 
 MOST_BYTES = 32_000_000
 """Of a JSON file: the result of a thousand tasks has 15 MB, the plan of ten thousand runs as many."""
@@ -24,6 +24,7 @@ _DEEPEST = 300  # levels of lists and objects
 _MOST_DOTS = 100  # in a line of TOML: a key of n parts costs n², in time and in memory
 _MOST_BRACKETS = 200  # in TOML, which has no use for more in a configuration
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+_BINARY = getattr(os, "O_BINARY", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # to open a pipe that nobody writes to would wait for ever
 
 
@@ -93,7 +94,8 @@ def inside(root: Path, path: Path) -> Path:
     """
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(root)):
-        raise RunError(f"{path} leads out of {root}, to {real}: remove that link; nothing is written through it.")
+        told = shown(real) if has_controls(real) else real
+        raise RunError(f"{path} leads out of {root}, to {told}: remove that link; nothing is written through it.")
     try:
         mode = Path(real).stat().st_mode
     except OSError:  # it is not there, or whoever writes will be told why it cannot be
@@ -105,7 +107,7 @@ def inside(root: Path, path: Path) -> Path:
 
 def append_to(path: Path) -> int:
     """A descriptor that appends to a file, which is made if it is not there; a pipe does not make us wait."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NONBLOCK, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NONBLOCK | _BINARY, 0o666)
     try:
         _require_regular(descriptor)
     except OSError:
@@ -126,7 +128,7 @@ def read_bounded(path: Path, limit: int | None = MOST_BYTES) -> bytes:
         ValueError: It is larger than the limit.
     """
     _refuse_special(path.stat().st_mode)  # before it is opened: opening a device may do something
-    descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
     with os.fdopen(descriptor, "rb") as file:
         size = _require_regular(descriptor)
         if limit is None:

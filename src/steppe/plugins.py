@@ -70,7 +70,11 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
 def _require_there(path: str) -> None:
     if has_controls(path):
         raise UsageError(f"the plugin {shown(path)} is no Python file: its name cannot be shown.")
-    if not Path(path).resolve().exists():
+    try:
+        there = Path(path).exists()
+    except OSError:  # no file can have so long a name
+        there = False
+    if not there:
         raise UsageError(
             f"the plugin {path} is not there: if it lies elsewhere now, say where, by --plugin FILE (of the same name)."
         )
@@ -80,7 +84,7 @@ def _imported(path: str) -> Path:
     try:
         file = Path(path).resolve()
         name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
-    except ValueError as error:  # no file can have such a name
+    except (OSError, RuntimeError, ValueError) as error:  # no file can have such a name, or links go in a circle
         raise UsageError(f"the plugin {shown(path)} is no Python file: {error}.") from error
     if file in _DIGESTS:
         return file

@@ -20,13 +20,6 @@ NAMED_PLUGIN = (
     "a plugin that the run was made with: it is code, and only runs if you name it; the file may have moved, but must "
     "have its old name"
 )
-SEEDS = 10_000
-_MOST_DIGITS = 18  # of a seed, which has 63 bits
-PLUGIN = "a Python file that registers methods or benchmarks of your own"
-NAMED_PLUGIN = (
-    "a plugin that was used, which is code: it is only run if you name it here; it may lie elsewhere now, in a file of "
-    "the same name"
-)
 SEEDS = "seeds 0 to N-1; or the first and the last, such as 5-9"
 
 Action = Callable[[argparse.Namespace], int]
