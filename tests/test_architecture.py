@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # From the bottom up: a layer is a set of modules and packages, by their first name; to it everything below is open, and
 # within it imports may not go in a circle.
 LAYERS = [
-    {"errors", "stopping", "version", "machine", "allocation", "results", "result_settings", "terminal"},
+    {"errors", "stopping", "version", "machine", "allocation", "executor", "results", "result_settings", "terminal"},
     {"settings", "products", "types", "files", "plugins", "devices", "straight_line"},
     {"state"},
     {"saving"},

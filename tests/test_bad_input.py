@@ -156,8 +156,8 @@ CONTRADICTIONS = {
 }
 CONFIGS = {
     "config missing": Row("run --config missing.toml", "missing.toml"),
-    "config a directory": Row("run --config run", "Is a directory"),
-    "config without end": Row("run --config /dev/zero", "more than 1,000,000 bytes"),
+    "config a directory": Row("run --config run", "it is a directory, not a file"),
+    "config without end": Row("run --config /dev/zero", "it is a device, not a file"),
     "empty": config("", "names no benchmark"),
     "no benchmark": config("[run]\nmethod = 'er'", "names no benchmark"),
     "no TOML": config("[run\n", "cannot be read"),
@@ -180,10 +180,12 @@ CONFIGS = {
     "plugin that is a number": config(BASE + "plugins = [5]", "plugins = [5]"),
     "plugin no file can be called": config(BASE + 'plugins = ["\\u0000"]', "is no Python file"),
     "a million digits": config(BASE + "seed = " + "9" * 900_000, "cannot be read"),
-    "a million hexadecimal digits": config(BASE + "seed = 0x" + "f" * 900_000, "too long to show"),
-    "a huge setting": config(BASE + "[method]\nbuffer = 0x" + "f" * 900_000, "too long to show"),
-    "a long text": config(BASE + f"[method]\nlr = '{'x' * 900_000}'", "900,002 characters"),
-    "lists without end": config(BASE + "seed = " + nested("[]"), "recursion"),
+    "a million hexadecimal digits": config(BASE + "seed = 0x" + "f" * 50_000, "too long to show"),
+    "a huge setting": config(BASE + "[method]\nbuffer = 0x" + "f" * 50_000, "too long to show"),
+    "a long text": config(BASE + f"[method]\nlr = '{'x' * 50_000}'", "50,002 characters"),
+    "lists without end": config(BASE + "seed = " + "[" * 20_000, "more than 200 brackets"),
+    "keys within keys without end": config("a." * 20_000 + "b = 1", "a line with more than 100 dots"),
+    "a megabyte": config(BASE + "#" * 10**6, "more than 64,000 bytes"),
     "tables without end": config(BASE + "seed = " + nested("{}"), "cannot be read"),
     "a path in half characters": Row("run folder:\udcff er --set size=32", "path = '\\udcff' is not text"),
 }
@@ -299,7 +301,9 @@ RESUMING = {
     "config of another run": Row("resume stopped", "other settings", 1, put("stopped/config.toml", BASE)),
     "plan cut short": Row("resume study", "cannot be read as a study", 1, put("study/study.json", '{"runs": [')),
     "plan binary": Row("resume study", "cannot be read as a study", 1, put("study/study.json", bytes(range(256)))),
-    "plan of lists without end": Row("resume study", "recursion", 1, put("study/study.json", nested("[]"))),
+    "plan of lists without end": Row(
+        "resume study", "nested more than 300 levels", 1, put("study/study.json", nested("[]"))
+    ),
     "plan that is a list": Row("resume study", "cannot be read as a study", 1, plan(lambda data: [data])),
     "plan without runs": Row("resume study", "it has no run", 1, plan(lambda data: {**data, "runs": []})),
     "plan without a command": Row("resume study", "it lacks 'command'", 1, plan(lambda data: {"runs": data["runs"]})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -11,7 +12,7 @@ from made_runs import made_result, write_run
 
 from steppe.cli import main
 from steppe.errors import RunError, UsageError
-from steppe.files import write_whole, writing
+from steppe.files import read_bounded, read_json, write_whole, writing
 from steppe.landscape.settings import LandscapeSettings
 from steppe.landscape.survey import _begun
 
@@ -37,6 +38,43 @@ def test_the_draft_lies_beside_the_real_file(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "replace", lambda draft, target: moved.append((draft, target)))
     write_whole(tmp_path / "link", b"new")
     assert moved == [(tmp_path / "there" / ".real.part", tmp_path / "there" / "real")]
+
+
+@pytest.mark.parametrize("pipe", [False, True])
+def test_a_draft_that_somebody_put_there_is_not_written_to(pipe: bool, tmp_path: Path) -> None:
+    draft, precious = tmp_path / ".real.part", tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    if pipe:
+        os.mkfifo(draft)
+        reader = os.open(draft, os.O_RDONLY | os.O_NONBLOCK)  # else it would wait for one
+    else:
+        draft.symlink_to(precious)
+    write_whole(tmp_path / "real", b"new")
+    assert (tmp_path / "real").is_file()
+    assert (tmp_path / "real").read_bytes() == b"new"
+    assert precious.read_bytes() == b"precious"
+    assert not draft.exists()
+    if pipe:
+        os.close(reader)
+
+
+def test_a_file_that_has_no_end_is_not_read() -> None:
+    with pytest.raises(OSError, match="it is a device, not a file"):
+        read_bounded(Path("/dev/zero"))
+
+
+def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_bounded(tmp_path / "file", 5) == read_bounded(tmp_path / "file", None) == b"12345"
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        read_bounded(tmp_path / "file", 4)
+
+
+def test_json_is_what_it_was(tmp_path: Path) -> None:
+    """With brackets and quotes in its texts, and a byte order mark."""
+    value = {"a": ["[" * 500, '\\"{{', "ü\u2028"], "b": [[[1.5, None]], {}], "c": "\\"}
+    (tmp_path / "file").write_bytes(b"\xef\xbb\xbf" + json.dumps(value, ensure_ascii=False).encode())
+    assert read_json(tmp_path / "file") == value
 
 
 def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) -> None:
-    """The run's config names its plugin."""
+    """By its plugin, which the run's config names, and the user as well."""
     plugin = tmp_path / "plain.py"
     plugin.write_text(
         "from dataclasses import dataclass\n"
@@ -336,7 +336,7 @@ def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) ->
     out = tmp_path / "run"
     try:
         assert main(["run", "plain", "er", "--plugin", str(plugin), "--out", str(out)]) == 0
-        assert main(["landscape", str(out), *OPTIONS]) == 0
+        assert main(["landscape", str(out), "--plugin", str(plugin), *OPTIONS]) == 0
     finally:
         BENCHMARKS.pop("plain", None)
     assert len(read_landscape(out).pairs) == 3

@@ -97,14 +97,14 @@ def test_a_run_goes_on_with_its_plugin_elsewhere(capsys: pytest.CaptureFixture[s
     assert main(["resume", "r", "--plugin", new]) == 0
     assert read_result(Path("r"))["accuracy"] == read_result(Path("whole"))["accuracy"]
     assert not [remark for remark in read_result(Path("r"))["remarks"] if "other versions" in remark]
-    assert RunConfig.load(Path("r/config.toml")).plugins == (str(Path(new).resolve()),)
+    assert RunConfig.load(Path("r/config.toml"), [new]).plugins == (str(Path(new).resolve()),)
 
 
 def test_a_plugin_that_was_changed_meanwhile_is_told_of() -> None:
     broken_off(put("mine.py"), "r")
     forget()
     put("mine.py", TEXT + "# changed\n")
-    assert main(["resume", "r"]) == 0
+    assert main(["resume", "r", "--plugin", "mine.py"]) == 0
     result = read_result(Path("r"))
     assert result["versions"]["mine.py"] == digest(TEXT + "# changed\n")
     (remark,) = [remark for remark in result["remarks"] if "other versions" in remark]
@@ -119,6 +119,8 @@ def test_a_plugin_of_another_name_does_not_serve(capsys: pytest.CaptureFixture[s
     put("mine.py")
     for words in (["resume", "r"], ["run", "--config", "r/config.toml", "--out", "again"], ["landscape", "r"]):
         assert main([*words, "--plugin", new]) == 2  # rather than go on with the old one
+        assert "this needs the plugin" in capsys.readouterr().err
+        assert main([*words, "--plugin", new, "--trust-plugins"]) == 2
         assert "renamed.py: those it was made with are called mine.py" in capsys.readouterr().err
 
 
@@ -172,7 +174,7 @@ def test_a_run_begun_with_one_of_two_plugins_goes_on_with_it() -> None:
         assert list(read_result(Path("s/another/seed-0"))["config"]["run"]["plugins"]) == [
             str(Path(name).resolve()) for name in ("mine.py", "second.py")
         ]
-        assert main(["resume", "s"]) == 0
+        assert main(["resume", "s", "--plugin", "mine.py", "--plugin", second]) == 0
     finally:
         METHODS.pop("another", None)
 
@@ -208,7 +210,7 @@ def test_a_study_goes_on_with_its_plugin_elsewhere() -> None:
     plan = json.loads(Path("s/study.json").read_text(encoding="utf-8"))
     assert [entry["config"]["run"]["plugins"] for entry in plan["runs"]] == [[str(Path(new).resolve())]] * 2
     forget()
-    assert main(["resume", "s"]) == 0
+    assert main(["resume", "s", "--trust-plugins"]) == 0
     forget()
     assert main([*study, "--plugin", put("third/mine.py"), "--resume"]) == 0
 

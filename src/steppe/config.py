@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,14 @@ import tomli_w
 from steppe.benchmarks.base import Benchmark
 from steppe.devices import DEVICES
 from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
-from steppe.files import read_bounded
+from steppe.files import parsed_toml, read_toml
 from steppe.methods.base import MethodSettings
-from steppe.plugins import load_plugins, moved
+from steppe.plugins import load_plugins, moved, require_named
 from steppe.protocol import Training
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.settings import Limits, Settings
 
 _SECTIONS = ("benchmark", "method", "training")
-_LARGEST_FILE = 1_000_000  # bytes
 _MOST_THREADS = 1024
 
 
@@ -74,24 +72,33 @@ class RunConfig:
         return cls._checked(benchmark, method, made, seed, device, threads, found)
 
     @classmethod
-    def load(cls, path: Path, plugins: Sequence[str] = ()) -> RunConfig:
-        """From a config.toml; `plugins` as in `from_mapping`."""
+    def load(cls, path: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = False) -> RunConfig:
+        """From a config.toml; `plugins` and `trust_plugins` as in `from_mapping`."""
         try:
-            return cls.from_mapping(tomllib.loads(read_bounded(path, _LARGEST_FILE).decode("utf-8-sig")), plugins)
+            return cls.from_mapping(read_toml(path), plugins, trust_plugins=trust_plugins)
         except (OSError, ValueError, RecursionError) as error:
             why = disk_refusal(error) if isinstance(error, OSError) else in_one_line(error)
             raise UsageError(f"{path} cannot be read as a run's configuration: {why}.") from error
 
     @classmethod
-    def from_toml(cls, text: str) -> RunConfig:
-        """From the text of a config.toml."""
-        return cls.from_mapping(tomllib.loads(text))
+    def from_toml(cls, text: str, plugins: Sequence[str] = ()) -> RunConfig:
+        """From the text of a config.toml; `plugins` as in `from_mapping`."""
+        return cls.from_mapping(parsed_toml(text), plugins)
 
     @classmethod
-    def from_mapping(cls, data: Mapping[str, Any], plugins: Sequence[str] = ()) -> RunConfig:
+    def from_mapping(
+        cls, data: Mapping[str, Any], plugins: Sequence[str] = (), *, trust_plugins: bool = False
+    ) -> RunConfig:
         """From the plain values of `as_dict`; what they leave out takes its default.
 
-        Where plugins that they name have moved, `plugins` has the files of the same names.
+        Args:
+            data: The values, which may be anybody's.
+            plugins: The plugins that may be run, which are code: the caller's own choice. One serves for the plugin of
+                the same file name in `data`, wherever that one lies.
+            trust_plugins: Run the plugins that `data` names from where it says they are.
+
+        Raises:
+            UsageError: Something is wrong with the values, or they name a plugin that may not be run.
         """
         if not isinstance(data, Mapping):
             raise UsageError(f"the configuration is {shown(data)}: it must have the section [run].")
@@ -108,6 +115,8 @@ class RunConfig:
         named = run.pop("plugins", [])
         if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
             raise UsageError(f"plugins = {shown(named)}: it must be a list of names of files.")
+        if not trust_plugins:
+            require_named(named, plugins)
         found = load_plugins(moved(named, plugins))
         kinds = _kinds(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}

@@ -39,7 +39,8 @@ def _with_fewer(out: Path, config: RunConfig, tasks: int) -> RunConfig:
     if (out / RESULT).exists():
         raise UsageError(f"--tasks {tasks}: {out} is finished; only runs that are under way can end earlier.")
     described = config.as_dict()
-    shorter = RunConfig.from_mapping({**described, "benchmark": {**described["benchmark"], "tasks": tasks}})
+    fewer = {**described, "benchmark": {**described["benchmark"], "tasks": tasks}}
+    shorter = RunConfig.from_mapping(fewer, config.plugins)
     _check_beginning(config, shorter)
     return shorter
 

@@ -1,14 +1,31 @@
-"""Files that are there whole or not at all."""
+"""Files: written whole or not at all, and never outside the directory they belong to; read within bounds."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from steppe.errors import RunError, UsageError, disk_refusal, shown
+from steppe.errors import RunError, UsageError, disk_refusal, has_controls, shown
+
+MOST_BYTES = 32_000_000
+"""Of a JSON file: the result of a thousand tasks has 15 MB, the plan of ten thousand runs as many."""
+MOST_BYTES_OF_TOML = 64_000
+_MOST_CONTAINERS = 1_000_000  # lists and objects of a JSON file: each takes 60 to 200 bytes, from as few as three
+_MOST_TEXTS = 2_000_000
+_DEEPEST = 300  # levels of lists and objects
+_MOST_DOTS = 100  # in a line of TOML: a key of n parts costs n², in time and in memory
+_MOST_BRACKETS = 200  # in TOML, which has no use for more in a configuration
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+_BINARY = getattr(os, "O_BINARY", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # to open a pipe that nobody writes to would wait for ever
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -19,8 +36,9 @@ def write_whole(path: Path, content: bytes) -> None:
     if place.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     draft = place.with_name(f".{place.name}.part")
+    draft.unlink(missing_ok=True)  # of a write that was killed; or a link or a pipe, which must not be written to
     try:
-        with draft.open("wb") as file:
+        with draft.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -64,13 +82,114 @@ def expanded(path: str) -> Path:
         raise UsageError(f"{path}: there is no such home directory: write the path out.") from error
 
 
-def read_bounded(path: Path, limit: int = 100_000_000) -> bytes:
-    """A file's content, refused by ValueError where it is larger than such a file can be, or has no end."""
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
+def inside(root: Path, path: Path) -> Path:
+    """The path, which lies in a directory of ours, to be written to, made or removed.
+
+    The directory may be a stranger's: a link in it must not lead us out of it, to files of the user's.
+
+    Args:
+        root: The directory, which may be a link itself: the user named it.
+        path: A file or directory in it, there or not.
+
+    Raises:
+        RunError: The path leads out of the directory, or is a device, a pipe or a socket.
+    """
+    real = os.path.realpath(path)
+    if not Path(real).is_relative_to(os.path.realpath(root)):
+        told = shown(real) if has_controls(real) else real
+        raise RunError(f"{path} leads out of {root}, to {told}: remove that link; nothing is written through it.")
+    try:
+        mode = Path(real).stat().st_mode
+    except OSError:  # it is not there, or whoever writes will be told why it cannot be
+        return path
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise RunError(f"{path} is {_kind(mode)}, not a file: remove it.")
+    return path
+
+
+def append_to(path: Path) -> int:
+    """A descriptor that appends to a file, which is made if it is not there; a pipe does not make us wait."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NONBLOCK | _BINARY, 0o666)
+    try:
+        _require_regular(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_bounded(path: Path, limit: int | None = MOST_BYTES) -> bytes:
+    """A regular file's content, without waiting for a pipe, and without more of it in memory than is allowed.
+
+    Args:
+        path: The file, or a link to it.
+        limit: The most bytes it may have; None for no limit but its size.
+
+    Raises:
+        OSError: There is no such file, it cannot be read, or it is a directory, a device, a pipe or a socket.
+        ValueError: It is larger than the limit.
+    """
+    _refuse_special(path.stat().st_mode)  # before it is opened: opening a device may do something
+    descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY)
+    with os.fdopen(descriptor, "rb") as file:
+        size = _require_regular(descriptor)
+        if limit is None:
+            return file.read(size)
+        content = file.read(limit + 1) if size <= limit else None
+    if content is None or len(content) > limit:
         raise ValueError(f"it has more than {limit:,} bytes")
     return content
+
+
+def read_json(path: Path, limit: int = MOST_BYTES) -> Any:
+    """What a JSON file holds, read within the bounds of `read_bounded` and `parsed_json`."""
+    return parsed_json(read_bounded(path, limit))
+
+
+def parsed_json(content: bytes) -> Any:
+    """What a JSON text holds. Refused by ValueError, before anything is made of it, is a text with so many lists,
+    objects and texts in it, or so many within each other, that it would fill the memory.
+    """
+    if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b'"') > 2 * _MOST_TEXTS:
+        raise ValueError("it has more lists, objects or texts than such a file can have")
+    depth = 0
+    for token in _TOKEN.finditer(content):
+        sign = token.group()
+        depth += (sign in (b"[", b"{")) - (sign in (b"]", b"}"))
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+    return json.loads(content.decode("utf-8-sig"))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds; ValueError where it is larger, or nested deeper, than a configuration can be."""
+    return parsed_toml(read_bounded(path, MOST_BYTES_OF_TOML).decode("utf-8-sig"))
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """What a TOML text holds; ValueError where it is nested deeper than a configuration can be."""
+    if max((line.count(".") for line in text.split("\n")), default=0) > _MOST_DOTS:
+        raise ValueError(f"it has a line with more than {_MOST_DOTS} dots")
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        raise ValueError(f"it has more than {_MOST_BRACKETS} brackets")
+    return tomllib.loads(text)
+
+
+def _require_regular(descriptor: int) -> int:
+    """The size of an open file; refused where it is none."""
+    found = os.fstat(descriptor)
+    _refuse_special(found.st_mode)
+    return found.st_size
+
+
+def _refuse_special(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(f"it is {_kind(mode)}, not a file")
+
+
+def _kind(mode: int) -> str:
+    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for known, name in kinds if known(mode)), "a device")
 
 
 @contextmanager

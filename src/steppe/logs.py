@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steppe.files import read_bounded
+from steppe.files import parsed_json, read_bounded
 from steppe.runs import LOG
+
+_LARGEST = 100_000_000  # bytes
+_LONGEST = 1_000_000  # bytes of a record: that of a thousandth task has 20,000, and some for each layer
 
 
 def events(run: Path) -> Iterator[dict[str, Any]]:
     """The records of a run's log; what cannot be read is passed over, for the result stands without it."""
     try:
-        if not (run / LOG).is_file():  # one that has no end would never be read
-            return
-        lines = read_bounded(run / LOG).decode().splitlines()
+        lines = read_bounded(run / LOG, _LARGEST).split(b"\n")
     except (OSError, ValueError):
         return
     for line in lines:
+        if len(line) > _LONGEST:
+            continue
         try:
-            event = json.loads(line)
+            event = parsed_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from steppe.errors import UsageError, disk_refusal, in_one_line, shown
+from steppe.errors import UsageError, disk_refusal, has_controls, in_one_line, shown
 
 _DIGESTS: dict[Path, str] = {}  # of the files imported so far, as they were then
 
@@ -20,8 +21,24 @@ def load_plugins(paths: Iterable[str]) -> tuple[str, ...]:
 
 def moved(paths: Iterable[str], given: Iterable[str]) -> list[str]:
     """The files where they lie now: of those given, the ones of the same names serve in their place."""
+    given = list(given)
     places = {name: path for path in given for name in _names(path)}
-    return [places.get(Path(path).name, path) for path in paths]
+    return [path if path in given else places.get(Path(path).name, path) for path in paths]
+
+
+def require_named(wanted: Iterable[str], given: Iterable[str]) -> None:
+    """Refuse plugins that a file names and the user did not: they are code, and the file may be a stranger's."""
+    chosen = {name for path in given for name in _names(path)}
+    missing = [path for path in wanted if Path(path).name not in chosen]
+    for path in missing:
+        _require_there(path)
+    if missing:
+        told = "the plugin" if len(missing) == 1 else "the plugins"
+        typed = " ".join(f"--plugin {shlex.quote(path)}" for path in missing)
+        raise UsageError(
+            f"this needs {told} {', '.join(missing)}, Python code that is only run if you name it: if you trust it, "
+            f"add {typed}, or --trust-plugins to run whatever plugins are named there."
+        )
 
 
 def require_known(given: Iterable[str], paths: Iterable[str]) -> None:
@@ -50,18 +67,28 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def _require_there(path: str) -> None:
+    if has_controls(path):
+        raise UsageError(f"the plugin {shown(path)} is no Python file: its name cannot be shown.")
+    try:
+        there = Path(path).exists()
+    except OSError:  # no file can have so long a name
+        there = False
+    if not there:
+        raise UsageError(
+            f"the plugin {path} is not there: if it lies elsewhere now, say where, by --plugin FILE (of the same name)."
+        )
+
+
 def _imported(path: str) -> Path:
     try:
         file = Path(path).resolve()
         name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
-    except ValueError as error:  # no file can have such a name
+    except (OSError, RuntimeError, ValueError) as error:  # no file can have such a name, or links go in a circle
         raise UsageError(f"the plugin {shown(path)} is no Python file: {error}.") from error
     if file in _DIGESTS:
         return file
-    if not file.exists():
-        raise UsageError(
-            f"the plugin {path} is not there: if it lies elsewhere now, say where, by --plugin FILE (of the same name)."
-        )
+    _require_there(path)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise UsageError(f"the plugin {path} is no Python file.")

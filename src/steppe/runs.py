@@ -11,14 +11,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from steppe.config import RunConfig
 from steppe.errors import RunError, UsageError, in_one_line
-from steppe.files import read_bounded, write_whole, writing
+from steppe.files import append_to, inside, read_json, write_whole, writing
 from steppe.results import checked_result
 from steppe.saving import read_state, write_state
 from steppe.state import State
@@ -27,6 +27,8 @@ CONFIG, LOG, RESULT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "c
 REPORT, PAGE = "report.md", "report.html"
 PLAN, TABLES = "study.json", ("table.md", "table.tex", "table.json")
 """What a study writes beside its runs."""
+BESIDE = ("landscape.json", "flatness.json")
+"""What other commands write there."""
 _LOCK = ".lock"
 _STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
 
@@ -42,38 +44,39 @@ class RunDirectory:
         """Write the configuration into a directory, which is made if it is not there."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_whole(path / CONFIG, config.as_toml().encode())
-            (path / CHECKPOINTS).mkdir(exist_ok=True)
+            write_whole(inside(path, path / CONFIG), config.as_toml().encode())
+            inside(path, path / CHECKPOINTS).mkdir(exist_ok=True)
         return cls(path)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one record to the log."""
-        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        with self._log() as file:
+            file.write((json.dumps(record) + "\n").encode())
 
     def save_weights(self, model: nn.Module, task: int) -> None:
         """Keep the model as it is after a task."""
-        write_state(_weights_file(self.path, task), "weights", dict(model.state_dict()))
+        write_state(inside(self.path, _weights_file(self.path, task)), "weights", dict(model.state_dict()))
 
     def drop_weights(self, task: int) -> None:
         """Let go of the model as it was after this task and later ones."""
         with writing(self.path):
             for place in kept_weights(self.path):
                 if place >= task:
-                    _weights_file(self.path, place).unlink()
+                    self._remove(_weights_file(self.path, place))
 
     def save_state(self, state: State, *, alone: bool = False) -> None:
         """Keep what the run can be resumed from, with the length of the log, and drop the state before the last, or all
         that there are.
         """
         numbers = self.states
-        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+        with self._log() as file:
             os.fsync(file.fileno())
             length = file.tell()
-        write_state(self._state_file(numbers[-1] + 1 if numbers else 1), "run", {**state, "log": length})
+        place = inside(self.path, self._state_file(numbers[-1] + 1 if numbers else 1))
+        write_state(place, "run", {**state, "log": length})
         for number in numbers if alone else numbers[: -(_STATES - 1)]:
             with writing(self.path):
-                self._state_file(number).unlink()
+                self._remove(self._state_file(number))
 
     def last_state(
         self, configs: Sequence[RunConfig], device: str, fits: Callable[[State], bool] = lambda state: True
@@ -89,7 +92,7 @@ class RunDirectory:
             except RunError as error:
                 remarks.append(f"{error} What was there before it serves instead.")
                 with writing(self.path):
-                    self._state_file(number).unlink()
+                    self._remove(self._state_file(number))
                 continue
             if not isinstance(found, dict) or not any(config.describes(found.get("config")) for config in configs):
                 raise RunError(f"{self._state_file(number)} belongs to a run with other settings: remove it.")
@@ -102,8 +105,19 @@ class RunDirectory:
 
     def cut_log(self, state: State) -> None:
         """Take out of the log what it tells of later than the state."""
-        with writing(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+        with self._log() as file:
             file.truncate(min(file.tell(), state["log"]) if state is not None else 0)
+
+    @contextmanager
+    def _log(self) -> Iterator[BinaryIO]:
+        """The log, to be added to."""
+        file = inside(self.path, self.path / LOG)
+        with writing(file), os.fdopen(append_to(file), "ab") as log:
+            yield log
+
+    def _remove(self, file: Path) -> None:
+        inside(self.path, file.parent)  # a link itself may go, a file behind `checkpoints` may not
+        file.unlink()
 
     def _state_file(self, number: int) -> Path:
         return self.path / CHECKPOINTS / f"state-{number:06d}.safetensors"
@@ -111,15 +125,15 @@ class RunDirectory:
     def finish(self, result: dict[str, Any], report: str) -> None:
         """Write the result, which appears whole or not at all, and the report; states serve no more."""
         with writing(self.path / RESULT):
-            write_whole(self.path / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+            write_whole(inside(self.path, self.path / RESULT), (json.dumps(result, indent=1) + "\n").encode())
         self.tidy(report)
 
     def tidy(self, report: str) -> None:
         """What comes after the result."""
         with writing(self.path):
-            write_whole(self.path / REPORT, report.encode())
+            write_whole(inside(self.path, self.path / REPORT), report.encode())
             for number in self.states:
-                self._state_file(number).unlink()
+                self._remove(self._state_file(number))
 
     @property
     def states(self) -> list[int]:
@@ -163,6 +177,7 @@ def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> 
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+        _refuse_links(path)
         lock = FileLock(path / _LOCK)
         try:
             lock.acquire(timeout=0)
@@ -170,7 +185,8 @@ def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> 
             raise UsageError(f"another process is at work in {path}: {remedy}.") from None
     try:
         for draft in [*path.glob(".*.part"), *path.glob(f"{CHECKPOINTS}/.*.part")]:  # a write that was killed
-            draft.unlink(missing_ok=True)
+            if not draft.is_dir() or draft.is_symlink():
+                draft.unlink(missing_ok=True)
         yield
     finally:
         if made and [file.name for file in path.iterdir()] == [_LOCK]:
@@ -179,6 +195,13 @@ def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> 
                 with suppress(OSError):  # somebody else put something there
                     folder.rmdir()
         lock.release()  # the file stays: taken away, two processes could hold locks on two files of its name
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse a directory in which a file of ours leads elsewhere, or is no file: now, not when everything is done."""
+    names = (_LOCK, CONFIG, LOG, RESULT, CHECKPOINTS, REPORT, PAGE, PLAN, *TABLES, *BESIDE)
+    for file in [*(path / name for name in names), *(path / CHECKPOINTS).glob("*.safetensors")]:
+        inside(path, file)
 
 
 def refuse_taken(path: Path, *, for_study: bool = False) -> None:
@@ -235,7 +258,7 @@ def read_result(path: Path) -> dict[str, Any]:
         state = "an unfinished run" if (path / CONFIG).exists() else "no run"
         raise UsageError(f"{path} holds {state}: there is no {RESULT} in it.")
     try:
-        return checked_result(json.loads(read_bounded(file)))
+        return checked_result(read_json(file))
     except (OSError, ValueError, RecursionError) as error:
         again = f", and steppe resume {path} does the run again" if (path / CONFIG).exists() else ""
         raise RunError(f"{file} cannot be read as a result: {in_one_line(error)}: remove it{again}.") from error

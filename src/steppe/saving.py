@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from steppe.errors import RunError, disk_refusal, in_one_line
-from steppe.files import write_whole, writing
+from steppe.files import parsed_json, read_bounded, write_whole, writing
 from steppe.state import State, packed, unpacked
 
 FORMAT, VERSION = "steppe", 1
@@ -39,9 +39,7 @@ def write_state(path: Path, kind: str, tree: State) -> None:
 def read_state(path: Path, kind: str, device: torch.device | str = "cpu") -> State:
     """Read a state of the kind, checked by its hash."""
     try:
-        if path.exists() and not path.is_file():
-            raise RunError(f"{path} is no regular file: give one that steppe wrote.")
-        data = path.read_bytes()
+        data = read_bounded(path, None)
     except OSError as error:
         raise RunError(f"cannot read {path}: {disk_refusal(error)}.") from error
     return parsed_state(data, kind, path, device)
@@ -64,7 +62,7 @@ def parsed_state(data: bytes, kind: str, name: Path | str, device: torch.device 
             raise ValueError("its hash is wrong: the file was changed or damaged")
         if header.get("kind") != kind:
             raise ValueError(f"it holds a {header.get('kind')}, not a {kind}")
-        return unpacked(json.loads(header["content"]), tensors, device)
+        return unpacked(parsed_json(header["content"].encode()), tensors, device)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise RunError(f"{name} cannot be read: {in_one_line(error)}.") from error
 
@@ -79,7 +77,7 @@ def _header(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("it is cut short or no safetensors file")
-    header = json.loads(data[8 : 8 + length])
+    header = parsed_json(data[8 : 8 + length])
     found = header.get("__metadata__", {}) if isinstance(header, dict) else {}
     return found if isinstance(found, dict) else {}
 

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import queue
 import signal
-import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from steppe.config import RunConfig, plugin_names, same_work
 from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
-from steppe.events import Event
+from steppe.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
+from steppe.executor import Ended, GoneError, LocalExecutor, Tell
 from steppe.experiment import CHECKPOINT_EVERY, left_as_it_is, refuse_other, run
-from steppe.files import read_bounded, write_whole, writing
+from steppe.files import inside, read_json, read_toml, write_whole, writing
 from steppe.runs import CONFIG, PLAN, RESULT, TABLES, refuse_taken
 from steppe.stopping import Terminated, first_noted
 from steppe.tables import as_json, latex, markdown
-
-_POLL = 0.2  # seconds between looks for a process that ended without a word
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,9 @@ class Outcome:
 
 
 Message = Event | Finished | Failed
+_MESSAGES: dict[str, Callable[..., Message]] = {
+    kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, TaskEnded, Finished, Failed)
+}
 StudyWatch = Callable[[int, Message], None]
 
 
@@ -84,41 +82,40 @@ def run_all(
             refuse_taken(job.out)
     for number, result in outcome.results.items():
         watch(number, Finished(result))
-    context = _context()
-    messages: multiprocessing.Queue[tuple[int, Message]] = context.Queue()
-    running: dict[int, BaseProcess] = {}
+    executor = LocalExecutor("steppe.experiment")
 
     def take(number: int, message: Message) -> None:
         if isinstance(message, Finished):
             outcome.results[number] = message.result
         elif isinstance(message, Failed):
             outcome.failures[number] = message
-        if isinstance(message, (Finished, Failed)) and number in running:
-            running.pop(number).join()
         watch(number, message)
 
     def may_start() -> bool:
-        left = len(waiting) + len(running)
-        return len(running) < workers or (crowd and left < 2 * workers)
+        left = len(waiting) + len(executor)
+        return bool(waiting) and (len(executor) < workers or (crowd and left < 2 * workers))
+
+    def over(number: int) -> bool:
+        return number in outcome.results or number in outcome.failures
 
     try:
-        while waiting or running:
-            while waiting and may_start():
+        while waiting or len(executor):
+            while may_start():
                 number, job = waiting.pop()
-                given = (number, job.config.as_toml(), job.out, resume, checkpoint_every, messages)
-                running[number] = context.Process(target=_work, args=given, daemon=True)  # type: ignore[attr-defined]
-                running[number].start()
-            try:
-                take(*messages.get(timeout=_POLL))
-            except queue.Empty:
-                for number, process in list(running.items()):
-                    if process.exitcode is not None and messages.empty():
-                        take(number, Failed(f"its process ended with exit code {process.exitcode}"))
+                given = (job.config.as_toml(), job.config.plugins, job.out, resume, checkpoint_every)
+                try:
+                    executor.submit(number, _work, *given)
+                except (OSError, EOFError) as error:
+                    take(number, Failed(f"no process could be started for it: {in_one_line(error)}"))
+            for number, told in executor.progress():
+                if not isinstance(told, Ended):
+                    take(number, _MESSAGES[told.pop("kind")](**told))
+                    if over(number):
+                        executor.release(number)
+                elif not over(number):
+                    take(number, Failed(told.reason))
     finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.join()
+        executor.cancel()
     return outcome
 
 
@@ -142,7 +139,7 @@ def with_plugins_of(out: Path, config: RunConfig) -> RunConfig:
     so a method of a user's own can join a study that knew nothing of its plugin.
     """
     try:
-        begun_with = plugin_names(tomllib.loads(read_bounded(out / CONFIG).decode("utf-8-sig"))["run"])
+        begun_with = plugin_names(read_toml(out / CONFIG)["run"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return config  # there is none, or what there is will be refused
     given = [Path(path).name for path in config.plugins]
@@ -157,6 +154,8 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
     """
     if not (out / PLAN).exists():
         refuse_taken(out, for_study=True)
+    for job in jobs:
+        inside(out, job.out)
     _finished(jobs)
     begun = {path for path in _planned(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
     if missing := begun - {job.out for job in jobs}:
@@ -168,24 +167,34 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
         )
     runs = [{"out": str(job.out.relative_to(out)), "config": job.config.as_dict()} for job in jobs]
     with writing(out / PLAN):
-        write_whole(out / PLAN, (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode())
+        write_whole(inside(out, out / PLAN), (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode())
 
 
 def _planned(out: Path) -> set[Path]:
     """Where the runs of the study that is there already lie, if its plan can be read."""
     try:
-        plan = json.loads(read_bounded(out / PLAN))
+        plan = read_json(out / PLAN)
         return {_within(out, entry["out"]) for entry in plan["runs"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
-def read_plan(out: Path, plugins: Sequence[str] = ()) -> tuple[list[Job], str]:
-    """The runs of a study and the command that it was started by; `plugins` has the files of those that have moved."""
+def read_plan(out: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = False) -> tuple[list[Job], str]:
+    """The runs of a study and the command that it was started by.
+
+    Args:
+        out: The study's directory, which may be a stranger's.
+        plugins: The plugins that may be run, by `RunConfig.from_mapping`.
+        trust_plugins: Run whatever plugins the plan names.
+    """
     try:
-        plan = json.loads(read_bounded(out / PLAN))
+        plan = read_json(out / PLAN)
         jobs = [
-            Job(RunConfig.from_mapping(entry["config"], plugins), _within(out, entry["out"])) for entry in plan["runs"]
+            Job(
+                RunConfig.from_mapping(entry["config"], plugins, trust_plugins=trust_plugins),
+                _within(out, entry["out"]),
+            )
+            for entry in plan["runs"]
         ]
         if not jobs or len({job.out for job in jobs}) < len(jobs):
             raise ValueError("it has no run, or two in one directory")
@@ -206,54 +215,42 @@ def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> 
     """The study's table beside its runs: for reading, for a paper, for programs."""
     for name, text in zip(TABLES, (markdown(results), latex(results), as_json(results, command)), strict=True):
         with writing(out / name):
-            write_whole(out / name, text.encode())
+            write_whole(inside(out, out / name), text.encode())
 
 
-def _context() -> BaseContext:
-    """Processes forked from a server that has torch loaded already, where the system can; else spawned."""
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["steppe.experiment"])
-        return context
-    return multiprocessing.get_context("spawn")
-
-
-def _work(
-    number: int,
-    config: str,
-    out: Path,
-    resume: bool,
-    checkpoint_every: float,
-    messages: multiprocessing.Queue[tuple[int, Message]],
-) -> None:
+def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
     """One run, in its process, from the text of its configuration: a plugin's classes are known only once it is loaded
-    here. Ctrl-C is the parent's business: it ends us by SIGTERM.
+    here. The plugins are those that the parent has run.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
+    gone = False
 
     def orphaned() -> bool:
-        return parent is not None and not parent.is_alive()  # killed without a chance to stop us
+        return gone or (parent is not None and not parent.is_alive())  # killed without a chance to stop us
 
-    def tell(event: Event) -> None:
-        if not orphaned():
-            messages.put((number, event))
+    def send(message: Message) -> None:
+        nonlocal gone
+        try:
+            if not gone:
+                tell({"kind": type(message).__name__, **vars(message)})
+        except GoneError:
+            gone = True  # the run keeps a state, and stops, when it next asks
 
     try:
         with first_noted() as asked:
-            parsed = RunConfig.from_toml(config)
+            parsed = RunConfig.from_toml(config, plugins)
             result = run(
                 parsed,
                 out,
-                tell,
+                send,
                 resume=resume,
                 checkpoint_every=checkpoint_every,
                 stop=lambda: Terminated() if orphaned() else asked(),
             )
-        messages.put((number, Finished(result)))
+        send(Finished(result))
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGTERM) from None
     except SteppeError as error:
-        messages.put((number, Failed(str(error))))
+        send(Failed(str(error)))
     except Exception as error:
-        messages.put((number, Failed(f"{type(error).__name__}: {error}", traceback.format_exc())))
+        send(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))

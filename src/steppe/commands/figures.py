@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from steppe.commands.finished import finished_runs
 from steppe.commands.parsing import Commands, given_path, task_numbers
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
+from steppe.files import inside
 from steppe.terminal import say
 
 _EXAMPLES = """\
@@ -70,6 +72,8 @@ def _figures(options: argparse.Namespace) -> int:
         say("\n".join(line for name in FIGURES for line in _described(name, runs, choices)))
         return 0
     files = files_for(options.out, options.figure)
+    if options.out is None:  # the directory we are in may be somebody else's
+        files = [inside(Path(), file) for file in files]
     save(FIGURES[options.figure].drawn(runs, choices), files)
     say(f"wrote {', '.join(map(str, files))}")
     return 0

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.allocation import keep_freed_memory
-from steppe.commands.parsing import MOVED_PLUGIN, Commands, add_data_option, add_plugin_option, given_path, task_numbers
+from steppe.commands.parsing import (
+    NAMED_PLUGIN,
+    Commands,
+    add_data_option,
+    add_plugin_option,
+    add_trust_option,
+    given_path,
+    task_numbers,
+)
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
 from steppe.landscape.settings import LandscapeSettings
@@ -62,7 +70,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to compute")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads to compute with (default: 1)")
     add_data_option(parser)
-    add_plugin_option(parser, MOVED_PLUGIN)
+    add_plugin_option(parser, NAMED_PLUGIN)
+    add_trust_option(parser, "the runs' directories")
 
 
 def _landscape(options: argparse.Namespace) -> int:
@@ -86,8 +95,10 @@ def _landscape(options: argparse.Namespace) -> int:
     runs = _runs(options.directories)
     if options.out is not None and len(runs) > 1:
         raise UsageError(f"-o {options.out}: there are {len(runs)} runs, each with a file of its own; leave it out.")
-    made_with = [path for run in runs for path in RunConfig.load(run / CONFIG, options.plugin).plugins]
-    require_known(options.plugin, made_with)
+    made_with = {
+        run: RunConfig.load(run / CONFIG, options.plugin, trust_plugins=options.trust_plugins).plugins for run in runs
+    }
+    require_known(options.plugin, [path for paths in made_with.values() for path in paths])
     use_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:
@@ -97,7 +108,7 @@ def _landscape(options: argparse.Namespace) -> int:
             settings,
             wanted,
             device=device,
-            plugins=options.plugin,
+            plugins=made_with[run],
             resume=options.resume,
             command=_command(options, settings, device),
         )
@@ -117,12 +128,13 @@ def measure(
 ) -> None:
     """Measure the landscape of one run, show how it goes, and print its flatness."""
     from steppe.devices import compute_repeatably
+    from steppe.files import inside
     from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.survey import survey
 
     compute_repeatably(device)
     keep_freed_memory()
-    out = out or run / LANDSCAPE
+    out = out or inside(run, run / LANDSCAPE)
     with _shown(str(run)) as watch:
         landscape = survey(
             run,

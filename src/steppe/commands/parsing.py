@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 _MOST_SEEDS = 10_000
 _MOST_DIGITS = 18  # of a seed, which has 63 bits
 PLUGIN = "a Python file that registers methods or benchmarks of your own"
-MOVED_PLUGIN = "where a plugin lies that is no longer where it was"
+NAMED_PLUGIN = (
+    "a plugin that the run was made with: it is code, and only runs if you name it; the file may have moved, but must "
+    "have its old name"
+)
 SEEDS = "seeds 0 to N-1; or the first and the last, such as 5-9"
 
 Action = Callable[[argparse.Namespace], int]
@@ -77,6 +80,11 @@ def add_plugin_option(parser: argparse.ArgumentParser, text: str = PLUGIN) -> No
         metavar="FILE",
         help=text,
     )
+
+
+def add_trust_option(parser: argparse.ArgumentParser, where: str) -> None:
+    """`--trust-plugins`."""
+    parser.add_argument("--trust-plugins", action="store_true", help=f"run whatever plugins {where} names")
 
 
 def add_data_option(parser: argparse.ArgumentParser, *, inner: bool = False) -> None:

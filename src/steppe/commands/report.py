@@ -8,6 +8,7 @@ from pathlib import Path
 
 from steppe.commands.finished import name_left_out
 from steppe.commands.parsing import Commands, given_path
+from steppe.files import inside
 from steppe.terminal import say
 
 _EXAMPLES = """\
@@ -25,7 +26,6 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         *("-o", "--out"),
         type=given_path,
-        default=Path("report.html"),
         metavar="FILE",
         help="the page (default: report.html)",
     )
@@ -35,9 +35,10 @@ def _report(options: argparse.Namespace) -> int:
     from steppe.report.collect import collect
     from steppe.report.page import write_page
 
+    out = options.out or inside(Path(), Path("report.html"))  # the directory we are in may be somebody else's
     collected = collect(options.directories)
     name_left_out(collected.unfinished, collected.damaged)
-    words = ["steppe", "report", *map(str, options.directories), "-o", str(options.out)]
-    write_page(collected, options.out, shlex.join(words))
-    say(f"wrote {options.out}: open it in a browser")
+    words = ["steppe", "report", *map(str, options.directories), "-o", str(out)]
+    write_page(collected, out, shlex.join(words))
+    say(f"wrote {out}: open it in a browser")
     return 0

@@ -110,6 +110,7 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     """Do the runs that are missing, study by study."""
     from steppe.commands.study import do_study
     from steppe.experiment import refuse_unsuitable
+    from steppe.files import inside
     from steppe.runs import locked
     from steppe.study import write_plan
 
@@ -119,7 +120,7 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     for part in recipe.parts:
         jobs, command = part.jobs(out, seeds, changes), part.command(options.seeds or str(recipe.seeds), changes)
         say(f"{part.name}: {command}")
-        with locked(out / part.name):
+        with locked(inside(out, out / part.name)):
             write_plan(out / part.name, jobs, command)
             code = max(code, do_study(options, out / part.name, jobs, command, resume=True))
     return code
@@ -131,7 +132,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
 
     from steppe.commands.finished import finished_runs
     from steppe.commands.landscape import measure
-    from steppe.files import write_whole, writing
+    from steppe.files import inside, write_whole, writing
     from steppe.landscape.comparison import compared, rank_correlations, without_bounds
     from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.settings import LandscapeSettings
@@ -156,7 +157,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     }
     text = json.dumps(told, indent=1) + "\n"
     with writing(out / FLATNESS):
-        write_whole(out / FLATNESS, text.encode())
+        write_whole(inside(out, out / FLATNESS), text.encode())
     say(f"wrote {out / FLATNESS}: accuracy and flatness of each method")
 
 
@@ -166,10 +167,11 @@ def _figures(recipe: Recipe, out: Path) -> None:
     from steppe.figures import FIGURES, Choices
     from steppe.figures.reading import Run
     from steppe.figures.saving import files_for, save
+    from steppe.files import inside
 
     runs = [Run(path, result) for path, result in finished_runs([out]).items()]
     for name in recipe.figures:
-        files = files_for(out / name, name)
+        files = [inside(out, file) for file in files_for(out / name, name)]
         try:
             save(FIGURES[name].drawn(runs, Choices()), files)
         except UsageError as error:

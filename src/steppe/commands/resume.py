@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.commands.parsing import (
-    MOVED_PLUGIN,
+    NAMED_PLUGIN,
     Commands,
     add_checkpoint_option,
     add_data_option,
     add_plugin_option,
+    add_trust_option,
     given_path,
 )
 from steppe.commands.run import do_run
@@ -30,6 +31,7 @@ examples:
   steppe resume runs/pmnist-fs-dgpm-seed0     a run that was killed, to the same numbers as if it had not been
   steppe resume study --jobs 2                all runs of a study that are missing, half-done or failed
   steppe resume study --jobs 1 --threads 2    the last run of a study, on both cores
+  steppe resume study --plugin mine.py        a study with a method of your own; without, its code is not run
   steppe resume study --tasks 6               time is short: end all its runs after six tasks
 """
 
@@ -55,7 +57,8 @@ def add(commands: Commands) -> None:
     )
     add_checkpoint_option(parser)
     add_data_option(parser)
-    add_plugin_option(parser, MOVED_PLUGIN)
+    add_plugin_option(parser, NAMED_PLUGIN)
+    add_trust_option(parser, "the directory")
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -70,14 +73,14 @@ def _resume(options: argparse.Namespace) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     if (out / CONFIG).exists():
-        config = RunConfig.load(out / CONFIG, options.plugin)
+        config = RunConfig.load(out / CONFIG, options.plugin, trust_plugins=options.trust_plugins)
         require_known(options.plugin, config.plugins)
         _refuse_elsewhere(out, [] if (out / RESULT).exists() else [config])
         if options.tasks is not None:
             (config,) = end_after({out: config}, options.tasks)
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
-        planned, command = read_plan(out, options.plugin)
+        planned, command = read_plan(out, options.plugin, trust_plugins=options.trust_plugins)
         require_known(options.plugin, [path for job in planned for path in job.config.plugins])
         _refuse_elsewhere(out, [job.config for job in planned if not (job.out / RESULT).exists()])
         with locked(out):
@@ -120,4 +123,4 @@ def _with_threads(config: RunConfig, threads: int | None) -> RunConfig:
         return config
     described = config.as_dict()
     described["run"]["threads"] = threads
-    return config.from_mapping(described)
+    return config.from_mapping(described, config.plugins)

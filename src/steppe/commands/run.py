@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.commands.choices import config_of, free, resumable
-from steppe.commands.parsing import SEEDS, Commands, add_training_options, given_path
+from steppe.commands.parsing import SEEDS, Commands, add_training_options, add_trust_option, given_path
 from steppe.commands.study import run_many
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -40,6 +40,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--config", type=given_path, metavar="FILE", help="rerun a run from its config.toml")
     add_training_options(parser)
+    add_trust_option(parser, "the file of --config")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -51,12 +52,14 @@ def _run(options: argparse.Namespace) -> int:
         apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
         if any(getattr(options, name) is not None for name in apart) or options.set:
             raise UsageError(
-                "--config holds the whole run: give nothing but --out, --resume, --data and, if it has moved, --plugin "
+                "--config holds the whole run: give nothing but --out, --resume, --data, --plugin and --trust-plugins "
                 "with it."
             )
-        config = RunConfig.load(options.config, options.plugin)
+        config = RunConfig.load(options.config, options.plugin, trust_plugins=options.trust_plugins)
         require_known(options.plugin, config.plugins)
         return _run_one(options, config)
+    if options.trust_plugins:
+        raise UsageError("--trust-plugins is for the plugins that the file of --config names: give --plugin FILE.")
     if options.benchmark is None or options.method is None:
         raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
     if options.seeds is not None:
@@ -79,6 +82,7 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     """Do the run, show how it goes, and print what came of it."""
     from steppe.display import make_display
     from steppe.experiment import run
+    from steppe.files import inside
     from steppe.report.page import write_report
     from steppe.runs import PAGE
     from steppe.stopping import first_noted
@@ -90,7 +94,7 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
         with first_noted() as stop:
             result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every, stop=stop)
         display(0, Finished(result))
-    write_report([out], out / PAGE, f"steppe report {out}")
+    write_report([out], inside(out, out / PAGE), f"steppe report {out}")
     say(summary(result))
     say(f"  everything is in {out}: start with {out / PAGE}")
     return 0

@@ -96,6 +96,7 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
 def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], command: str, *, resume: bool) -> int:
     """Do the runs, show how they go, write and print the table, name those that failed."""
     from steppe.display import make_display
+    from steppe.files import inside
     from steppe.machine import usable_cores
     from steppe.report.page import write_report
     from steppe.runs import PAGE
@@ -112,7 +113,7 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
         write_tables(out, results, command)
-        write_report([out], out / PAGE, f"steppe report {out}")
+        write_report([out], inside(out, out / PAGE), f"steppe report {out}")
         say(markdown(results), end="")
         say(f"\neverything is in {out}: start with {out / PAGE}; table.md, .tex, .json; a directory for each run")
     for number, failure in sorted(outcome.failures.items()):

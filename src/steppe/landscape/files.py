@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steppe.errors import DivergedError, RunError, SteppeError, UsageError
-from steppe.files import read_bounded, write_whole, writing
+from steppe.files import read_json, write_whole, writing
 from steppe.landscape.bound import Bound, Noisy
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
 
 LANDSCAPE = "landscape.json"
 FORMAT = 1
+_LARGEST = 100_000_000  # bytes: of a hundred tasks after each other, on surfaces
 _DIGITS = 6  # significant ones, of every number
 _THEN, _WENT_ON = " && ", " --resume"
 
@@ -120,7 +121,7 @@ def read_landscape(path: Path) -> Landscape:
     if not file.exists():
         raise UsageError(f"{file} is not there: steppe landscape RUN writes it.")
     try:
-        data = json.loads(read_bounded(file))
+        data = read_json(file, _LARGEST)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
         return _landscape(data)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from steppe.errors import RunError
-from steppe.files import read_bounded
+from steppe.files import read_json
 from steppe.logs import events
 from steppe.machine import printable
 from steppe.report.landscape_file import Landscape, read_landscape
@@ -90,7 +89,7 @@ def _texts(told: Any) -> list[str]:
 def _studies(directory: Path) -> Iterator[Study]:
     for file in sorted(directory.rglob(TABLE)):
         try:
-            table = json.loads(read_bounded(file))
+            table = read_json(file)
             yield Study(str(table["benchmark"]), printable(str(table["command"])))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):  # the runs have commands of their own
             continue
