@@ -12,13 +12,15 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # From the bottom up: a layer is a set of modules and packages, by their first name; to it everything below is open, and
 # within it imports may not go in a circle.
 LAYERS = [
-    {"errors", "stopping", "version", "machine", "allocation", "results", "result_settings"},
+    {"errors", "stopping", "turns", "version", "machine", "allocation", "results", "result_settings"},
     {"settings", "products", "types", "files", "plugins", "devices"},
     {"state"},
     {"saving"},
     {
         "registry",
         "seeding",
+        "session",
+        "threads",
         "numerics",
         "protocol",
         "events",
@@ -34,7 +36,7 @@ LAYERS = [
     {"task", "inputs", "projection", "replay", "rings"},
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
-    {"training", "testing"},
+    {"training", "testing", "workload"},
     {"learner", "learner_checks"},
     {"saved_learner"},
     {"config", "catalogue"},

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,17 @@ from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.layers import CoveredWeight, covered_weights
 from steppe.protocol import Training
 from steppe.saving import write_state
-from steppe.seeding import Streams, borrowed_global_generator
+from steppe.seeding import Borrowed, Streams, borrowed_global_generator
+from steppe.session import Session
 from steppe.state import State, copied, dtype_named, names_in
 from steppe.task import Task, check_head
-from steppe.testing import accuracies, predictions
+from steppe.testing import BATCH, accuracies, predictions
 from steppe.training import Fitting, Learnt
+from steppe.turns import Turn
 from steppe.types import Batch
+from steppe.workload import Workload, checked_threads
+
+_Result = TypeVar("_Result")
 
 
 class Learner:
@@ -58,6 +64,9 @@ class Learner:
     change of mode). `prepare` turns stored inputs into what the model takes, on its device, batch by batch; by
     default bytes become numbers from 0 to 1. `exclude` names layers (or weights) that a gradient memory must leave
     alone; in multi-head learning the head is found and left alone by itself.
+
+    While it learns and tests, torch uses `threads` threads; by default one where a batch is little work, and as many as
+    torch is set to where it is more (docs/performance.md). Several learners may work in several threads.
     """
 
     def __init__(
@@ -69,8 +78,10 @@ class Learner:
         device: str | torch.device | None = None,
         prepare: Callable[[Tensor], Tensor] | None = None,
         exclude: Sequence[str] = (),
+        threads: int | None = None,
     ) -> None:
         check_given(model, method, seed, device, prepare, exclude)
+        chosen = checked_threads(threads)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
@@ -78,12 +89,14 @@ class Learner:
         self.tasks_learnt = 0
         self._exclude = checked_exclude(exclude, model)
         self._prepared = prepare is not None
+        self._turn = Turn()  # of the threads that use it
+        self._workload = Workload(self.network, chosen)
         self._method: Method | None = None
         self._multi_head: bool | None = None  # what the method was made for, while it has not learnt
         self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
         self._fitting: Fitting | None = None  # while a task is being learnt
         self._interrupted: State = None  # where one broke off, until it is gone on with
-        self._broken_off: tuple[str, Mapping[str, Tensor]] | None = None  # one that is still to be ended, best weights
+        self._broken_off: tuple[str, Mapping[str, Tensor], int] | None = None  # to be ended: best weights, threads
         self._at_rest: list[str] | None = None  # frozen layers in eval mode when a task was last begun
         self._loaded = False  # and not gone on with since
         self._lost = ""  # why its memory is no longer what it should be
@@ -126,12 +139,24 @@ class Learner:
         protocol = epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics, precision
         training = Training(*protocol)
         check_precision(training.precision, self.network.dtype)
-        listed = listed_tasks(tasks)
+        return self._alone(lambda session: self._learn_or_give_back(listed_tasks(tasks), training, watch, session))
+
+    def _alone(self, work: Callable[[Session], _Result]) -> _Result:
+        """Some work, while no other thread uses the learner."""
+        session = Session(self.model, self._turn)
+        return session.run(lambda: work(session))
+
+    def _learn_or_give_back(self, listed: list[Task], training: Training, watch: Watch, session: Session) -> Learnt:
+        if self._fitting is not None:
+            raise UsageError(
+                f"the learner is learning {self._fitting.name!r}: call learn again when that has returned, not from "
+                "its callback or another thread."
+            )
         interrupted = self._interrupted
         curriculum = Curriculum(listed, self.tasks_learnt - (len(listed) if interrupted else 0))
         if interrupted:
             check_same(interrupted, curriculum, training)
-        if patience:
+        if training.patience:
             curriculum.require_validation()
         if self.settings.schedule != "sequential" and curriculum.first:
             raise UsageError(
@@ -144,40 +169,50 @@ class Learner:
         def tell(event: Event) -> None:
             nonlocal stopped
             stopped = True
-            watch(event)
+            session.let_user(lambda: watch(event))
             stopped = False
 
         try:
-            return self._learn(method, curriculum, training, tell)
-        except Exception as error:
-            if stopped and not isinstance(error, DivergedError):  # on purpose, and not because `save` found that
+            session.use_threads(
+                self._workload.threads(looked_at(curriculum.tasks[0], self.network), training.batch_size)
+            )
+            return self._learn(method, curriculum, training, tell, session)
+        except BaseException as error:
+            on_purpose = stopped and not isinstance(error, DivergedError)  # and not because `save` found that
+            if self._broken_off is not None and (on_purpose or not isinstance(error, Exception)):
                 raise  # whoever did may want what has been learnt
-            if before is not None:
-                try:
-                    self._give_back(before)
-                except Exception as failed:
-                    self._lost = f"a task failed, and what it took could not be given back ({in_one_line(failed)})"
-                    error.add_note(f"{self._lost[0].upper()}{self._lost[1:]}.")
-            elif gone_on:
-                self._lost = f"the task {curriculum.name!r} failed after it had been gone on with"
-            self._broken_off = None
-            told = explained(error, curriculum, self.network)
+            self._undo_task(before, gone_on, curriculum.name, error)
+            told = explained(error, curriculum, self.network) if isinstance(error, Exception) else None
             if told is not None:
                 raise told from error
             raise
 
-    def _learn(self, method: Method, curriculum: Curriculum, training: Training, watch: Watch) -> Learnt:
+    def _undo_task(self, before: State, gone_on: bool, name: str, error: BaseException) -> None:
+        """Give back what a failed task took; where that cannot be, the learner is lost."""
+        if before is not None:
+            try:
+                self._give_back(before)
+            except Exception as failed:
+                self._lost = f"a task failed, and what it took could not be given back ({in_one_line(failed)})"
+                error.add_note(f"{self._lost[0].upper()}{self._lost[1:]}.")
+        elif gone_on and self._interrupted is None:
+            self._lost = f"the task {name!r} failed after it had been gone on with"
+        self._broken_off = None
+
+    def _learn(
+        self, method: Method, curriculum: Curriculum, training: Training, watch: Watch, session: Session
+    ) -> Learnt:
         interrupted = self._interrupted
         self._at_rest, self._loaded = layers_at_rest(self.model), False
         if not interrupted:  # what is frozen in the middle of a task is part of the state
             self.network.freeze_norms(training.freeze_norms and curriculum.first > 0)
             self.network.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
         fitting = Fitting(method, self.network, curriculum, self._outputs, training, self.streams, watch)
-        device = self.network.device
-        with learning(device), self.streams.ambient(device), self.network.mode(training=True):
+        if self._workload.draws(method, curriculum.tasks):
+            session.borrow(Borrowed(self.network.device, self.streams))
+        with learning(self.network.device), self.network.mode(training=True):
             if interrupted:
                 fitting.load_state(interrupted)
-                self._interrupted = None
             else:
                 for task in curriculum.tasks:
                     self.network.open_head(task.head, self._outputs)
@@ -185,15 +220,16 @@ class Learner:
                 self._seek_chain(curriculum.tasks[0], curriculum.first)
                 method.begin_task()
                 check_last_batch(method, self.network, curriculum, training.batch_size)
-            self._fitting = fitting
             try:
+                self._fitting, self._interrupted = fitting, None
                 with self.network.multiplying_in(training.precision):
                     fitting.run()
                 self._fitting = None
                 trained = time.perf_counter()
                 remarks = self._end_task(method, curriculum.name)
             except BaseException:
-                self._broken_off = curriculum.name, fitting.best
+                self._interrupted = None
+                self._broken_off = curriculum.name, fitting.best, torch.get_num_threads()
                 raise
             finally:
                 self._fitting = None
@@ -203,7 +239,12 @@ class Learner:
 
     def _end_task(self, method: Method, name: str) -> list[str]:
         check_finite(self.network.parameters, f"after task {name!r}")
-        remarks = method.end_task()
+        drawn = self.streams.state()
+        try:
+            remarks = method.end_task()
+        except BaseException:
+            self.streams.load_state(drawn)  # ended later, it is to end in the same way
+            raise
         if method.descent is not None:
             method.descent.restart()  # the momentum serves nobody any more, and would be kept and copied
         return remarks
@@ -214,12 +255,19 @@ class Learner:
         """
         if self._broken_off is None or self._method is None or self._fitting is not None:
             return
-        (name, best), device = self._broken_off, self.network.device
-        with learning(device), self.streams.ambient(device), self.network.mode(training=True):
-            if best:
-                self.network.restore(best)
-            self._end_task(self._method, name)
-        self._broken_off = None
+        name, best, threads = self._broken_off
+
+        def end(method: Method, session: Session) -> None:
+            session.borrow(Borrowed(self.network.device, self.streams))
+            session.use_threads(threads)
+            with learning(self.network.device), self.network.mode(training=True):
+                if best:
+                    self.network.restore(best)
+                self._end_task(method, name)
+            self._broken_off = None
+
+        method = self._method
+        self._alone(lambda session: end(method, session))
 
     def _before(self) -> State:
         """All that a task takes for itself, to be given back should it fail: everything but the weights. None where
@@ -249,18 +297,42 @@ class Learner:
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
         listed = listed_tasks(tasks)
-        self._end_broken_off()
-        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
+
+        def test() -> list[float]:
             return accuracies(listed, self.network, self._method, self._kind)
+
+        tests = [task.test for task in listed if task.test is not None]
+        return self._alone(lambda session: self._tested(test, tests[0].first()[0] if tests else None, listed, session))
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """The most likely output row of each sample, within the head if one is given, on the samples' own device. They
         are taken in batches, as in `evaluate`, so that there may be any number of them.
         """
         check_head(head)
+        inputs = torch.as_tensor(x)
+
+        def predict() -> Tensor:
+            return predictions(inputs, head, self.network, self._method, self._kind)
+
+        first = inputs[: self.network.least] if inputs.ndim > 1 else None
+        return self._alone(lambda session: self._tested(predict, first, [], session, len(inputs) if inputs.ndim else 1))
+
+    def _tested(
+        self,
+        work: Callable[[], _Result],
+        first: Tensor | None,
+        tasks: Sequence[Task],
+        session: Session,
+        count: int = BATCH,
+    ) -> _Result:
+        """Something that predicts, from inputs of which the first are given."""
         self._end_broken_off()
-        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
-            return predictions(torch.as_tensor(x), head, self.network, self._method, self._kind)
+        if self._workload.draws(self._method, tasks):
+            session.borrow(Borrowed(self.network.device))
+        if first is not None and len(first) > 0:
+            session.use_threads(self._workload.threads(first, min(count, BATCH)))
+        with torch.no_grad(), self.network.mode(training=False):
+            return work()
 
     def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
         """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
@@ -275,7 +347,9 @@ class Learner:
         """Refuse what the model and the method cannot learn, one after another or together, before anything is
         changed.
         """
-        listed = listed_tasks(tasks)
+        return self._alone(lambda _: self._checked(listed_tasks(tasks)))
+
+    def _checked(self, listed: list[Task]) -> Method:
         self._check_whole()
         self._end_broken_off()
         begun = self.tasks_learnt > 0  # else nothing that was only looked at decides anything
@@ -308,7 +382,7 @@ class Learner:
         """Write everything that has to be kept to a file, from which `steppe.load` makes a learner that goes on as this
         one would. Between tasks, or from `watch` in the middle of one.
         """
-        write_state(Path(path), "learner", self.state())
+        self._alone(lambda _: write_state(Path(path), "learner", self.state()))
 
     @property
     def interrupted(self) -> bool:
@@ -343,6 +417,7 @@ class Learner:
             "seed": self.streams.seed,
             "exclude": list(self._exclude),
             "prepared": self._prepared,
+            "threads": self._workload.chosen,
             "tasks_learnt": self.tasks_learnt,
             "outputs": self._outputs,
             "inputs": None if kind is None else [list(kind[0]), str(kind[1]).removeprefix("torch.")],

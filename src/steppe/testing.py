@@ -19,9 +19,11 @@ from steppe.inputs import Kind, check_scaled_alike
 from steppe.linear_chain import LinearChain
 from steppe.methods.base import Method
 from steppe.network import Network
+from steppe.session import breathe
+from steppe.stopping import signals_let_through
 from steppe.task import Task, check_head
 
-_BATCH = 512  # larger ones fall out of the cache
+BATCH = 512  # larger ones fall out of the cache
 _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
 
 
@@ -58,7 +60,7 @@ def predicted(scores: Tensor, head: range | None) -> Tensor:
 def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
     """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
     found = []
-    for part in torch.split(x, network.batch_size(len(x), _BATCH)) if x.ndim else [x]:  # which is refused
+    for part in torch.split(x, network.batch_size(len(x), BATCH)) if x.ndim else [x]:  # which is refused
         try:
             compared = scores(part, network, method, kind)
         except DataError as error:
@@ -67,6 +69,7 @@ def predictions(x: Tensor, head: range | None, network: Network, method: Method 
         if bool(compared.isnan().any()):
             raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
         found.append(predicted(compared, head))
+        breathe()
     return torch.cat(found).to(x.device)
 
 
@@ -107,15 +110,17 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
         _check(task, y, found.shape[1])
         right += (predicted(found, task.head) == sent(y, network.device)).sum()
         total += len(y)
+        breathe()
     return 100.0 * int(right) / total
 
 
 def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
     assert task.test is not None
-    batches, given = iter(task.test.batches(network.batch_size(len(task.test), _BATCH), None)), 0
+    batches, given = iter(task.test.batches(network.batch_size(len(task.test), BATCH), None)), 0
     while True:
         with task.blamed("test"):
-            pair = next(batches, None)
+            with signals_let_through():
+                pair = next(batches, None)
             if pair is None and given == 0:
                 raise DataError("gave no batch (a DataLoader that drops its last?).")
         if pair is None:
@@ -142,11 +147,12 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
         _check(test.task, test.samples.y, chain.weights[-1].shape[0])
     labels = [sent(test.samples.y, network.device) for test in tests]
     right = torch.zeros(len(tests), dtype=torch.int64, device=network.device)
-    for start in range(0, count, _BATCH):
-        part = slice(start, start + _BATCH)
+    for start in range(0, count, BATCH):
+        part = slice(start, start + BATCH)
         outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
         for row, (test, output) in enumerate(zip(tests, outputs, strict=True)):
             right[row] += (predicted(output, test.task.head) == labels[row][part]).sum()
+        breathe()
     return {test.place: 100.0 * found / count for test, found in zip(tests, right.tolist(), strict=True)}
 
 
