@@ -37,7 +37,7 @@ LAYERS = [
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
     {"training", "testing", "workload"},
-    {"learner", "learner_checks"},
+    {"learner", "learner_checks", "learner_state"},
     {"saved_learner"},
     {"config", "catalogue"},
     {"tables", "runs", "logs", "details"},

@@ -24,14 +24,16 @@ class Workload:
 
     def threads(self, stored: Tensor, batch: int) -> int:
         """How many threads suit batches of so many samples like the stored ones."""
-        if self.chosen is not None:
-            return self.chosen
+        return self.chosen or suited(self.count(stored), batch)
+
+    def count(self, stored: Tensor) -> int:
+        """How many multiplications a sample like the stored ones takes; looked at once for each shape."""
         shape = tuple(stored.shape[1:])
         if shape not in self._counted:
             with borrowed_global_generator(self._network.device), self._network.mode(training=False):
                 prepared = self._network.prepare_inputs(stored)
                 self._counted[shape] = multiplications(self._network.model, prepared)
-        return suited(self._counted[shape], batch)
+        return self._counted[shape]
 
     def draws(self, method: Method | None, tasks: Sequence[Task] = ()) -> bool:
         """Whether anything at work may draw from torch's global generators; not so where the model is a chain of linear
