@@ -20,6 +20,7 @@ docs: $(VENV)/.installed-dev
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/torture.py --kills 300 --out results/reliability/torture.json
+	$(BIN)/python -W ignore tests/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -70,12 +70,17 @@ class Session:
             self._threads = found
         use_threads(count)
 
-    def give_way(self) -> None:
-        """Where somebody waits for the learner, or to work as this one does, let him."""
-        wanted = self._turn.is_wanted or (self._borrowed is not None and GENERATORS.is_wanted)
-        if wanted and self._turn.depth == self._depth + 1 and GENERATORS.depth <= self._lent_depth + 1:
+    def give_way(self, *, learner: bool) -> None:
+        """Where somebody waits to work as this one does, or for the `learner` where it can be used, let him."""
+        if self._depth > 0 or self._lent_depth > 0:  # within other work, whose turn it is
+            return
+        lent = self._borrowed is not None and GENERATORS.is_wanted and GENERATORS.depth == 1
+        if learner and self._turn.depth == 1 and (lent or self._turn.is_wanted):
             self._lend()
             self._resume(None)
+        elif lent and self._borrowed is not None:
+            self._borrowed.end()
+            self._borrowed.begin()
 
     def let_user(self, call: Callable[[], Result]) -> Result:
         """Run code of the user's, which finds the process as it is without us: generators, threads, signals."""
@@ -128,14 +133,14 @@ class Session:
                 del module.forward
 
 
-def breathe() -> None:
+def breathe(*, learner: bool = False) -> None:
     """A point between two steps of long work, where everything is whole: signals that came are handled, and threads
-    that wait have their turn.
+    that wait have their turn; those that wait for the same learner only where it is said that it can be used.
     """
     safe_point()
     session: Session | None = getattr(_AT_WORK, "session", None)
     if session is not None:
-        session.give_way()
+        session.give_way(learner=learner)
 
 
 def _is_ours(function: object) -> bool:

@@ -102,7 +102,7 @@ class Fitting:
                 self._method.remember(batch)
             self.updates += training.glances
             self._batch += 1
-            breathe()
+            breathe(learner=True)
             now = time.perf_counter()
             if now - reported > _REPORT_EVERY:
                 reported = now
