@@ -69,6 +69,11 @@ def _handled(handlers: Mapping[int, _Handler]) -> Iterator[None]:
             signal.signal(number, own)
 
 
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGBREAK")
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Those for which programs have handlers that raise."""
+
+
 class _Held:
     """Signals of this process that wait until it suits the work that is being done."""
 
@@ -91,7 +96,7 @@ class HeldSignals:
             return
         self._before, self._begun = _Held.now, True
         if not _Held.now:
-            for number in signal.valid_signals():
+            for number in _SIGNALS:
                 found = signal.getsignal(number)
                 if callable(found):
                     self._own[number] = found, _holding(found)
