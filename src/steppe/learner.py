@@ -56,7 +56,7 @@ class Learner(LearnerState):
     alone; in multi-head learning the head is found and left alone by itself.
 
     While it learns and tests, torch uses `threads` threads; by default one where a batch is little work, and as many as
-    torch is set to where it is more (docs/performance.md). Several learners may work in several threads.
+    torch is set to where it is more (docs/reliability.md). Several learners may work in several threads.
     """
 
     def learn(
