@@ -22,6 +22,7 @@ torture: $(VENV)/.installed-dev
 	$(BIN)/python tests/torture.py --kills 300 --out results/reliability/torture.json
 	$(BIN)/python -W ignore tests/threads_torture.py --calls 10000 --out results/reliability/threads.json
 	$(BIN)/python tests/torture_workers.py --kills 200 --out results/reliability/workers.json
+	$(BIN)/python -W ignore tests/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -12,13 +12,26 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 # From the bottom up: a layer is a set of modules and packages, by their first name; to it everything below is open, and
 # within it imports may not go in a circle.
 LAYERS = [
-    {"errors", "stopping", "version", "machine", "allocation", "executor", "results", "result_settings", "terminal"},
+    {
+        "errors",
+        "stopping",
+        "turns",
+        "version",
+        "machine",
+        "allocation",
+        "executor",
+        "results",
+        "result_settings",
+        "terminal",
+    },
     {"settings", "products", "types", "files", "plugins", "devices", "straight_line"},
     {"state"},
     {"saving"},
     {
         "registry",
         "seeding",
+        "session",
+        "threads",
         "numerics",
         "protocol",
         "events",
@@ -36,8 +49,8 @@ LAYERS = [
     {"task", "inputs", "output_checks", "projection", "replay", "rings"},
     {"curriculum", "perturbation", "chain_ascent"},
     {"methods", "benchmarks"},
-    {"training", "testing"},
-    {"learner", "learner_checks"},
+    {"training", "testing", "workload"},
+    {"learner", "learner_checks", "learner_state"},
     {"saved_learner"},
     {"config", "catalogue"},
     {"tables", "runs", "logs", "details"},

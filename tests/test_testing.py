@@ -95,7 +95,7 @@ def test_parts_make_no_difference(samples: int, batch: int, at_once: int) -> Non
     learner = Learner(model(), ER())
     learner.check(listed)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("steppe.testing._BATCH", batch)
+        patched.setattr("steppe.testing.BATCH", batch)
         patched.setattr("steppe.testing._AT_ONCE", at_once)
         assert learner.evaluate(listed) == pytest.approx([by_hand(learner, task) for task in listed])
 

@@ -13,6 +13,7 @@ from steppe.devices import sent
 from steppe.errors import DataError
 from steppe.network import Network
 from steppe.seeding import Streams
+from steppe.session import breathe
 from steppe.state import State
 from steppe.task import Task
 from steppe.types import Batch
@@ -114,6 +115,7 @@ class Curriculum:
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)
                         count += len(y)
+                        breathe()
                     if count == before:
                         raise DataError("gave no batch (a DataLoader that drops its last?).")
         return float(total) / count

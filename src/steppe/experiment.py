@@ -321,7 +321,14 @@ def _check(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:
 def _learner(config: RunConfig) -> Learner:
     model = config.benchmark_settings.model(config.seed)
     benchmark = config.benchmark_settings
-    return Learner(model, config.method_settings, seed=config.seed, device=config.device, prepare=benchmark.prepare)
+    return Learner(
+        model,
+        config.method_settings,
+        seed=config.seed,
+        device=config.device,
+        prepare=benchmark.prepare,
+        threads=config.threads,
+    )
 
 
 def _stages(schedule: str, tasks: int) -> list[range]:

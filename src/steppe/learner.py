@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from steppe.clocks import by_kind
 from steppe.curriculum import Curriculum
 from steppe.errors import DivergedError, ModelError, UsageError, in_one_line
 from steppe.events import Event, Watch, ignore
 from steppe.heads import check_room
-from steppe.inputs import Kind
 from steppe.learner_checks import (
     asked_precision,
-    check_alike,
     check_at_rest,
-    check_described,
     check_finite,
-    check_given,
     check_idle,
     check_last_batch,
     check_precision,
     check_same,
-    check_trainable,
     check_unchanged,
-    checked_exclude,
     checked_task,
     explained,
     has_extra_state,
@@ -36,60 +30,35 @@ from steppe.learner_checks import (
     listed_tasks,
     looked_at,
 )
-from steppe.linear_calls import is_plain
-from steppe.methods.base import Method, MethodSettings
-from steppe.network import Network
+from steppe.learner_state import LearnerState
+from steppe.methods.base import Method
 from steppe.numerics import learning, unswayed
 from steppe.projection.coverage import coverage, warn_shared_head
-from steppe.projection.layers import CoveredWeight, covered_weights
+from steppe.projection.layers import CoveredWeight
 from steppe.protocol import Training
 from steppe.saving import write_state
-from steppe.seeding import Streams, borrowed_global_generator
-from steppe.state import State, copied, dtype_named, names_in
+from steppe.seeding import Borrowed, borrowed_global_generator
+from steppe.session import Session
+from steppe.state import State
 from steppe.task import Task, check_head
-from steppe.testing import accuracies, predictions
+from steppe.testing import BATCH, accuracies, as_inputs, predictions
 from steppe.training import Fitting, Learnt
 from steppe.types import Batch
 
+_Result = TypeVar("_Result")
 
-class Learner:
+
+class Learner(LearnerState):
     """A PyTorch model that learns tasks one after another by a given method.
 
     The model is used as it is, in place: `learn` changes its weights and leaves nothing else behind (no hooks, no
     change of mode). `prepare` turns stored inputs into what the model takes, on its device, batch by batch; by
     default bytes become numbers from 0 to 1. `exclude` names layers (or weights) that a gradient memory must leave
     alone; in multi-head learning the head is found and left alone by itself.
-    """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        method: MethodSettings,
-        *,
-        seed: int = 0,
-        device: str | torch.device | None = None,
-        prepare: Callable[[Tensor], Tensor] | None = None,
-        exclude: Sequence[str] = (),
-    ) -> None:
-        check_given(model, method, seed, device, prepare, exclude)
-        self.model = model if device is None else model.to(device)
-        self.settings = method
-        self.streams = Streams(seed)
-        self.network = Network(self.model, prepare)
-        self.tasks_learnt = 0
-        self._exclude = checked_exclude(exclude, model)
-        self._prepared = prepare is not None
-        self._method: Method | None = None
-        self._multi_head: bool | None = None  # what the method was made for, while it has not learnt
-        self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
-        self._fitting: Fitting | None = None  # while a task is being learnt
-        self._interrupted: State = None  # where one broke off, until it is gone on with
-        self._broken_off: tuple[str, Mapping[str, Tensor]] | None = None  # one that is still to be ended, best weights
-        self._at_rest: list[str] | None = None  # frozen layers in eval mode when a task was last begun
-        self._loaded = False  # and not gone on with since
-        self._lost = ""  # why its memory is no longer what it should be
-        self._outputs = 0
-        self._kind: Kind | None = None  # of the inputs
+    While it learns and tests, torch uses `threads` threads; by default one where a batch is little work, and as many as
+    torch is set to where it is more (docs/reliability.md). Several learners may work in several threads.
+    """
 
     def learn(
         self,
@@ -127,12 +96,15 @@ class Learner:
         protocol = epochs, batch_size, glances, patience, lr_divisor, lr_min, freeze_norms, freeze_statistics, precision
         training = Training(*protocol)
         check_precision(training.precision, self.network.dtype)
-        listed = listed_tasks(tasks)
+        return self._alone(lambda session: self._learn_or_give_back(listed_tasks(tasks), training, watch, session))
+
+    def _learn_or_give_back(self, listed: list[Task], training: Training, watch: Watch, session: Session) -> Learnt:
+        check_idle(self._fitting)
         interrupted = self._interrupted
         curriculum = Curriculum(listed, self.tasks_learnt - (len(listed) if interrupted else 0))
         if interrupted:
             check_same(interrupted, curriculum, training)
-        if patience:
+        if training.patience:
             curriculum.require_validation()
         if self.settings.schedule != "sequential" and curriculum.first:
             raise UsageError(
@@ -145,40 +117,50 @@ class Learner:
         def tell(event: Event) -> None:
             nonlocal stopped
             stopped = True
-            watch(event)
+            session.let_user(lambda: watch(event))
             stopped = False
 
         try:
-            return self._learn(method, curriculum, training, tell)
-        except Exception as error:
-            if stopped and not isinstance(error, DivergedError):  # on purpose, and not because `save` found that
+            session.use_threads(
+                self._workload.threads(looked_at(curriculum.tasks[0], self.network), training.batch_size)
+            )
+            return self._learn(method, curriculum, training, tell, session)
+        except BaseException as error:
+            on_purpose = stopped and not isinstance(error, DivergedError)  # and not because `save` found that
+            if self._broken_off is not None and (on_purpose or not isinstance(error, Exception)):
                 raise  # whoever did may want what has been learnt
-            if before is not None:
-                try:
-                    self._give_back(before)
-                except Exception as failed:
-                    self._lost = f"a task failed, and what it took could not be given back ({in_one_line(failed)})"
-                    error.add_note(f"{self._lost[0].upper()}{self._lost[1:]}.")
-            elif gone_on:
-                self._lost = f"the task {curriculum.name!r} failed after it had been gone on with"
-            self._broken_off = None
-            told = explained(error, curriculum, self.network)
+            self._undo_task(before, gone_on, curriculum.name, error)
+            told = explained(error, curriculum, self.network) if isinstance(error, Exception) else None
             if told is not None:
                 raise told from error
             raise
 
-    def _learn(self, method: Method, curriculum: Curriculum, training: Training, watch: Watch) -> Learnt:
+    def _undo_task(self, before: State, gone_on: bool, name: str, error: BaseException) -> None:
+        """Give back what a failed task took; where that cannot be, the learner is lost."""
+        if before is not None:
+            try:
+                self._give_back(before)
+            except Exception as failed:
+                self._lost = f"a task failed, and what it took could not be given back ({in_one_line(failed)})"
+                error.add_note(f"{self._lost[0].upper()}{self._lost[1:]}.")
+        elif gone_on and self._interrupted is None:
+            self._lost = f"the task {name!r} failed after it had been gone on with"
+        self._broken_off = None
+
+    def _learn(
+        self, method: Method, curriculum: Curriculum, training: Training, watch: Watch, session: Session
+    ) -> Learnt:
         interrupted = self._interrupted
         self._at_rest, self._loaded = layers_at_rest(self.model), False
         if not interrupted:  # what is frozen in the middle of a task is part of the state
             self.network.freeze_norms(training.freeze_norms and curriculum.first > 0)
             self.network.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
         fitting = Fitting(method, self.network, curriculum, self._outputs, training, self.streams, watch)
-        device = self.network.device
-        with learning(device), self.streams.ambient(device), self.network.mode(training=True):
+        if self._workload.draws(method, curriculum.tasks):
+            session.borrow(Borrowed(self.network.device, self.streams))
+        with learning(self.network.device), self.network.mode(training=True):
             if interrupted:
                 fitting.load_state(interrupted)
-                self._interrupted = None
             else:
                 for task in curriculum.tasks:
                     self.network.open_head(task.head, self._outputs)
@@ -186,15 +168,16 @@ class Learner:
                 self._seek_chain(curriculum.tasks[0], curriculum.first)
                 method.begin_task()
                 check_last_batch(method, self.network, curriculum, training.batch_size)
-            self._fitting = fitting
             try:
+                self._fitting, self._interrupted = fitting, None
                 with self.network.multiplying_in(training.precision):
                     fitting.run()
                 self._fitting = None
                 trained = fitting.time
                 remarks = self._end_task(method, curriculum.name)
             except BaseException:
-                self._broken_off = curriculum.name, fitting.best
+                self._interrupted = None
+                self._broken_off = curriculum.name, fitting.best, torch.get_num_threads()
                 raise
             finally:
                 self._fitting = None
@@ -203,7 +186,12 @@ class Learner:
 
     def _end_task(self, method: Method, name: str) -> list[str]:
         check_finite(self.network.parameters, f"after task {name!r}")
-        remarks = method.end_task()
+        drawn = self.streams.state()
+        try:
+            remarks = method.end_task()
+        except BaseException:
+            self.streams.load_state(drawn)  # ended later, it is to end in the same way
+            raise
         if method.descent is not None:
             method.descent.restart()  # the momentum serves nobody any more, and would be kept and copied
         return remarks
@@ -214,31 +202,19 @@ class Learner:
         """
         if self._broken_off is None or self._method is None or self._fitting is not None:
             return
-        (name, best), device = self._broken_off, self.network.device
-        with learning(device), self.streams.ambient(device), self.network.mode(training=True):
-            if best:
-                self.network.restore(best)
-            self._end_task(self._method, name)
-        self._broken_off = None
+        name, best, threads = self._broken_off
 
-    def _before(self) -> State:
-        """All that a task takes for itself, to be given back should it fail: everything but the weights. None where
-        that cannot be: in the middle of a task, or with a method that does not say what has to be kept of it.
-        """
-        first = self.tasks_learnt == 0  # a method that has not learnt anything is made anew
-        if self._interrupted or not (first or self._method is None or self._method.kept is not None):
-            return None
-        state = self._whole_state(bare=first)
-        state["network"]["weights"] = {}
-        return copied({**state, "loaded": self._loaded}, "cpu")  # a device may have no room to spare
+        def end(method: Method, session: Session) -> None:
+            session.borrow(Borrowed(self.network.device, self.streams))
+            session.use_threads(threads)
+            with learning(self.network.device), self.network.mode(training=True):
+                if best:
+                    self.network.restore(best)
+                self._end_task(method, name)
+            self._broken_off = None
 
-    def _give_back(self, before: State) -> None:
-        device = self.network.device
-        state = before if device.type == "cpu" else copied(before, device)
-        state["network"]["weights"] = self.network.state()["weights"]
-        self.network.load_state(state["network"], state["outputs"])
-        self._become(state)
-        self._loaded = state["loaded"]
+        method = self._method
+        self._alone(lambda session: end(method, session))
 
     def _seek_chain(self, task: Task, place: int) -> None:
         """Take gradients and outputs the quick way if the model, as it is now, is a chain of linear layers."""
@@ -249,18 +225,42 @@ class Learner:
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
         listed = listed_tasks(tasks)
-        self._end_broken_off()
-        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
+
+        def test() -> list[float]:
             return accuracies(listed, self.network, self._method, self._kind)
+
+        tests = [task.test for task in listed if task.test is not None]
+        return self._alone(lambda session: self._tested(test, tests[0].first()[0] if tests else None, listed, session))
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """The most likely output row of each sample, within the head if one is given, on the samples' own device. They
         are taken in batches, as in `evaluate`, so that there may be any number of them.
         """
         check_head(head)
+        inputs = as_inputs(x)
+
+        def predict() -> Tensor:
+            return predictions(inputs, head, self.network, self._method, self._kind)
+
+        first = inputs[: self.network.least] if inputs.ndim > 1 else None
+        return self._alone(lambda session: self._tested(predict, first, [], session, len(inputs) if inputs.ndim else 1))
+
+    def _tested(
+        self,
+        work: Callable[[], _Result],
+        first: Tensor | None,
+        tasks: Sequence[Task],
+        session: Session,
+        count: int = BATCH,
+    ) -> _Result:
+        """Something that predicts, from inputs of which the first are given."""
         self._end_broken_off()
-        with torch.no_grad(), self.network.mode(training=False), borrowed_global_generator(self.network.device):
-            return predictions(x, head, self.network, self._method, self._kind)
+        if self._workload.draws(self._method, tasks):
+            session.borrow(Borrowed(self.network.device))
+        if first is not None and len(first) > 0:
+            session.use_threads(self._workload.threads(first, min(count, BATCH)))
+        with torch.no_grad(), self.network.mode(training=False):
+            return work()
 
     def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
         """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
@@ -276,7 +276,9 @@ class Learner:
         changed.
         """
         check_idle(self._fitting)
-        listed = listed_tasks(tasks)
+        return self._alone(lambda _: self._checked(listed_tasks(tasks)))
+
+    def _checked(self, listed: list[Task]) -> Method:
         self._check_whole()
         self._end_broken_off()
         begun = self.tasks_learnt > 0  # else nothing that was only looked at decides anything
@@ -295,6 +297,7 @@ class Learner:
                 heads.append(task.head)
                 check_room(heads, outputs)
             check_unchanged(self.model, self.network.parameters, self.network.device)
+            self._workload.count(looked_at(listed[0], self.network))
             if self._loaded:
                 check_at_rest(self._at_rest, self.model)
             multi_head = listed[0].head is not None
@@ -308,19 +311,7 @@ class Learner:
 
     def save(self, path: Path | str) -> None:
         """Write a file that `steppe.load` goes on from; between tasks, or from `watch` in the middle of one."""
-        write_state(Path(path), "learner", self.state())
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was saved in the middle of a task, which has to be gone on with first."""
-        return self._interrupted is not None
-
-    @property
-    def can_be_saved(self) -> bool:
-        """Whether a file can hold all of it: the method says what has to be kept of it, and the model has nothing
-        beside weights and buffers.
-        """
-        return (self._method is None or self._method.kept is not None) and not has_extra_state(self.model)
+        self._alone(lambda _: write_state(Path(path), "learner", self.state()))
 
     def state(self) -> State:
         """Model, method, streams and all else that learning depends on, as plain values and tensors."""
@@ -334,67 +325,3 @@ class Learner:
         during = None if self._fitting is None else f"in task {self._fitting.name!r}"
         check_finite(self.network.parameters, during or "since a task failed")
         return self._whole_state()
-
-    def _whole_state(self, *, bare: bool = False) -> State:
-        """The state; with `bare`, without what the first task decides: the method, and the kind of inputs."""
-        kind, method = (None, None) if bare else (self._kind, self._method)
-        return {
-            "settings": {"kind": type(self.settings).__name__, "values": self.settings.as_dict()},
-            "seed": self.streams.seed,
-            "exclude": list(self._exclude),
-            "prepared": self._prepared,
-            "tasks_learnt": self.tasks_learnt,
-            "outputs": self._outputs,
-            "inputs": None if kind is None else [list(kind[0]), str(kind[1]).removeprefix("torch.")],
-            "trainable": list(self.network.parameters),
-            "at_rest": self._at_rest,
-            "covered": {} if bare else self._covered,
-            "network": self.network.state(),
-            "method": None if method is None else method.state(),
-            "streams": self.streams.state(),
-            "fitting": self._interrupted if self._fitting is None else self._fitting.state(),
-        }
-
-    def load_state(self, state: State) -> None:
-        """Become the learner whose state it is: one with the same settings, seed and model."""
-        check_idle(self._fitting)
-        check_alike(state, self.settings, self.streams.seed, self._exclude, prepared=self._prepared)
-        self.network.load_state(state["network"], state["outputs"])
-        check_trainable(names_in(state.get("trainable")), self.model)  # nor do older states say this
-        self._become(state)
-
-    def _become(self, state: State) -> None:
-        """All that is not the network's own."""
-        tasks_learnt, outputs, fitting, covered = (
-            state[name] for name in ("tasks_learnt", "outputs", "fitting", "covered")
-        )
-        check_described(fitting)
-        kind: Kind | None = None
-        if state["inputs"] is not None:
-            shape, dtype = state["inputs"]
-            kind = tuple(shape), dtype_named(dtype)
-        method: Method | None = None
-        if state["method"] is not None:
-            method = self.settings.start(self.network, self._covered_again(covered), self.streams)
-            validation = fitting and fitting["validation"]
-            for _ in range(validation["cuts"] if validation else 0):
-                method.slow_down(fitting["training"]["lr_divisor"])
-            method.load_state(state["method"])
-        self.streams.load_state(state["streams"])  # at last: making the method may have drawn
-        self._at_rest, self._loaded, self._lost = names_in(state.get("at_rest")), True, ""
-        self._broken_off = None
-        self.tasks_learnt, self._outputs, self._interrupted = tasks_learnt, outputs, fitting
-        self._kind, self._covered, self._method = kind, covered, method
-
-    def _covered_again(self, covered: Mapping[str, bool]) -> dict[str, CoveredWeight]:
-        """The covered weights that were found when the method was first made."""
-        found = covered_weights(self.model, self._exclude) if covered else {}
-        return {
-            # Older versions took the gradients of any linear layer as factors.
-            name: replace(found[name], factorable=factorable and all(map(is_plain, found[name].layers)))
-            for name, factorable in covered.items()
-        }
-
-    def _check_whole(self) -> None:
-        if self._lost:
-            raise UsageError(f"{self._lost}: load a saved learner, or make a new one.")

@@ -286,8 +286,8 @@ def check_idle(fitting: object) -> None:
     """Refuse to begin anything from within a task that is being learnt."""
     if fitting is not None:
         raise UsageError(
-            "the learner is learning, and is asked by its own `watch` to learn, check or load: do that "
-            "after `learn` has returned. (Saving, predicting and evaluating are welcome there.)"
+            "the learner is learning a task: call `learn`, `check` or `load_state` after `learn` has returned, not "
+            "from its callback or another thread. (Saving, predicting and evaluating are fine there.)"
         )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from steppe.devices import recurrence_unfused
 
 
 @contextmanager
@@ -27,17 +26,46 @@ def denormals_flushed() -> Iterator[None]:
         torch.set_flush_denormal(found)
 
 
-@contextmanager
-def loaded_left_alone() -> Iterator[None]:
-    """What is loaded by now is not walked through by Python's garbage collector inside.
-
-    Updates make many small objects, so it runs often; with torch loaded its walks take a twelfth of a small update.
+class Shared:
+    """State of the whole process that work wants otherwise: changed by the first thread that begins, given back by the
+    last one that ends, however their times overlap.
     """
+
+    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+        self._change = change
+        self._lock, self._users = threading.Lock(), 0
+        self._undo: Callable[[], None] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Changed inside."""
+        counted = False
+        try:
+            with self._lock:
+                if self._undo is None:
+                    self._undo = self._change()
+                self._users, counted = self._users + 1, True
+            yield
+        finally:
+            with self._lock:
+                self._users -= counted
+                if self._users == 0 and self._undo is not None:
+                    undo, self._undo = self._undo, None
+                    undo()
+
+
+def _freeze() -> Callable[[], None]:
+    if gc.get_freeze_count():  # the program's own, which nobody may undo
+        return lambda: None
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    return gc.unfreeze
+
+
+loaded_left_alone = Shared(_freeze)
+"""What is loaded by now is not walked through by Python's garbage collector inside.
+
+Updates make many small objects, so it runs often; with torch loaded its walks take a twelfth of a small update.
+"""
 
 
 @contextmanager
@@ -65,12 +93,31 @@ def learning(device: torch.device) -> Iterator[None]:
         yield
 
 
+def _attention_written_out() -> Callable[[], None]:
+    kept = ExitStack()
+    kept.enter_context(sdpa_kernel(SDPBackend.MATH))
+    return kept.close
+
+
+def _recurrence_written_out() -> Callable[[], None]:
+    found, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+
+    def undo() -> None:
+        torch.backends.cudnn.enabled = found
+
+    return undo
+
+
+_ATTENTION, _RECURRENCE = Shared(_attention_written_out), Shared(_recurrence_written_out)
+
+
 @contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """The model's forwards inside can be differentiated twice: the quick kernels of attention, and of recurrent layers
     on CUDA, have one derivative only.
     """
-    with sdpa_kernel(SDPBackend.MATH), recurrence_unfused(model):
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with _ATTENTION(), _RECURRENCE() if recurrent else nullcontext():
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,21 +34,27 @@ class Reservoir:
     def push(self, batch: Batch, notes: Tensor | None = None) -> None:
         """Offer every sample of the batch, in order, each with its row of the notes."""
         if self._stored is None:
-            self._stored = Batch(*(room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
             self._notes = None if notes is None else room(notes, self.capacity)
+            self._stored = Batch(*(room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
         batch.require_like(self._stored)  # else a sample of one number would fill a whole row
         slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
+        age = self.age
         for sample in range(len(batch)):
-            slot = self.age if self.age < self.capacity else self._pushes.randrange(self.age + 1)
-            self.age += 1
+            slot = age if age < self.capacity else self._pushes.randrange(age + 1)
+            age += 1
             if slot < self.capacity:
                 slots[slot] = sample
         if slots:
             where, which = (index_of(places, batch.y.device) for places in (slots, slots.values()))
-            for kept, new in zip(_parts(self._stored), _parts(batch), strict=True):
-                kept[where] = new[which]
-            if self._notes is not None and notes is not None:
-                self._notes[where] = notes[which]
+            places = [*_parts(self._stored), *([] if self._notes is None or notes is None else [self._notes])]
+            rows = [part[which] for part in (*_parts(batch), *([] if notes is None else [notes]))]
+            try:
+                _write(places, where, rows)
+            except BaseException:  # split by an interrupt: a sample must not stand with another one's label
+                _write(places, where, rows)
+                self.age = age
+                raise
+        self.age = age  # at last: what is counted is there
 
     def draw(self, count: int) -> Batch | None:
         """Up to `count` distinct samples, uniformly; None from an empty buffer."""
@@ -112,6 +119,11 @@ def _roomy(filled: Tensor, capacity: int) -> Tensor:
 def _taken(batch: Batch, places: Tensor) -> Batch:
     """Some samples; `index_select` has less to consider than general indexing."""
     return Batch(batch.x.index_select(0, places), batch.y.index_select(0, places), batch.task.index_select(0, places))
+
+
+def _write(places: Sequence[Tensor], where: Tensor, rows: Sequence[Tensor]) -> None:
+    for place, new in zip(places, rows, strict=True):
+        place[where] = new
 
 
 def _parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,11 +38,19 @@ class Rings:
         count = min(len(batch), self.slots - self._position)
         start = self._current * self.slots + self._position
         into = slice(start, start + count)
-        self._stored.x[into] = batch.x[:count]
-        self._stored.y[into] = batch.y[:count]
-        self._stored.task[into] = batch.task[:count]
-        self._written[into] = True
+        try:
+            self._put(into, batch[:count])
+        except BaseException:  # split by an interrupt: a sample must not stand with another one's label
+            self._put(into, batch[:count])
+            raise
         self._position = (self._position + count) % self.slots
+
+    def _put(self, into: slice, batch: Batch) -> None:
+        assert self._stored is not None
+        self._stored.x[into] = batch.x
+        self._stored.y[into] = batch.y
+        self._stored.task[into] = batch.task
+        self._written[into] = True  # at last: what is counted is there
 
     def past(self) -> list[Batch]:
         """What is held of each task before the current one, in slot order; tasks that left nothing are passed over."""

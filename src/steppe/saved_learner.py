@@ -24,28 +24,35 @@ def load(
     *,
     device: str | torch.device | None = None,
     prepare: Callable[[Tensor], Tensor] | None = None,
+    threads: int | None = None,
 ) -> Learner:
     """The learner that was saved, at work on `model`, whose weights are replaced by the saved ones.
 
     The file holds numbers and names, no code: a model of the same architecture, with the same weights frozen, and the
     same `prepare`, where there was one, come from the caller. A method of one's own must be registered before.
+    `threads` are those that were chosen when the learner was made, unless others are given.
     """
     check_device(device)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module like the one that was saved.")
     with torch.inference_mode(False):  # whoever loads in it may learn outside of it
-        return _loaded(Path(path), model, device, prepare)
+        return _loaded(Path(path), model, device, prepare, threads)
 
 
 def _loaded(
-    path: Path, model: nn.Module, device: str | torch.device | None, prepare: Callable[[Tensor], Tensor] | None
+    path: Path,
+    model: nn.Module,
+    device: str | torch.device | None,
+    prepare: Callable[[Tensor], Tensor] | None,
+    threads: int | None,
 ) -> Learner:
     place = device if device is not None else next((p.device for p in model.parameters()), "cpu")
     state = read_state(path, "learner", place)
     undo: Callable[[], None] | None = None
     try:
         settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
-        learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude)
+        threads = state.get("threads") if threads is None else threads  # older files do not say
+        learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude, threads=threads)
         undo = undoing(model)
         learner.load_state(state)
     except Exception as error:

@@ -10,10 +10,12 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
 from steppe.state import State
+from steppe.turns import GENERATORS
 
 _CPU = torch.device("cpu")
 
@@ -50,21 +52,8 @@ class Streams:
         """Put this run's streams in the place of torch's global generators, of the CPU and of the device (dropout can
         use no others), then give the user's global state back as it was.
         """
-        generators = _global_generators(device)
-        found = [generator.get_state() for generator in generators]
-        for place, generator in enumerate(generators):
-            if len(self._ambient) > place:
-                generator.set_state(self._ambient[place])
-            else:
-                generator.manual_seed(self.derived("ambient"))
-        self._borrowed = generators
-        try:
+        with _borrowing(Borrowed(device, self)):
             yield
-        finally:
-            self._ambient = [generator.get_state() for generator in generators]
-            self._borrowed = []
-            for generator, state in zip(generators, found, strict=True):
-                generator.set_state(state)
 
     def state(self) -> State:
         """Where every stream has got to."""
@@ -101,21 +90,71 @@ def _words(picker: random.Random) -> torch.Tensor:
     return torch.tensor([version, *inner], device="cpu")
 
 
+class Borrowed:
+    """torch's global generators, of the CPU and of the device, while they run another sequence than their user's: that
+    of some streams, or one from a seed, or the user's own, of which nothing is then used up. One thread at a time may
+    borrow them. Every step can be taken again where it was broken off.
+    """
+
+    def __init__(self, device: torch.device, streams: Streams | None = None, seed: int | None = None) -> None:
+        self._generators = _global_generators(device)
+        self._streams, self._seed = streams, seed
+        self._own: list[torch.Tensor] = []  # where the sequence has got to, if it is no stream's
+        self._found: list[torch.Tensor] = []
+        self._stage: Literal["out", "entering", "in", "leaving"] = "out"
+        self._depth: int | None = None
+
+    def begin(self) -> None:
+        """Wait for one's turn, and let them run the other sequence."""
+        self._depth = GENERATORS.depth
+        GENERATORS.take()
+        self._found = [generator.get_state() for generator in self._generators]
+        self._stage = "entering"
+        own = self._own if self._streams is None else self._streams._ambient
+        seed = self._seed if self._streams is None else self._streams.derived("ambient")
+        for place, generator in enumerate(self._generators):
+            if place < len(own):
+                generator.set_state(own[place])
+            elif seed is not None:
+                generator.manual_seed(seed)
+        if self._streams is not None:
+            self._streams._borrowed = self._generators
+        self._stage = "in"
+
+    def end(self) -> None:
+        """Give them back as they were; to be begun again, the sequence goes on from where it is."""
+        if self._depth is None:
+            return
+        if self._stage == "in":
+            self._own = [generator.get_state() for generator in self._generators]
+            if self._streams is not None:
+                self._streams._ambient, self._streams._borrowed = self._own, []
+            self._stage = "leaving"
+        if self._stage != "out":
+            for generator, state in zip(self._generators, self._found, strict=True):
+                generator.set_state(state)
+            self._stage = "out"
+        if self._streams is not None:
+            self._streams._borrowed = []
+        GENERATORS.reduce_to(self._depth)
+
+
+@contextmanager
+def _borrowing(borrowed: Borrowed) -> Iterator[None]:
+    try:
+        borrowed.begin()
+        yield
+    finally:
+        borrowed.end()
+
+
 @contextmanager
 def borrowed_global_generator(device: torch.device = _CPU, seed: int | None = None) -> Iterator[None]:
     """Whatever draws from torch's global generators inside, the CPU's and the device's, seeded or not, leaves them as
     they were found.
     """
-    generators = _global_generators(device)
-    found = [generator.get_state() for generator in generators]
-    if seed is not None:
-        for generator in generators:
-            generator.manual_seed(seed)
-    try:
+    with _borrowing(Borrowed(device, seed=seed)):
         yield
-    finally:
-        for generator, state in zip(generators, found, strict=True):
-            generator.set_state(state)
 
 
 def _global_generators(device: torch.device) -> list[torch.Generator]:

@@ -23,8 +23,16 @@ def standing_at(parameters: Mapping[str, nn.Parameter], weights: Direction | Non
             parameters[name].data = tensor
         yield
     finally:
-        for name, tensor in own.items():
-            parameters[name].data = tensor
+        try:
+            _set_data(parameters, own)
+        except BaseException:  # from outside: it has split the first attempt
+            _set_data(parameters, own)
+            raise
+
+
+def _set_data(parameters: Mapping[str, nn.Parameter], data: Mapping[str, Tensor]) -> None:
+    for name, tensor in data.items():
+        parameters[name].data = tensor
 
 
 @contextmanager
@@ -34,9 +42,17 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
-            for module, name, buffer, value in kept:
-                setattr(module, name, buffer.copy_(value))
+        try:
+            _set_buffers(kept)
+        except BaseException:
+            _set_buffers(kept)
+            raise
+
+
+@torch.no_grad()
+def _set_buffers(kept: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+    for module, name, buffer, value in kept:
+        setattr(module, name, buffer.copy_(value))
 
 
 @contextmanager
@@ -63,14 +79,22 @@ def in_mode(model: nn.Module, training: bool, resting: Iterable[nn.Module] = ())
     """
     found = [(module, module.training) for module in model.modules()]
     frozen = [module for module, was in found if not was and is_frozen(module)]
-    model.train(training)
-    for module in [*resting, *frozen]:
-        module.eval()
     try:
+        model.train(training)
+        for module in [*resting, *frozen]:
+            module.eval()
         yield
     finally:
-        for module, was in found:
-            module.training = was
+        try:
+            _set_modes(found)
+        except BaseException:
+            _set_modes(found)
+            raise
+
+
+def _set_modes(found: Iterable[tuple[nn.Module, bool]]) -> None:
+    for module, training in found:
+        module.training = training
 
 
 def is_frozen(module: nn.Module) -> bool:

@@ -21,9 +21,11 @@ from steppe.inputs import Kind, check_scaled_alike
 from steppe.linear_chain import LinearChain
 from steppe.methods.base import Method
 from steppe.network import Network
+from steppe.session import breathe
+from steppe.stopping import signals_let_through
 from steppe.task import Task, check_head
 
-_BATCH = 512  # larger ones fall out of the cache
+BATCH = 512  # larger ones fall out of the cache
 _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
 
 
@@ -96,21 +98,25 @@ class _Count:
         return 100.0 * int(self._right) / self._total
 
 
-def predictions(
-    given: object, head: range | None, network: Network, method: Method | None, kind: Kind | None
-) -> Tensor:
-    """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
-    found = []
+def as_inputs(given: object) -> Tensor:
+    """Stored inputs to predict for, as a dense tensor."""
     with _blamed():
         x = as_tensor(given)
         check_dense(x)
-    for part in torch.split(x, network.batch_size(len(x), _BATCH)) if x.ndim else [x]:  # which is refused
+    return x
+
+
+def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
+    """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
+    found = []
+    for part in torch.split(x, network.batch_size(len(x), BATCH)) if x.ndim else [x]:  # which is refused
         with _blamed():
             compared = scores(part, network, method, kind)
         check_head(head, compared.shape[1])
         if bool(compared.isnan().any()):
             raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
         found.append(predicted(compared, head))
+        breathe()
     return torch.cat(found).to(x.device)
 
 
@@ -163,15 +169,17 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
             found = scores(x, network, method, kind)
         _check(task, y, found.shape[1])
         count.add(found, sent(y, network.device))
+        breathe()
     return count.percent()
 
 
 def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
     assert task.test is not None
-    batches, given = iter(task.test.batches(network.batch_size(len(task.test), _BATCH), None)), 0
+    batches, given = iter(task.test.batches(network.batch_size(len(task.test), BATCH), None)), 0
     while True:
         with task.blamed("test"):
-            pair = next(batches, None)
+            with signals_let_through():
+                pair = next(batches, None)
             if pair is None and given == 0:
                 raise DataError("gave no batch (a DataLoader that drops its last?).")
         if pair is None:
@@ -198,11 +206,12 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
         _check(test.task, test.samples.y, chain.weights[-1].shape[0])
     labels = [sent(test.samples.y, network.device) for test in tests]
     counts = [_Count(test.task, network.device) for test in tests]
-    for start in range(0, count, _BATCH):
-        part = slice(start, start + _BATCH)
+    for start in range(0, count, BATCH):
+        part = slice(start, start + BATCH)
         outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
         for row, output in enumerate(outputs):
             counts[row].add(output, labels[row][part])
+        breathe()
     return {test.place: right.percent() for test, right in zip(tests, counts, strict=True)}
 
 

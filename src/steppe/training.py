@@ -22,7 +22,9 @@ from steppe.methods.lone_samples import single_batch, too_few_for_norm
 from steppe.network import Network
 from steppe.protocol import Training
 from steppe.seeding import Streams
+from steppe.session import breathe
 from steppe.state import State
+from steppe.stopping import signals_let_through
 from steppe.types import Batch
 
 _REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
@@ -96,13 +98,15 @@ class Fitting:
         training, curriculum, losses = self._training, self._curriculum, self._losses
         count = curriculum.count_batches(training.batch_size)
         reported = time.perf_counter()
-        for batch in self._rest_of_epoch():
+        batches = self._rest_of_epoch()
+        while (batch := _fetched(batches)) is not None:
             for _ in range(training.glances):
                 losses.add(_observed(self._method, batch, curriculum.name, losses.place))
             if self._epoch == 0:
                 self._method.remember(batch)
             self.updates += training.glances
             self._batch += 1
+            breathe(learner=True)
             now = time.perf_counter()
             if now - reported > _REPORT_EVERY:
                 reported = now
@@ -226,6 +230,12 @@ class Validation:
         """The same decisions again; the method's step sizes are the learner's business."""
         self._lowest, self.best = state["best"], state["best_state"]
         self._left, self.lr, self.cuts = state["left"], state["lr"], state["cuts"]
+
+
+def _fetched(batches: Iterator[Batch]) -> Batch | None:
+    """The next batch, whose reading is the user's own affair: a signal is handled at once."""
+    with signals_let_through():
+        return next(batches, None)
 
 
 def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:

@@ -78,8 +78,9 @@ class Descent:
         torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
 
     def _go(self, velocity: Direction) -> None:
-        self._velocity, self._velocities = velocity, list(velocity.values())
-        self._weights = [self._network.parameters[name] for name in velocity]
+        velocities = list(velocity.values())
+        weights: list[Tensor] = [self._network.parameters[name] for name in velocity]
+        self._velocity, self._velocities, self._weights = velocity, velocities, weights
 
 
 def clipped(gradient: Gradient, norm: float) -> Gradient:

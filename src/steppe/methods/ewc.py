@@ -8,6 +8,7 @@ on a few of their samples: a squared batch gradient, not a per-sample Fisher inf
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -83,8 +84,9 @@ class _EWC(Method):
         if self.first is not None:
             _, gradient = self.network.gradient(self.network.prepare(self.first), statistics=False)
             importance = {name: multiplied(g).square() for name, g in gradient.items()}
-            self.penalty.add(importance, self.network.parameters)
-        self.first = None
+            penalty = copy.copy(self.penalty)
+            penalty.add(importance, self.network.parameters)
+            self.penalty, self.first = penalty, None  # at once: a task must not count twice
         return []
 
     def bytes_held(self) -> dict[str, int]:
@@ -107,17 +109,17 @@ class Penalty:
 
     def add(self, importance: Direction, weights: Mapping[str, Tensor]) -> None:
         """One more task: its F and the weights it ended with."""
+        importances, centres, scatter = dict(self.importance), dict(self.centre), self.scatter.clone()
         with torch.no_grad():
             for name, new in importance.items():
                 old, centre = self.importance[name], self.centre[name]
                 total = old + new
                 distance = weights[name] - centre
                 share = new / total.clamp(min=torch.finfo(total.dtype).tiny)  # 0 where no task ever cared
-                self.scatter += (old * share * distance.square()).sum().double().cpu()
-                centre.add_(share * distance)
-                old.copy_(total)
-        self.tasks += 1
-        self._scatter = None
+                scatter += (old * share * distance.square()).sum().double().cpu()
+                importances[name], centres[name] = total, centre + share * distance
+        self.importance, self.centre, self.scatter = importances, centres, scatter
+        self.tasks, self._scatter = self.tasks + 1, None
 
     def __call__(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, Direction]:
         """The penalty and its gradient at the weights."""

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -154,10 +155,11 @@ class _FSDGPM(Method):
         wanted, held = self.settings.basis_samples, len(self.replay)
         samples = self.replay.draw(min(wanted, held))
         threshold = self.settings.threshold + self.tasks_done * self.settings.threshold_step
-        remarks = [] if samples is None else self.memory.rebuild(self.network, samples.x, threshold)
-        self.tasks_done += 1
+        memory = copy.copy(self.memory)
+        remarks = [] if samples is None else memory.rebuild(self.network, samples.x, threshold)
         if wanted > held:
             remarks.append(f"basis_samples = {wanted} is more than the buffer holds: {held} samples were used.")
+        self.memory, self.tasks_done = memory, self.tasks_done + 1  # at once, or not at all
         return remarks
 
     def bytes_held(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ the second task on, each layer's gradient loses its part within the basis: G −
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -118,15 +119,16 @@ class _GPM(Method):
         """The bases grow by a uniform sample of the task, which is then dropped."""
         wanted, held = self.settings.basis_samples, len(self._samples)
         samples = self._samples.draw(wanted)
-        remarks = []
-        if samples is not None:
-            raised = self.tasks_done * self.settings.threshold_step
-            thresholds = {name: share + raised for name, share in self.thresholds.items()}
-            remarks = self.memory.grow(self.network, samples.x, thresholds, first=self.tasks_done == 0)
-        self._samples = Reservoir(wanted, *self._pickers)
-        self.tasks_done += 1
+        if samples is None:
+            return []
+        raised = self.tasks_done * self.settings.threshold_step
+        thresholds = {name: share + raised for name, share in self.thresholds.items()}
+        memory, empty = copy.copy(self.memory), Reservoir(wanted, *self._pickers)
+        remarks = memory.grow(self.network, samples.x, thresholds, first=self.tasks_done == 0)
         if wanted > held:
             remarks.append(f"basis_samples = {wanted} is more than the task has: {held} samples were used.")
+        # At once: bases must not grow twice by the same task.
+        self.memory, self._samples, self.tasks_done = memory, empty, self.tasks_done + 1
         return remarks
 
     def bytes_held(self) -> dict[str, int]:

@@ -26,6 +26,7 @@ from steppe.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
 from steppe.seeding import Streams
+from steppe.session import breathe
 from steppe.settings import setting
 from steppe.state import State
 from steppe.task import Task
@@ -165,14 +166,16 @@ class _ICaRL(Method):
                 kept[label] = self.exemplars.batch[places.start : min(places.stop, places.start + quota)]
         if self._pool:
             pool = Batch.union(self._pool)
-            self._pool = []
+            self._pool = [pool]  # kept to the end, should that be broken off
             logits = self._logits(pool)
             for label in sorted(set(pool.y.tolist())):
+                breathe()
                 rows = (pool.y == label).nonzero().squeeze(1)
                 chosen = herded(logits[rows.to(logits.device)], quota).to(rows.device)
                 kept[label] = pool[rows[chosen]]
-        self.exemplars = self._stored(kept) if kept else None
-        self._means = None if self.exemplars is None else self.exemplars.class_means()
+        exemplars = self._stored(kept) if kept else None
+        means = None if exemplars is None else exemplars.class_means()
+        self.exemplars, self._means, self._pool = exemplars, means, []
         return []
 
     def _stored(self, kept: Mapping[int, Batch]) -> Exemplars:
@@ -187,9 +190,10 @@ class _ICaRL(Method):
     def _logits(self, batch: Batch) -> Tensor:
         """The whole output on stored samples, in eval mode."""
         with torch.no_grad(), self.network.mode(training=False):
-            parts = [
-                self.network.input_copies.call(self.network.prepare_inputs(x)) for x in torch.split(batch.x, _CHUNK)
-            ]
+            parts = []
+            for x in torch.split(batch.x, _CHUNK):
+                breathe()
+                parts.append(self.network.input_copies.call(self.network.prepare_inputs(x)))
         return torch.cat(parts)
 
     def scores(self, x: Tensor) -> Tensor:

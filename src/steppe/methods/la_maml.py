@@ -121,30 +121,25 @@ class _LaMAML(Method):
 
     def _first_order(self, current: Batch, union: Batch) -> MetaGradient:
         rates = self._inner_rates(self.rates)
-        weights = self.network.parameters
-        start = {name: weight.detach().clone() for name, weight in weights.items()}
+        # The weights themselves stay where they are: nothing that breaks an update off can leave them elsewhere.
+        moved = {name: weight.detach().clone() for name, weight in self.network.parameters.items()}
         walked: Direction = {}  # Σ_{j≤k} g_j
         slopes: Direction = {}  # Σ_k G_k
         products: Direction = {}  # Σ_k G_k ⊙ Σ_{j≤k} g_j
         losses: list[Tensor] = []
-        try:
-            for part, last in self._slices(current):
-                _, inner = self.network.gradient(part, statistics=False)
-                with torch.no_grad():
-                    for name, g in _dense(inner).items():
-                        g = self._bounded(g)
-                        weights[name].addcmul_(rates[name], g, value=-1)
-                        walked[name] = walked[name] + g if name in walked else g
-                loss, outer = self.network.gradient(union, statistics=last)
-                losses.append(loss)
-                for name, g in _dense(outer).items():
-                    slopes[name] = slopes[name] + g if name in slopes else g
-                    product = products[name] if name in products else torch.zeros_like(g)
-                    products[name] = product.addcmul_(g, walked[name])
-        finally:
+        for part, last in self._slices(current):
+            _, inner = self.network.gradient(part, at=moved, statistics=False)
             with torch.no_grad():
-                for name, weight in weights.items():
-                    weight.copy_(start[name])
+                for name, g in _dense(inner).items():
+                    g = self._bounded(g)
+                    moved[name].addcmul_(rates[name], g, value=-1)
+                    walked[name] = walked[name] + g if name in walked else g
+            loss, outer = self.network.gradient(union, at=moved, statistics=last)
+            losses.append(loss)
+            for name, g in _dense(outer).items():
+                slopes[name] = slopes[name] + g if name in slopes else g
+                product = products[name] if name in products else torch.zeros_like(g)
+                products[name] = product.addcmul_(g, walked[name])
         share = 1 / len(losses)
         return MetaGradient(
             torch.stack(losses).mean(),
@@ -184,15 +179,17 @@ class _LaMAML(Method):
 
     @torch.no_grad()
     def _step(self, found: MetaGradient) -> None:
-        """First the learning rates, then the weights."""
-        for name, slope in _dense(clipped(found.rates, self.settings.clip)).items():
-            self.rates[name].sub_(slope, alpha=self._pace * self.settings.rate_lr)
-        for name, slope in _dense(clipped(found.weights, self.settings.clip)).items():
-            weight = self.network.parameters[name]
-            if self.settings.asynchronous:
-                weight.addcmul_(self.rates[name].relu(), slope, value=-self._pace)
-            else:
-                weight.sub_(slope, alpha=self._pace * self.settings.lr)
+        """First the learning rates, then the weights, either at one blow: no interrupt comes between two of them."""
+        rates, weights = _dense(clipped(found.rates, self.settings.clip)), found.weights
+        moving = [self.rates[name] for name in rates]
+        torch._foreach_add_(moving, list(rates.values()), alpha=-(self._pace * self.settings.rate_lr))
+        steps = _dense(clipped(weights, self.settings.clip))
+        moving = [self.network.parameters[name] for name in steps]
+        if self.settings.asynchronous:
+            taken = [self.rates[name].relu() for name in steps]
+            torch._foreach_addcmul_(moving, taken, list(steps.values()), value=-self._pace)
+        else:
+            torch._foreach_add_(moving, list(steps.values()), alpha=-(self._pace * self.settings.lr))
 
     def remember(self, batch: Batch) -> None:
         self.replay.push(batch)

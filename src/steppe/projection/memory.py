@@ -16,6 +16,7 @@ from steppe.projection.growth import grown
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
+from steppe.session import breathe
 from steppe.state import State
 from steppe.types import Gradient, Outer
 
@@ -49,12 +50,13 @@ class GradientMemory:
             self._projectors, self.importance = dict(projectors), torch.empty(0, device="cpu")
             return
         rows = [p.importance.reshape(-1) for p in projectors.values()]
-        self.importance = torch.cat(rows) if rows else torch.empty(0, device="cpu")
-        parts = torch.split(self.importance, [row.numel() for row in rows])
-        self._projectors = {
+        importance = torch.cat(rows) if rows else torch.empty(0, device="cpu")
+        parts = torch.split(importance, [row.numel() for row in rows])
+        seen = {
             name: p.with_importance(part.view_as(p.importance))
             for (name, p), part in zip(projectors.items(), parts, strict=True)
         }
+        self._projectors, self.importance = seen, importance
 
     def __bool__(self) -> bool:
         return bool(self._projectors)
@@ -117,6 +119,7 @@ class GradientMemory:
         before, projectors = self.closed(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._represented(network, x, thresholds, chunk).items():
+            breathe()
             spectrum = representation.spectrum()
             if spectrum is None:  # a layer the forward never used
                 continue
@@ -135,6 +138,7 @@ class GradientMemory:
         """
         before, projectors, bare = self.closed(), dict(self.projectors), []
         for name, representation in self._represented(network, x, thresholds, chunk).items():
+            breathe()
             old = projectors.get(name)
             growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:
@@ -175,6 +179,7 @@ class GradientMemory:
         ):
             for part in torch.split(x, network.batch_size(len(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
+                breathe()
         for name, representation in representations.items():
             if not representation.is_finite():  # as after a last update that went too far: no loss has shown it yet
                 raise LayerDivergedError(
