@@ -248,7 +248,7 @@ def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: st
         else:
             getattr(learner, call)(Task((X, Y)))
 
-    with pytest.raises(UsageError, match=r"asked by its own `watch`.*after `learn` has returned"):
+    with pytest.raises(UsageError, match=r"is learning a task: call .* after `learn` has returned"):
         learner.learn(Task((X, Y)), watch=watch)
     assert learner.tasks_learnt == 1  # as with whatever else a watch breaks off
     learner.learn(Task((X, Y)))
