@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "steppe"
 LAYERS = [
     {
         "errors",
+        "warn",
         "stopping",
         "turns",
         "version",

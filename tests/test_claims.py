@@ -37,7 +37,12 @@ REASONS = {
     "docs/index.md": {"3.11": "Python's version", "3.13": "Python's version"},
     "docs/methods/er.md": {"1902.10486": "a number of arXiv's"},
     "docs/performance.md": {"51": "values of α, a setting of landscapes"},
-    "docs/reliability.md": {"300": "the limit that the fuzzer sets"},
+    "docs/reliability.md": {
+        "32": "a limit on the size of files",
+        "64": "a limit on the size of files",
+        "100": "a limit on the size of files",
+        "300": "the limit that the fuzzer sets",
+    },
     "docs/report.md": {"0.05": "the level of the tests", "5": "the level of the tests"},
     "docs/results.md": {"0.0001": "tested below"},
 }

@@ -98,7 +98,9 @@ def test_a_finished_run_is_left_as_it_is(files: Path, expected: dict[str, Any]) 
 @on_archives
 def test_a_run_is_done_again_from_its_configuration(files: Path, expected: dict[str, Any]) -> None:
     config = RunConfig.load(files / "finished" / "config.toml")
-    assert config.as_dict() == read_result(files / "finished")["config"]
+    now, then = config.as_dict(), read_result(files / "finished")["config"]
+    for section, values in then.items():  # settings that came later have their defaults
+        assert {key: now[section][key] for key in values} == values
     assert main(["run", "--config", str(files / "finished" / "config.toml"), "--out", str(files / "again")]) == 0
     assert_rows(read_result(files / "again")["accuracy"], expected["finished"])
     kinds = [[line["event"] for line in logged(files / name)] for name in ("finished", "again")]

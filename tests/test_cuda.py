@@ -129,7 +129,7 @@ def test_devices_that_are_refused(device: str, told: str) -> None:
 
 def test_a_model_that_is_on_a_device_not_served_is_refused() -> None:
     with pytest.raises(UsageError, match="device meta"):
-        Learner(nn.Linear(2, 2, device="meta"), steppe.ER())
+        Learner(nn.Linear(2, 2), steppe.ER(), device="meta")
 
 
 def test_a_model_moved_after_its_learner_was_made_is_refused() -> None:

@@ -53,5 +53,10 @@ class InputCopies:
 
 
 def _changed(copy: Tensor, original: Tensor) -> bool:
-    """Whether a forward has changed the copy that it was given, by torch or behind its back (a NumPy view)."""
-    return (not copy.is_inference() and copy._version > 0) or not torch.equal(copy, original)
+    """Whether a forward has changed the copy that it was given, by torch or behind its back (a NumPy view), which is
+    possible on the CPU alone: elsewhere comparing them would wait for the device, and only inference tensors need it.
+    """
+    counts = not copy.is_inference()
+    if counts and copy._version > 0:
+        return True
+    return (copy.is_cpu or not counts) and not torch.equal(copy, original)

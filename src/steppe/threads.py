@@ -45,7 +45,7 @@ def multiplications(model: nn.Module, prepared: Tensor) -> int:
             if isinstance(layer, _LAYERS):
                 handles.append(layer.register_forward_hook(count))
         with torch.no_grad():
-            model(prepared)
+            model(prepared.clone())  # it may work in place
     except (RuntimeError, ValueError, TypeError, IndexError):
         counted = 0  # the model does not take them, which is said where they are used
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from steppe.network import Network
 from steppe.projection.capture import last_weight, output_weight, used_outside
 from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
 from steppe.projection.true_inputs import misread_weights
+from steppe.warn import warn_user
 
 
 def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, CoveredWeight]:
@@ -62,12 +62,11 @@ def warn_shared_head(name: str, head: range | None, heads: Sequence[range | None
     mine = everything if head is None else head
     for place, earlier in enumerate(everything if other is None else other for other in heads):
         if mine.start < earlier.stop and earlier.start < mine.stop:
-            warnings.warn(
+            warn_user(
                 f"{name}: its head, rows {mine.start} to {mine.stop - 1} of the output, has rows of task {place + 1}, "
                 "which nothing protects: where tasks have heads the last layer is not covered, for each should have "
                 "rows of its own. Where they share rows, leave `head` out of all tasks, from the first on: the last "
                 "layer is then covered too.",
-                stacklevel=4,
             )
             return
 
@@ -101,8 +100,7 @@ def _within(name: str, entry: str) -> bool:
 def _warn_uncovered(network: Network, known: Collection[str]) -> None:
     left = _uncovered(network, known)
     if left:
-        warnings.warn(
+        warn_user(
             "these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
             f"protection: {', '.join(left)}",
-            stacklevel=6,
         )
