@@ -19,10 +19,10 @@ docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 torture: $(VENV)/.installed-dev
-	$(BIN)/python tests/torture.py --kills 300 --out results/reliability/torture.json
-	$(BIN)/python -W ignore tests/threads_torture.py --calls 10000 --out results/reliability/threads.json
-	$(BIN)/python tests/torture_workers.py --kills 200 --out results/reliability/workers.json
-	$(BIN)/python -W ignore tests/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
+	$(BIN)/python tests/stress/torture.py --kills 300 --out results/reliability/torture.json
+	$(BIN)/python -W ignore tests/stress/threads_torture.py --calls 10000 --out results/reliability/threads.json
+	$(BIN)/python tests/stress/torture_workers.py --kills 200 --out results/reliability/workers.json
+	$(BIN)/python -W ignore tests/stress/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -34,7 +34,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python tests/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
+	$(BIN)/python tests/stress/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
 
 # The environment is made anew where its interpreter is gone, where making it broke off, and for another PYTHON.
 ASKED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from update_cost import BENCHMARKS
 
 from steppe import Learner, Task
-from steppe.config import RunConfig
-from steppe.projection.capture import captured_calls
+from steppe.experiments.config import RunConfig
+from steppe.projection.hooks import captured_calls
 from steppe.projection.layers import CoveredWeight
 
 THRESHOLD = 0.98

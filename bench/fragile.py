@@ -11,9 +11,9 @@ from torch import Tensor
 
 import steppe
 from steppe.methods.finetune import Finetune
-from steppe.network import Network
+from steppe.network.network import Network
 from steppe.projection.layers import CoveredWeight
-from steppe.seeding import Streams
+from steppe.runtime.rng import Streams
 
 
 @dataclass(frozen=True)

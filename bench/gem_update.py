@@ -16,9 +16,9 @@ from measuring import fastest
 from report import report
 
 from steppe import GEM, PMNIST, Batch, Finetune, Method
-from steppe.network import Network
-from steppe.numerics import denormals_flushed
-from steppe.seeding import Streams
+from steppe.network.network import Network
+from steppe.runtime.contexts import denormals_flushed
+from steppe.runtime.rng import Streams
 
 TASKS = (10, 20)
 

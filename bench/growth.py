@@ -20,9 +20,9 @@ from measuring import fastest, resident_mb
 from report import report
 
 from steppe import Batch, Learner, Task
-from steppe.config import RunConfig
+from steppe.experiments.config import RunConfig
+from steppe.methods.parts.reservoir import Reservoir
 from steppe.models.mlp import MLP
-from steppe.replay import Reservoir
 
 INPUTS, SAMPLES = 64, 60
 

@@ -23,8 +23,8 @@ from steppe.landscape.settings import LandscapeSettings
 from steppe.models.alexnet import AlexNet
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
-from steppe.network import Network
-from steppe.types import Batch
+from steppe.network.network import Network
+from steppe.tensors.batch import Batch
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "mlp": (MLP, (784,), 51),

@@ -15,11 +15,11 @@ from measuring import resident_mb
 from report import report
 
 from steppe import ER, Learner, Task
-from steppe.config import RunConfig
-from steppe.events import Event, TaskEnded
-from steppe.experiment import run
+from steppe.experiments.config import RunConfig
+from steppe.experiments.run import run
+from steppe.experiments.study import Job, run_all
+from steppe.learning.events import Event, TaskEnded
 from steppe.models.mlp import MLP
-from steppe.study import Job, run_all
 
 FRAGILE = str(Path(__file__).with_name("fragile.py"))
 

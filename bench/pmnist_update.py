@@ -20,8 +20,8 @@ from report import report
 from torch.nn.functional import cross_entropy
 
 from steppe import PMNIST, Batch, Learner, Task
-from steppe.config import RunConfig
-from steppe.numerics import denormals_flushed
+from steppe.experiments.config import RunConfig
+from steppe.runtime.contexts import denormals_flushed
 
 
 def batches(task: Task) -> list[Batch]:

@@ -15,9 +15,9 @@ import torch
 from report import report
 from update_cost import AtWork, at_work, in_turn, reached
 
-from steppe.allocation import keep_freed_memory
-from steppe.numerics import denormals_flushed, loaded_left_alone
-from steppe.types import multiplied
+from steppe.runtime.contexts import denormals_flushed, loaded_left_alone
+from steppe.runtime.malloc import keep_freed_memory
+from steppe.tensors.factored import multiplied
 
 NETS = ("lenet", "alexnet", "four-conv")
 

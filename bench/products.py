@@ -6,7 +6,7 @@ on testing the MLP of Permuted MNIST.
     python bench/products.py [--rounds N] > results/bench/products.json
 
 Both ways are timed in turn, in CPU time of one thread, and the medians are compared. On other processors than those
-which `steppe.products` names, the two are the same.
+which `steppe.tensors.matmul` names, the two are the same.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from report import report
 from update_cost import at_work, reached
 
-from steppe import products
-from steppe.allocation import keep_freed_memory
 from steppe.benchmarks.pmnist import PMNIST
-from steppe.linear_chain import find_chain
-from steppe.numerics import denormals_flushed
+from steppe.network.linear_chain import find_chain
+from steppe.runtime.contexts import denormals_flushed
+from steppe.runtime.malloc import keep_freed_memory
+from steppe.tensors import matmul as products
 
 NETS = ("lenet", "alexnet", "four-conv", "mlp")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from steppe.machine import machine
+from steppe.runtime.environment import machine
 from steppe.version import versions
 
 

@@ -25,11 +25,11 @@ from report import report
 from vision_transformer import VisionTransformer
 
 from steppe import Learner, Task
-from steppe.config import RunConfig
-from steppe.network import Network
-from steppe.numerics import denormals_flushed, loaded_left_alone
+from steppe.experiments.config import RunConfig
+from steppe.network.network import Network
 from steppe.projection.projector import SoftProjector
-from steppe.types import Batch
+from steppe.runtime.contexts import denormals_flushed, loaded_left_alone
+from steppe.tensors.batch import Batch
 
 RUNS = {
     "mlp": "pmnist/fs-dgpm/seed-0",

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from steppe.catalogue import everything
+from steppe.cli.catalogue import everything
 
 FILE = Path(__file__).parents[1] / "src" / "steppe" / "catalogue.json"
 

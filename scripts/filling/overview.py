@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from filling.studies import SHORTER, Studies, counted_seeds, short_commit
-from steppe.machine import described
-from steppe.reproduction import RECIPES
-from steppe.runs import RESULT
+from steppe.experiments.recipes import RECIPES
+from steppe.experiments.run_directory import RESULT
+from steppe.runtime.environment import described
 
 _HEAD = """\
 # Results

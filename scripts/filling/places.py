@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from filling.studies import by_number, methods_in_order
-from steppe.details import details
-from steppe.metrics import AccuracyMatrix
-from steppe.runs import RESULT, read_result
-from steppe.tables import summary
+from steppe.experiments.run_directory import RESULT, read_result
+from steppe.learning.metrics import AccuracyMatrix
+from steppe.results.details import details
+from steppe.results.tables import summary
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)

@@ -11,10 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from steppe.config import RunConfig
-from steppe.machine import described
-from steppe.reproduction import RECIPES, Part
-from steppe.runs import RESULT, read_result, runs_within
+from steppe.experiments.config import RunConfig
+from steppe.experiments.recipes import RECIPES, Part
+from steppe.experiments.run_directory import RESULT, read_result, runs_within
+from steppe.runtime.environment import described
 
 SHORTER = ("benchmark.tasks", "benchmark.samples", "benchmark.test_samples", "training.epochs")
 Changes = frozenset[tuple[str, Any]]

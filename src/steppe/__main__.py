@@ -2,7 +2,7 @@
 
 import sys
 
-from steppe.cli import main
+from steppe.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,9 +11,13 @@ from steppe.benchmarks import (
     TinyImageNet,
 )
 from steppe.benchmarks.base import Benchmark
+from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
-from steppe.events import EpochEnded, Progress
-from steppe.learner import Learner
+from steppe.learning.events import EpochEnded, Progress
+from steppe.learning.learner import Learner
+from steppe.learning.loop import Learnt
+from steppe.learning.metrics import AccuracyMatrix
+from steppe.learning.saved_learner import load
 from steppe.methods import (
     AGEM,
     ER,
@@ -31,14 +35,9 @@ from steppe.methods import (
     Oracle,
 )
 from steppe.methods.base import Method, MethodSettings
-from steppe.metrics import AccuracyMatrix
-from steppe.protocol import Training
 from steppe.registry import register_benchmark, register_method
-from steppe.saved_learner import load
-from steppe.settings import setting
-from steppe.task import Task
-from steppe.training import Learnt
-from steppe.types import Batch
+from steppe.settings import Training, setting
+from steppe.tensors.batch import Batch
 from steppe.version import __version__
 
 __all__ = [

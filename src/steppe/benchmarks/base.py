@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from steppe.protocol import Training
-from steppe.seeding import Streams, borrowed_global_generator
-from steppe.settings import Settings
-from steppe.task import Task
+from steppe.data.task import Task
+from steppe.runtime.rng import Streams, borrowed_global_generator
+from steppe.settings import Settings, Training
 
 
 class Benchmark(Settings, ABC):

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, classes_in_turn, held_out
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, classes_in_turn, held_out
 from steppe.data import cifar100
 from steppe.data.images import ImageSet
-from steppe.data.pixels import Normalise
+from steppe.data.transforms import Normalise
 from steppe.models.alexnet import AlexNet
 from steppe.models.gpm_alexnet import GPMAlexNet
-from steppe.protocol import Training
 from steppe.registry import register_benchmark
-from steppe.settings import setting
+from steppe.settings import Training, setting
 
 
 @register_benchmark("cifar100-split", "CIFAR-100 Split: 10 tasks of 10 classes each, every task with its own head.")

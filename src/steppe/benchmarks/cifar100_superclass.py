@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, held_out
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, held_out
 from steppe.data import cifar100
 from steppe.data.images import ImageArrays, ImageSet
-from steppe.data.pixels import Normalise
+from steppe.data.transforms import Normalise
 from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
-from steppe.protocol import Training
 from steppe.registry import register_benchmark
-from steppe.settings import setting
+from steppe.settings import Training, setting
 
 ORDERS = {
     "A": tuple(range(20)),

@@ -8,19 +8,18 @@ from pathlib import Path
 
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen, classes_in_turn
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen, classes_in_turn
 from steppe.data import folder
 from steppe.data.images import ImageSet
-from steppe.data.pixels import CropAndFlip, Normalise
+from steppe.data.task import Augmentation
+from steppe.data.transforms import CropAndFlip, Normalise
 from steppe.errors import UsageError
-from steppe.files import expanded
 from steppe.models.alexnet import AlexNet
 from steppe.models.four_conv import FourConv
 from steppe.models.lenet import LeNet
-from steppe.protocol import Training
 from steppe.registry import register_benchmark
-from steppe.settings import setting
-from steppe.task import Augmentation
+from steppe.runtime.files import expanded
+from steppe.settings import Training, setting
 
 _NETWORKS = {"lenet": LeNet, "alexnet": AlexNet, "four-conv": FourConv}
 

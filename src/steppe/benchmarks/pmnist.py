@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen
 from steppe.data import mnist
 from steppe.data.images import ImageSet
-from steppe.data.pixels import Normalise
 from steppe.data.samples import Reordering
+from steppe.data.transforms import Normalise
 from steppe.models.mlp import MLP
-from steppe.protocol import Training
 from steppe.registry import register_benchmark
-from steppe.settings import setting
+from steppe.settings import Training, setting
 
 _PERMUTATION_SEED = 0
 

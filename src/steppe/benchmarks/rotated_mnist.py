@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, grid_sample
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen
 from steppe.data import mnist
 from steppe.data.images import ImageSet
 from steppe.models.mlp import MLP
-from steppe.protocol import Training
 from steppe.registry import register_benchmark
-from steppe.settings import setting
+from steppe.settings import Training, setting
 
 
 @register_benchmark(

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, chosen, classes_in_turn
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen, classes_in_turn
 from steppe.data import mnist
 from steppe.data.images import ImageSet
 from steppe.models.mlp import MLP
-from steppe.protocol import Training
 from steppe.registry import register_benchmark
-from steppe.settings import setting
+from steppe.settings import Training, setting
 
 
 @register_benchmark("split-mnist", "Split MNIST: 5 tasks of two digits each, every task with its own head.")

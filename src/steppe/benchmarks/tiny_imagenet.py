@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_tasks import ImageBenchmark, Plan, Split, classes_in_turn, held_out_of_each
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, classes_in_turn, held_out_of_each
 from steppe.data import tiny_imagenet
 from steppe.data.images import ImageSet
-from steppe.data.pixels import CropAndFlip, Normalise
+from steppe.data.task import Augmentation
+from steppe.data.transforms import CropAndFlip, Normalise
 from steppe.errors import DataError
 from steppe.models.four_conv import FourConv
-from steppe.protocol import Training
 from steppe.registry import register_benchmark
-from steppe.settings import setting
-from steppe.task import Augmentation
+from steppe.settings import Training, setting
 
 _EACH, _CLASSES = 5, 200
 

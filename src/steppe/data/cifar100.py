@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steppe.data import restricted_pickle
+from steppe.data.archives import read_file, read_tar
 from steppe.data.directory import data_directory, missing
 from steppe.data.images import ImageArrays, Part
-from steppe.data.members import read_file, read_tar
 from steppe.errors import DataError
 
 Bytes = NDArray[np.uint8]

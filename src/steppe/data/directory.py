@@ -10,7 +10,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from steppe.errors import DataError, UsageError, disk_refusal
-from steppe.files import expanded
+from steppe.runtime.files import expanded
 
 VARIABLE = "STEPPE_DATA"
 

@@ -17,9 +17,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from steppe.data.catalogue import Archive
 from steppe.data.deadline import Deadline
 from steppe.data.directory import filling
-from steppe.data.sets import Archive
 from steppe.errors import DataError, shown
 from steppe.version import __version__
 

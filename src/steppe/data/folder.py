@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from steppe.data.archives import read_file
 from steppe.data.decoding import decode
 from steppe.data.images import ImageArrays, Part
-from steppe.data.members import read_file
 from steppe.errors import DataError, UsageError, has_controls, shown
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm")

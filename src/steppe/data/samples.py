@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from steppe.data.samplers import first_samples, global_generators_kept
+from steppe.data.peek import first_samples, global_generators_kept
 from steppe.data.tensors import as_tensor, check_dense, check_unmasked
-from steppe.devices import sent
 from steppe.errors import DataError, in_one_line
+from steppe.runtime.devices import sent
 
 Pair = tuple[Tensor, Tensor]
 _FEW = 8  # inputs that a digest looks at

@@ -11,9 +11,9 @@ from filelock import FileLock, Timeout
 
 from steppe.data import cifar100, mnist, tiny_imagenet
 from steppe.data.archives import unpack
+from steppe.data.catalogue import SETS, Archive, DataSet, find
 from steppe.data.directory import data_directory, filling, missing
 from steppe.data.download import Progress, differs, download, parts
-from steppe.data.sets import SETS, Archive, DataSet, find
 from steppe.data.tiny_imagenet import TinyImageNet
 from steppe.errors import DataError, disk_refusal
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from steppe.data.archives import read_file, reading
 from steppe.data.decoding import decode
 from steppe.data.directory import data_directory, missing
 from steppe.data.images import ImageSet, Part
-from steppe.data.members import read_file, reading
 from steppe.errors import DataError
 
 NAME = "tiny-imagenet-200"

@@ -10,7 +10,7 @@ from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import bars, fit_to_values, legend
 from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark
 from steppe.figures.style import BLACK, PAGE, new_figure, plain
-from steppe.tables import rows
+from steppe.results.tables import rows
 
 _FAMILY = ("gpm", "sgp", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm")
 _NAMES = {"acc": "ACC (%)", "bwt": "BWT (%)"}

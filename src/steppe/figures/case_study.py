@@ -8,8 +8,7 @@ from typing import Any
 from steppe.figures import checks
 from steppe.figures.ablation import measure_bars
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import legend, letter, mean_accuracy
-from steppe.figures.profiles import along_direction, middle_task, profile
+from steppe.figures.panels import along_direction, legend, letter, mean_accuracy, middle_task, profile
 from steppe.figures.reading import Run, methods
 from steppe.figures.style import PAGE, new_figure
 

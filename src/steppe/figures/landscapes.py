@@ -8,8 +8,7 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import legend, letter
-from steppe.figures.profiles import along_direction, alphas, middle_task, profile
+from steppe.figures.panels import along_direction, alphas, legend, letter, middle_task, profile
 from steppe.figures.reading import Run, by_method
 from steppe.figures.style import HEAT, PAGE, label, new_figure
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.tables import SECONDS, seconds_per_task, timed_by
+from steppe.results.tables import SECONDS, seconds_per_task, timed_by
 
 if TYPE_CHECKING:
     from steppe.landscape.files import Landscape, Pair
@@ -56,7 +56,7 @@ class Run:
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """What the log tells of the method at each task's end; nothing where there is no log."""
-        from steppe.logs import events
+        from steppe.results.log import events
 
         told = [event.get("method") for event in events(self.path) if event.get("event") == "TaskEnded"]
         return [record for record in told if isinstance(record, dict)]
@@ -64,7 +64,7 @@ class Run:
     @cached_property
     def landscape(self) -> Landscape | None:
         """The loss around the weights, None where it has not been measured."""
-        from steppe.landscape.owner import read_landscape_of
+        from steppe.landscape.files import read_landscape_of
 
         return read_landscape_of(self.path, self.result)
 

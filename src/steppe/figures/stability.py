@@ -8,8 +8,16 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import accuracy_of_task, bars, fit_to_values, legend, letter
-from steppe.figures.profiles import along_direction, middle_task, profile
+from steppe.figures.panels import (
+    accuracy_of_task,
+    along_direction,
+    bars,
+    fit_to_values,
+    legend,
+    letter,
+    middle_task,
+    profile,
+)
 from steppe.figures.reading import Run, by_method
 from steppe.figures.style import PAGE, new_figure
 

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from steppe.errors import RunError
-from steppe.machine import printable
+from steppe.runtime.environment import printable
 
 PAGE = 7.0
 """Inches: the width of a page's text."""

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from steppe.landscape.profile import in_parts
-from steppe.network import Network
-from steppe.numerics import twice_differentiable
-from steppe.seeding import Streams
-from steppe.types import Batch, Direction
+from steppe.network.network import Network
+from steppe.runtime.contexts import twice_differentiable
+from steppe.runtime.rng import Streams
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import Direction
 
 _Flat = NDArray[numpy.float64]
 

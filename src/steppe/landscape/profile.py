@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from steppe.errors import DivergedError
-from steppe.linear_chain import LinearChain
-from steppe.network import Network
-from steppe.numerics import denormals_flushed
-from steppe.products import product
-from steppe.types import Batch, Direction
+from steppe.network.linear_chain import LinearChain
+from steppe.network.network import Network
+from steppe.runtime.contexts import denormals_flushed
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import Direction
+from steppe.tensors.matmul import product
 
 CHUNK = 1024
 """Samples at a time: enough to fill a matrix product, few enough to stay in a core's cache."""

@@ -6,19 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from steppe.checkpoint.tree import State, Stateful
 from steppe.errors import UsageError
-from steppe.methods.descent import Descent
+from steppe.methods.parts.sgd import Descent
 from steppe.settings import Settings
-from steppe.state import State, Stateful
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from steppe.network import Network
+    from steppe.data.task import Task
+    from steppe.network.network import Network
     from steppe.projection.layers import CoveredWeight
-    from steppe.seeding import Streams
-    from steppe.task import Task
-    from steppe.types import Batch
+    from steppe.runtime.rng import Streams
+    from steppe.tensors.batch import Batch
 
 
 class MethodSettings(Settings, ABC):

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clipped
-from steppe.network import Network
-from steppe.perturbation import Ascent
+from steppe.methods.parts.reservoir import Reservoir
+from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.parts.sharpness import Ascent
+from steppe.network.network import Network
 from steppe.projection.importance import Ones
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
-from steppe.replay import Reservoir
-from steppe.seeding import Streams
+from steppe.runtime.rng import Streams
 from steppe.settings import setting
-from steppe.types import Batch
+from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steppe.checkpoint.tree import State
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clipped
-from steppe.methods.lone_samples import check_alone
-from steppe.network import Network
+from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.parts.single_sample import check_alone
+from steppe.network.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.seeding import Streams
+from steppe.runtime.rng import Streams
 from steppe.settings import setting
-from steppe.state import State
-from steppe.types import Batch, Direction, multiplied
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import Direction, multiplied
 
 
 @dataclass(frozen=True)

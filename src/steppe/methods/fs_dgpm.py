@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clip_factor
-from steppe.network import Network
-from steppe.perturbation import Ascent, Perturbed
+from steppe.methods.parts.reservoir import Reservoir
+from steppe.methods.parts.sgd import Descent, clip_factor
+from steppe.methods.parts.sharpness import Ascent, Perturbed
+from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
 from steppe.projection.layers import CoveredWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
-from steppe.replay import Reservoir
-from steppe.seeding import Streams
+from steppe.runtime.rng import Streams
 from steppe.settings import setting
-from steppe.types import Batch
+from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)

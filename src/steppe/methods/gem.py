@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steppe.data.task import Task
 from steppe.errors import DivergedError
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clipped
-from steppe.methods.task_memory import TaskMemory, require_one_kind
-from steppe.network import Network
+from steppe.methods.parts.ring_buffer import TaskMemory, check_room, check_shares, require_one_kind
+from steppe.methods.parts.sgd import Descent, clipped
+from steppe.network.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.rings import check_room, check_shares
-from steppe.seeding import Streams
+from steppe.runtime.rng import Streams
 from steppe.settings import setting
-from steppe.task import Task
-from steppe.types import Batch, multiplied
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import multiplied
 
 _RIDGE = 1e-3  # added to AAᵀ, so that the dual has one solution even if the rows depend on each other
 

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
+from steppe.checkpoint.tree import State
+from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clipped
-from steppe.network import Network
+from steppe.methods.parts.sgd import Descent, clipped
+from steppe.network.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.seeding import Streams
-from steppe.session import breathe
+from steppe.runtime.rng import Streams
+from steppe.runtime.session import breathe
 from steppe.settings import setting
-from steppe.state import State
-from steppe.task import Task
-from steppe.types import Batch, index_of
+from steppe.tensors.batch import Batch, index_of
 
 _CHUNK = 256  # samples of a forward that only collects logits
 

@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import clipped
-from steppe.network import Network
-from steppe.numerics import twice_differentiable
+from steppe.methods.parts.reservoir import Reservoir
+from steppe.methods.parts.sgd import clipped
+from steppe.network.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.replay import Reservoir
-from steppe.seeding import Streams
+from steppe.runtime.contexts import twice_differentiable
+from steppe.runtime.rng import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Direction, Gradient, index_of, multiplied
+from steppe.tensors.batch import Batch, index_of
+from steppe.tensors.factored import Direction, Gradient, multiplied
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodSettings
-from steppe.methods.descent import Descent, clipped
-from steppe.network import Network
+from steppe.methods.parts.reservoir import Reservoir
+from steppe.methods.parts.sgd import Descent, clipped
+from steppe.network.network import Network
 from steppe.projection.layers import CoveredWeight
 from steppe.registry import register_method
-from steppe.replay import Reservoir
-from steppe.seeding import Streams
+from steppe.runtime.rng import Streams
 from steppe.settings import setting
-from steppe.types import Batch, Direction, Gradient, multiplied
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import Direction, Gradient, multiplied
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from steppe.errors import ModelError
-from steppe.models.dropout import dropout, dropout_pool_relu
+from steppe.models.layers.dropout import dropout, dropout_pool_relu
 
 
 class AlexNet(nn.Module):

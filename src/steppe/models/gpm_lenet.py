@@ -7,8 +7,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from steppe.models.layers.response_norm import ResponseNorm
 from steppe.models.lenet import LeNet
-from steppe.models.response_norm import ResponseNorm
 
 
 class GPMLeNet(LeNet):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from steppe.models.folded_norm import FoldedBatchNorm2d
+from steppe.models.layers.batch_norm import FoldedBatchNorm2d
 
 
 class LeNet(nn.Module):

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from steppe.devices import recurrence_unfused
 from steppe.errors import ModelError
-from steppe.linear_calls import factorable
-from steppe.network import Network
-from steppe.projection.capture import last_weight, output_weight, used_outside
+from steppe.network.linear_hooks import factorable
+from steppe.network.network import Network
+from steppe.projection.hooks import last_weight, output_weight, used_outside
 from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
 from steppe.projection.true_inputs import misread_weights
-from steppe.warn import warn_user
+from steppe.runtime.devices import recurrence_unfused
+from steppe.runtime.warn import warn_user
 
 
 def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, CoveredWeight]:

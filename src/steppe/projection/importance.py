@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from steppe.numerics import shortening, shortening_tensor
+from steppe.runtime.contexts import shortening, shortening_tensor
 
 
 class ImportanceRule(Protocol):

@@ -8,17 +8,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.network import Network
+from steppe.network.network import Network
 from steppe.projection.basis import Representation, directions, leading
-from steppe.projection.capture import attention_in_steps, captured_calls
-from steppe.projection.growth import grown
+from steppe.projection.extend_basis import grown
+from steppe.projection.hooks import attention_in_steps, captured_calls
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import CoveredWeight
 from steppe.projection.projector import SoftProjector
-from steppe.session import breathe
-from steppe.state import State
-from steppe.types import Gradient, Outer
+from steppe.runtime.session import breathe
+from steppe.tensors.factored import Gradient, Outer
 
 _FAST = 0.99
 """From this importance on a direction counts as held fast."""

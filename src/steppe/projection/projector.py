@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steppe.products import less_product, product
 from steppe.projection.basis import directions
-from steppe.types import Outer
+from steppe.tensors.factored import Outer
+from steppe.tensors.matmul import less_product, product
 
 
 @dataclass(frozen=True)

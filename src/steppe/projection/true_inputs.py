@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steppe.projection.capture import attention_in_steps, captured_calls
+from steppe.network.module_state import standing_at
+from steppe.projection.hooks import attention_in_steps, captured_calls
 from steppe.projection.layers import RULES, CoveredWeight
-from steppe.standing_in import standing_at
 
 _VECTORS = 8  # input vectors at the most that a call is tried with
 _ROUNDING = 64  # roundings of the largest number that an output may be off by

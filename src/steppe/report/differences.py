@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from steppe.report.order import learns_in_order
 from steppe.report.sections import Section
-from steppe.report.statistics import Difference, difference, holm
+from steppe.results.grouping import learns_in_order
+from steppe.results.statistics import Difference, difference, holm
 
 _MEASURES = ("acc", "bwt")
 

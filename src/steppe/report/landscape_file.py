@@ -9,8 +9,8 @@ from typing import Any
 
 from steppe.errors import SteppeError
 from steppe.landscape import files
+from steppe.landscape.files import read_landscape_of
 from steppe.landscape.flatness import Estimate
-from steppe.landscape.owner import read_landscape_of
 from steppe.landscape.settings import LandscapeSettings
 
 MEASURES = ("sharpness", "mean_rise", "curvature", "hessian")

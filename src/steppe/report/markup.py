@@ -8,13 +8,12 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from steppe.machine import described
-from steppe.published import Figure, notes_on_marks
 from steppe.report.differences import reference, table_of_differences
-from steppe.report.order import learns_in_order
 from steppe.report.sections import Section, Variant
-from steppe.result_settings import flat, written
-from steppe.tables import SECONDS, Row, rows
+from steppe.results.grouping import flat, learns_in_order, written
+from steppe.results.published import Figure, notes_on_marks
+from steppe.results.tables import SECONDS, Row, rows
+from steppe.runtime.environment import described
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
 

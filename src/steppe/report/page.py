@@ -17,11 +17,11 @@ from string import Template
 from typing import Any
 
 from steppe.errors import UsageError
-from steppe.files import write_whole, writing
 from steppe.report import markup
-from steppe.report.collect import Collected, collect
+from steppe.report.finished_run import Collected, collect
 from steppe.report.sections import Section, sections
 from steppe.report.series import section_series
+from steppe.runtime.files import write_whole, writing
 from steppe.version import __version__
 
 # In the order in which they build on each other.

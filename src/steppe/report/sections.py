@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from steppe.report.collect import Collected, Run, Study
-from steppe.result_settings import settings_given, with_equal_settings
-from steppe.tables import timed_by
+from steppe.report.finished_run import Collected, Run, Study
+from steppe.results.grouping import settings_given, with_equal_settings
+from steppe.results.tables import timed_by
 
 Settings = dict[str, Any]  # by dotted key
 

@@ -10,9 +10,9 @@ from typing import Any
 from steppe.landscape.settings import FLATNESS
 from steppe.report.landscape_file import MEASURES, Landscape
 from steppe.report.sections import Section, Variant
-from steppe.report.statistics import spread
-from steppe.results import is_number
-from steppe.tables import SECONDS
+from steppe.results.schema import is_number
+from steppe.results.statistics import spread
+from steppe.results.tables import SECONDS
 
 Matrix = list[list[float | None]]
 Data = dict[str, Any]

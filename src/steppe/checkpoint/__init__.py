@@ -1,0 +1,1 @@
+"""Trees of plain values, and the files they are saved in."""

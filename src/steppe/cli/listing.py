@@ -1,0 +1,32 @@
+"""`steppe list`: methods and benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.resources import files
+
+from steppe.cli.options import Commands, add_plugin_option
+from steppe.errors import unknown
+
+
+def add(commands: Commands) -> None:
+    """Make the command known."""
+    parser = commands.add("list", "List methods and benchmarks; with a name, its settings and presets.", _list)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a method or a benchmark")
+    add_plugin_option(parser)
+
+
+def _list(options: argparse.Namespace) -> int:
+    if options.plugin:
+        from steppe.cli.catalogue import catalogue
+        from steppe.experiments.plugins import load_plugins
+
+        load_plugins(options.plugin)
+        print(catalogue(options.name))
+        return 0
+    pages = json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8"))
+    if (options.name or "") not in pages:
+        raise unknown("method or benchmark", options.name, [name for name in pages if name])
+    print(pages[options.name or ""])
+    return 0

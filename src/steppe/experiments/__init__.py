@@ -1,0 +1,1 @@
+"""Runs and studies: configuration, directories, resuming."""

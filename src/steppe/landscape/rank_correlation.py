@@ -1,0 +1,84 @@
+"""Is the flatter landscape the better learner? Accuracy and flatness of many runs in one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steppe.landscape.files import Landscape, read_landscape_of
+
+_WHEN = ("at_the_end", "when_learnt")
+_BOUNDS = ("finetune", "multitask", "oracle")
+_PAIRINGS = 50_000  # all of eight runs
+
+
+def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for every run whose landscape was measured at every task, just after it was learnt and in the end: ACC,
+    BWT, and its flatness then, as means over tasks. The best learner comes first.
+    """
+    rows = []
+    for path, result in results.items():
+        landscape = read_landscape_of(path, result)
+        if landscape is not None and _is_whole(landscape, len(result["accuracy"])):
+            known = {name: result[name] for name in ("method", "seed", "acc", "bwt")}
+            rows.append({**known, **_means(landscape)})
+    return sorted(rows, key=lambda row: -row["acc"])
+
+
+def rank_correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How far the order of the runs by each measure is their order by ACC, and by BWT (Spearman): −1 if the flattest is
+    always the best; and how often chance alone gives as much, either way. Of fewer than three runs, or where all are
+    alike, there is nothing to say.
+    """
+    found = []
+    for measure in [name for name in (rows[0] if rows else ()) if name.endswith(_WHEN)]:
+        told: dict[str, Any] = {"measure": measure, "runs": len(rows)}
+        for figure in ("acc", "bwt"):
+            values = [[row[name] for row in rows] for name in (measure, figure)]
+            if len(rows) > 2 and all(len(set(column)) > 1 for column in values):
+                told[f"rank_correlation_with_{figure}"], told[f"p_with_{figure}"] = _spearman(*values)
+        if len(told) > 2:
+            found.append(told)
+    return found
+
+
+def without_bounds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of methods that are no upper or lower bounds: these are far from all others by what they are."""
+    return [row for row in rows if row["method"] not in _BOUNDS]
+
+
+def _spearman(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """The rank correlation, and the share of all pairings that have as large a one (of many, if there are too many)."""
+    import numpy as np
+    from scipy.stats import permutation_test, rankdata  # here: they take a second to load
+
+    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (first, second)]
+    length = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
+
+    def correlation(paired: Any, axis: int = -1) -> Any:
+        return (paired * ranks[1]).sum(axis=axis) / length
+
+    tested = permutation_test(
+        (ranks[0],), correlation, permutation_type="pairings", vectorized=True, n_resamples=_PAIRINGS, rng=0
+    )
+    return float(tested.statistic), float(tested.pvalue)
+
+
+def _is_whole(landscape: Landscape, tasks: int) -> bool:
+    """Whether every task was measured when it was learnt, and all of them in the end."""
+    places = range(1, tasks + 1)
+    return all((task, task) in landscape.pairs and (tasks, task) in landscape.pairs for task in places)
+
+
+def _means(landscape: Landscape) -> dict[str, float]:
+    last = landscape.afters[-1]
+    at_the_end = [landscape.pairs[last, task].flatness for task in landscape.tasks(last)]
+    when_learnt = [landscape.pairs[task, task].flatness for task in landscape.afters]
+    found = {}
+    for time, flat in zip(_WHEN, (at_the_end, when_learnt), strict=True):
+        found[f"sharpness_{time}"] = math.fsum(each.sharpness.mean for each in flat) / len(flat)
+        found[f"curvature_{time}"] = math.fsum(each.curvature.mean for each in flat) / len(flat)
+        found[f"loss_{time}"] = math.fsum(each.loss for each in flat) / len(flat)
+    return found

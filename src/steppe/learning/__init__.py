@@ -1,0 +1,1 @@
+"""The Learner: training loop, validation, evaluation, metrics."""

@@ -1,0 +1,238 @@
+"""Test accuracies. Tasks that see the same samples, each in its own order of their numbers, are tested together.
+
+Where a network begins with a linear layer, the columns of its weight can be put in order instead of the samples
+(X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once for all, and one product serves many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from steppe.data.samples import Pair, Reordering, TensorSamples
+from steppe.data.task import Task, check_head
+from steppe.data.tensors import as_tensor, check_dense
+from steppe.errors import DataError, DivergedError
+from steppe.learning.input_kind import Kind, check_scaled_alike
+from steppe.methods.base import Method
+from steppe.network.linear_chain import LinearChain
+from steppe.network.network import Network
+from steppe.runtime.devices import sent
+from steppe.runtime.session import breathe
+from steppe.runtime.signals import signals_let_through
+
+BATCH = 512  # larger ones fall out of the cache
+_AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
+
+
+class _Test(NamedTuple):
+    """A task that sees samples in an order of their numbers, and its place among the tasks."""
+
+    place: int
+    task: Task
+    samples: TensorSamples
+    order: Tensor
+
+
+def accuracies(tasks: Sequence[Task], network: Network, method: Method | None, kind: Kind | None) -> list[float]:
+    """Test accuracy on each task, in percent, within its head; to be called in eval mode and without gradients. `kind`
+    is that of the inputs that were learnt from.
+    """
+    found: dict[int, float] = {}
+    chain = _quick_chain(network, method)
+    if chain is not None:
+        limit = max(1, _AT_ONCE // chain.weights[0].numel())
+        for tests in _by_samples(tasks):
+            for start in range(0, len(tests), limit):
+                found.update(_in_orders(tests[start : start + limit], network, chain, kind))
+    return [found[place] if place in found else _alone(task, network, method, kind) for place, task in enumerate(tasks)]
+
+
+def predicted(scores: Tensor, head: range | None) -> Tensor:
+    """The output row with the highest score, within the head if there is one."""
+    return _best(scores, head).places
+
+
+class _Best(NamedTuple):
+    """The highest score of each sample, and the output row that it is in; a NaN counts as the highest."""
+
+    values: Tensor
+    places: Tensor
+
+
+def _best(scores: Tensor, head: range | None) -> _Best:
+    if head is None:
+        return _Best(*scores.max(1))  # what argmax gives, in a seventh of the time
+    values, places = scores[:, head.start : head.stop].max(1)
+    return _Best(values, places + head.start)
+
+
+class _Count:
+    """How many samples of a task are right. What is counted stays on the device until somebody asks."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
+        self._right = torch.zeros((), dtype=torch.int64, device=device)
+        self._highest: list[Tensor] = []
+        self._total = 0
+
+    def add(self, scores: Tensor, y: Tensor) -> None:
+        """A batch's scores and labels."""
+        best = _best(scores, self._task.head)
+        self._right += (best.places == y).sum()
+        self._total += len(y)
+        if len(y):
+            self._highest.append(best.values.max())  # NaN if any is
+
+    def percent(self) -> float:
+        """The accuracy; refused where there are outputs that are no numbers, for no row of those is the highest."""
+        if self._highest and bool(torch.stack(self._highest).isnan().any()):
+            raise DivergedError(
+                f"{self._task.name}: the model's output on some of the test data is no number (NaN), and predicts "
+                "nothing: check the data and `prepare`, or lower the step size (lr, ascent_lr) and learn anew."
+            )
+        return 100.0 * int(self._right) / self._total
+
+
+def as_inputs(given: object) -> Tensor:
+    """Stored inputs to predict for, as a dense tensor."""
+    with _blamed():
+        x = as_tensor(given)
+        check_dense(x)
+    return x
+
+
+def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
+    """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
+    found = []
+    for part in torch.split(x, network.batch_size(len(x), BATCH)) if x.ndim else [x]:  # which is refused
+        with _blamed():
+            compared = scores(part, network, method, kind)
+        check_head(head, compared.shape[1])
+        if bool(compared.isnan().any()):
+            raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
+        found.append(predicted(compared, head))
+        breathe()
+    return torch.cat(found).to(x.device)
+
+
+@contextmanager
+def _blamed() -> Iterator[None]:
+    """Errors of the data inside tell what it is."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"the inputs to predict for {error}") from error
+
+
+def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
+    """What prediction compares, from stored inputs; those of another kind than was learnt from are refused, unless the
+    model takes another size of them.
+    """
+    if kind is None:
+        return _compared(x, network, method)
+    check_scaled_alike(x, kind, network)
+    unlike = DataError(
+        f"are of shape {tuple(x.shape)}, which the model does not take: give them as those that it learnt from, of "
+        f"shape {kind[0]} each."
+    )
+    if x.ndim != len(kind[0]) + 1:
+        raise unlike
+    try:
+        return _compared(x, network, method)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if x.shape[1:] != kind[0]:
+            raise unlike from error
+        if x.dtype != kind[1]:
+            raise DataError(
+                f"are of type {x.dtype}, which the model does not take: give them as those that it learnt from, "
+                f"{kind[1]}."
+            ) from error
+        raise
+
+
+def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
+    prepared = network.prepare_inputs(x)
+    return network.outputs(prepared) if method is None else method.scores(prepared)
+
+
+def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None) -> float:
+    if task.test is None:
+        raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
+    count = _Count(task, network.device)
+    for x, y in _test_batches(task, network):
+        with task.blamed("test"):
+            found = scores(x, network, method, kind)
+        _check(task, y, found.shape[1])
+        count.add(found, sent(y, network.device))
+        breathe()
+    return count.percent()
+
+
+def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
+    assert task.test is not None
+    batches, given = iter(task.test.batches(network.batch_size(len(task.test), BATCH), None)), 0
+    while True:
+        with task.blamed("test"):
+            with signals_let_through():
+                pair = next(batches, None)
+            if pair is None and given == 0:
+                raise DataError("gave no batch (a DataLoader that drops its last?).")
+        if pair is None:
+            return
+        given += len(pair[1])
+        yield pair
+
+
+def _check(task: Task, y: Tensor, outputs: int) -> None:
+    """Refuse a head that the model does not have, and labels that the head does not: nothing could be right."""
+    task.check_head(outputs)
+    with task.blamed("test"):
+        task.check_labels(y, outputs)
+
+
+def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None) -> dict[int, float]:
+    """Accuracies, by place, on tasks that see the same samples."""
+    x, count = tests[0].samples.x, len(tests[0].samples)
+    if kind is not None:
+        with tests[0].task.blamed("test"):
+            check_scaled_alike(x, kind, network)
+    first = chain.first_weights([test.order for test in tests])
+    for test in tests:
+        _check(test.task, test.samples.y, chain.weights[-1].shape[0])
+    labels = [sent(test.samples.y, network.device) for test in tests]
+    counts = [_Count(test.task, network.device) for test in tests]
+    for start in range(0, count, BATCH):
+        part = slice(start, start + BATCH)
+        outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
+        for row, output in enumerate(outputs):
+            counts[row].add(output, labels[row][part])
+        breathe()
+    return {test.place: right.percent() for test, right in zip(tests, counts, strict=True)}
+
+
+def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
+    """The network as a chain of linear layers, if orders of numbers make no difference to anything before it and its
+    outputs are what prediction compares.
+    """
+    chain = network.chain
+    if chain is None or not network.prepares_elements or not chain.untouched:
+        return None
+    return chain if method is None or type(method).scores is Method.scores else None
+
+
+def _by_samples(tasks: Sequence[Task]) -> list[list[_Test]]:
+    """The tasks that see samples in an order of their numbers, those of the same samples together."""
+    found: dict[object, list[_Test]] = {}
+    for place, task in enumerate(tasks):
+        test = task.test
+        if (
+            type(test) is TensorSamples and type(test.view) is Reordering and test.x.ndim == 2
+        ):  # no kind of a user's own
+            same = test.x.data_ptr(), test.x.shape, test.x.stride(), test.x.dtype, test.x.device
+            found.setdefault(same, []).append(_Test(place, task, test, test.view.order))
+    return list(found.values())

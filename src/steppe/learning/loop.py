@@ -1,0 +1,298 @@
+"""One task: epochs over its samples, glances at each batch, step sizes cut and the best weights kept by validation;
+losses watched for anything that is not a number.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steppe.checkpoint.tree import State
+from steppe.errors import DataError, DivergedError
+from steppe.learning.events import EpochEnded, Progress, Watch
+from steppe.learning.task_group import Curriculum
+from steppe.methods.base import Method
+from steppe.methods.parts.single_sample import single_batch, too_few_for_norm
+from steppe.network.network import Network
+from steppe.runtime.clocks import Clock, Time
+from steppe.runtime.rng import Streams
+from steppe.runtime.session import breathe
+from steppe.runtime.signals import signals_let_through
+from steppe.settings import Training
+from steppe.tensors.batch import Batch
+
+_REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record, and the
+    processor's seconds by kind, where all of them were recorded.
+    """
+
+    updates: int
+    seconds: dict[str, float]
+    bytes: dict[str, int]
+    remarks: list[str] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Fitting:
+    """One task, or several together, being learnt by a method. Where it has got to can be taken as a state between any
+    two batches, which is when `watch` is called, and learning goes on from there as if nothing had been.
+
+    With `patience` the weights and buffers of the epoch with the lowest validation loss are those left in the end.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        network: Network,
+        curriculum: Curriculum,
+        outputs: int,
+        training: Training,
+        streams: Streams,
+        watch: Watch,
+    ) -> None:
+        self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
+        self._outputs, self._streams, self._watch = outputs, streams, watch
+        self._place = curriculum.first + len(curriculum.tasks) - 1
+        self._validation = Validation(method, network, curriculum, outputs, training) if training.patience else None
+        self.updates = 0
+        self._epoch = self._batch = 0  # the epoch, and how many batches of it are done
+        self._over = False
+        self._losses = _Losses(curriculum.name, 0, 0)
+        self._streams_before: State = None  # as they were when the epoch began
+        self._clock, self._seconds_before = Clock(), 0.0
+
+    @property
+    def name(self) -> str:
+        """What is being learnt."""
+        return self._curriculum.name
+
+    @property
+    def time(self) -> Time:
+        """How long it has taken, breaks left out."""
+        return self._clock.time
+
+    @property
+    def best(self) -> Mapping[str, Tensor]:
+        """The weights and buffers that validation has found the best so far; none where it does not decide."""
+        return {} if self._validation is None else self._validation.best
+
+    def run(self) -> None:
+        """Learn to the end."""
+        while not self._over:
+            self._one_epoch()
+        if self._validation is not None:
+            self._validation.restore_best()
+
+    def _one_epoch(self) -> None:
+        training, curriculum, losses = self._training, self._curriculum, self._losses
+        count = curriculum.count_batches(training.batch_size)
+        reported = time.perf_counter()
+        batches = self._rest_of_epoch()
+        while (batch := _fetched(batches)) is not None:
+            for _ in range(training.glances):
+                losses.add(_observed(self._method, batch, curriculum.name, losses.place))
+            if self._epoch == 0:
+                self._method.remember(batch)
+            self.updates += training.glances
+            self._batch += 1
+            breathe(learner=True)
+            now = time.perf_counter()
+            if now - reported > _REPORT_EVERY:
+                reported = now
+                self._watch(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
+        if self.updates == 0:
+            raise DataError(f"{curriculum.name}: the training data gave no batch (a DataLoader that drops its last?).")
+        losses.settle()
+        goes_on = self._validation is None or self._validation.goes_on()
+        self._over = not goes_on or self._epoch + 1 == training.epochs
+        now = self.time.wall
+        seconds, self._seconds_before = now - self._seconds_before, now
+        self._epoch, self._batch = self._epoch + 1, 0
+        self._losses = _Losses(curriculum.name, self._epoch, self.updates)
+        judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
+        ended = (self._place, curriculum.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
+        self._watch(EpochEnded(*ended, *judged))
+
+    def _rest_of_epoch(self) -> Iterator[Batch]:
+        """The epoch's batches from where it stands: in the order that was drawn when it began, while everything drawn
+        since goes on from where it is.
+        """
+        now = self._streams.state()
+        if self._batch:
+            self._streams.load_state(self._streams_before)
+        else:
+            self._streams_before = now
+        size, device = self._training.batch_size, self._network.device
+        batches = self._curriculum.batches(size, self._streams, self._outputs, device, self._batch)
+        if self._batch:
+            self._streams.load_state(now)
+        return batches
+
+    def state(self) -> State:
+        """Where it has got to."""
+        self._losses.settle()
+        spent = self.time
+        return {
+            "task": self._curriculum.name,
+            "tasks": self._curriculum.described,
+            "training": self._training.as_dict(),
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "updates": self.updates,
+            "over": self._over,
+            "losses": self._losses.state(),
+            "streams_before": self._streams_before,
+            "validation": None if self._validation is None else self._validation.state(),
+            "seconds": [spent.wall, self._seconds_before],
+            "cpu_seconds": spent.cpu,
+        }
+
+    def load_state(self, state: State) -> None:
+        """Go on from there; the state must be one of the same task and training."""
+        self._epoch, self._batch, self.updates, self._over = (
+            state[name] for name in ("epoch", "batch", "updates", "over")
+        )
+        self._losses = _Losses(self._curriculum.name, self._epoch, self.updates)
+        self._losses.load_state(state["losses"])
+        self._streams_before = state["streams_before"]
+        if self._validation is not None:
+            self._validation.load_state(state["validation"])
+        before, self._seconds_before = state["seconds"]
+        self._clock = Clock(Time(before, state.get("cpu_seconds")))  # older states do not say
+
+
+class Validation:
+    """What validation decides after each epoch: which weights are the best, when to cut the step sizes, when to stop.
+
+    A strictly lower validation loss is better. After `patience` epochs in a row that were not, the step sizes are
+    divided; if that makes them less than `lr_min`, the task is over. Better or not, learning goes on from where it is.
+    """
+
+    def __init__(
+        self, method: Method, network: Network, curriculum: Curriculum, outputs: int, training: Training
+    ) -> None:
+        curriculum.require_validation()
+        self._outputs = outputs
+        self.loss = math.nan
+        self.lr: float | None = None
+        self.cuts = 0
+        self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
+        self._lowest = math.inf
+        self.best: dict[str, Tensor] = {}  # the weights and buffers of the lowest loss
+        self._left = training.patience
+
+    def goes_on(self) -> bool:
+        """Judge the epoch that has just ended; False when the task is over."""
+        self.loss = self._curriculum.validation_loss(self._network, self._outputs)
+        if not math.isfinite(self.loss):
+            raise DivergedError(
+                f"the validation loss of {self._curriculum.name!r} became {self.loss}: lower the step size "
+                "(lr, ascent_lr) or check the data."
+            )
+        if self.loss < self._lowest:
+            self._lowest, self.best = self.loss, self._network.snapshot()
+            self._left = self._training.patience
+            return True
+        self._left -= 1
+        if self._left > 0:
+            return True
+        self.lr = self._method.slow_down(self._training.lr_divisor)
+        self.cuts += 1
+        self._left = self._training.patience
+        return self.lr >= self._training.lr_min
+
+    def restore_best(self) -> None:
+        """Return to the best weights and buffers."""
+        self._network.restore(self.best)
+
+    def state(self) -> State:
+        """What has been decided so far."""
+        return {
+            "best": self._lowest,
+            "best_state": self.best,
+            "left": self._left,
+            "lr": self.lr,
+            "cuts": self.cuts,
+        }
+
+    def load_state(self, state: State) -> None:
+        """The same decisions again; the method's step sizes are the learner's business."""
+        self._lowest, self.best = state["best"], state["best_state"]
+        self._left, self.lr, self.cuts = state["left"], state["lr"], state["cuts"]
+
+
+def _fetched(batches: Iterator[Batch]) -> Batch | None:
+    """The next batch, whose reading is the user's own affair: a signal is handled at once."""
+    with signals_let_through():
+        return next(batches, None)
+
+
+def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
+    try:
+        return method.observe(batch)
+    except DivergedError as error:
+        raise DivergedError(f"{place}: {error}") from error
+    except ValueError as error:
+        if not too_few_for_norm(error):
+            raise
+        raise single_batch(name) from error
+
+
+class _Losses:
+    """The losses of an epoch, left on their device until somebody looks."""
+
+    def __init__(self, name: str, epoch: int, updates_before: int) -> None:
+        self._name, self._epoch, self._before = name, epoch, updates_before
+        self._pending: list[Tensor] = []
+        self._seen: list[float] = []
+        self._latest = 0  # how many came in when somebody last looked
+
+    @property
+    def place(self) -> str:
+        """Where the next loss belongs."""
+        return self._named(len(self._seen) + len(self._pending))
+
+    def _named(self, number: int) -> str:
+        return f"task {self._name!r}, epoch {self._epoch + 1}, update {self._before + number + 1}"
+
+    def add(self, loss: Tensor) -> None:
+        self._pending.append(loss)
+
+    def settle(self) -> float:
+        """Read what has come in, refuse what is not finite, and give the mean of the latest."""
+        if self._pending:
+            values = torch.stack(self._pending).double().cpu().tolist()
+            for number, value in enumerate(values, start=len(self._seen)):
+                if not math.isfinite(value):
+                    raise DivergedError(
+                        f"the loss became {value} in {self._named(number)}: lower the step size (lr, ascent_lr) or "
+                        "check the data."
+                    )
+            self._seen += values
+            self._latest = len(self._pending)
+            self._pending = []
+        latest = self._seen[-self._latest :] or [0.0]
+        return math.fsum(latest) / len(latest)
+
+    @property
+    def mean(self) -> float:
+        """Over the epoch, the same however often somebody looked."""
+        return math.fsum(self._seen) / max(len(self._seen), 1)
+
+    def state(self) -> State:
+        return torch.tensor(self._seen, dtype=torch.float64, device="cpu")
+
+    def load_state(self, state: State) -> None:
+        self._seen = state.tolist()
+        self._before -= len(self._seen)

@@ -1,0 +1,146 @@
+"""What is learnt at one go: one task, or several shuffled together, as a stream of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from steppe.checkpoint.tree import State
+from steppe.data.samples import Pair, TensorSamples
+from steppe.data.task import Task
+from steppe.errors import DataError
+from steppe.network.network import Network
+from steppe.runtime.devices import sent
+from steppe.runtime.rng import Streams
+from steppe.runtime.session import breathe
+from steppe.tensors.batch import Batch
+
+
+class Curriculum:
+    """Tasks that are learnt together; `first` is the place of the first of them in the order of learning."""
+
+    def __init__(self, tasks: Sequence[Task], first: int) -> None:
+        self.tasks, self.first = list(tasks), first
+
+    @property
+    def name(self) -> str:
+        """The task's name, or the first and the last of several."""
+        names = [task.name for task in self.tasks]
+        return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}, together"
+
+    @cached_property
+    def described(self) -> list[State]:
+        """What tells each task from another of its name, as far as that can be had without reading the data."""
+        return [{"head": task.head, "samples": len(task.train), "digest": task.train.digest()} for task in self.tasks]
+
+    def count_batches(self, size: int) -> int:
+        """How many batches one pass takes."""
+        if len(self.tasks) == 1:
+            with self.tasks[0].blamed("training"):
+                return self.tasks[0].train.count_batches(size)
+        return -(-sum(len(task.train) for task in self.tasks) // size)
+
+    def batches(
+        self, size: int, streams: Streams, outputs: int, device: torch.device, skip: int = 0
+    ) -> Iterator[Batch]:
+        """Every sample once, on the device, in batches of all tasks mixed, augmented where a task says how; labels
+        outside a task's head are refused. The order is drawn at once; the first `skip` batches are passed over.
+        """
+        order = streams.generator("order")
+        if len(self.tasks) > 1:
+            count = sum(len(task.train) for task in self.tasks)
+            picks = torch.split(torch.randperm(count, generator=order, device="cpu"), size)[skip:]
+            return self._mixed(picks, streams, outputs, device)
+        with self.tasks[0].blamed("training"):
+            pairs = self.tasks[0].train.batches(size, order, skip)
+        return self._single(pairs, streams, outputs, device)
+
+    def _single(self, pairs: Iterator[Pair], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
+        while True:
+            with self.tasks[0].blamed("training"):
+                pair = next(pairs, None)
+            if pair is None:
+                return
+            yield self._part(0, pair, streams, outputs, device)
+
+    def _mixed(self, picks: Sequence[Tensor], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
+        lengths = torch.tensor([len(task.train) for task in self.tasks], device="cpu")
+        owner = torch.repeat_interleave(torch.arange(len(self.tasks), device="cpu"), lengths)
+        start = lengths.cumsum(0) - lengths
+        for pick in picks:
+            owners = owner[pick]
+            parts = []
+            for number in torch.unique(owners).tolist():
+                with self.tasks[number].blamed("training"):
+                    pair = self.tasks[number].train.take(pick[owners == number] - start[number])
+                parts.append(self._part(number, pair, streams, outputs, device))
+            yield Batch.union(parts)
+
+    def _part(self, number: int, pair: Pair, streams: Streams, outputs: int, device: torch.device) -> Batch:
+        """Samples of one task as a batch."""
+        task = self.tasks[number]
+        x, y = pair
+        if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
+            with task.blamed("training"):
+                task.check_labels(y, outputs)
+        x, y = sent(x, device), sent(y, device)
+        if task.augment is not None:
+            x = _varied(task, x, streams.generator("augmentation"))
+        return Batch(x, y, torch.full_like(y, self.first + number))
+
+    def require_validation(self) -> None:
+        """Refuse tasks without validation data."""
+        for task in self.tasks:
+            if task.valid is None:
+                raise DataError(
+                    f"{task.name}: there is no validation data, which `patience` needs: give the task "
+                    "valid=(inputs, labels), or train with patience=0."
+                )
+
+    @torch.no_grad()
+    def validation_loss(self, network: Network, outputs: int, size: int = 1024) -> float:
+        """Mean cross-entropy over the tasks' validation data, in eval mode, each sample on its own head."""
+        total, count = torch.zeros((), dtype=torch.float64, device=network.device), 0
+        with network.mode(training=False):
+            for number, task in enumerate(self.tasks):
+                assert task.valid is not None
+                before = count
+                with task.blamed("validation"):
+                    for x, y in task.valid.batches(network.batch_size(len(task.valid), size), None):
+                        if not isinstance(task.valid, TensorSamples):  # whose labels were all looked at before
+                            task.check_labels(y, outputs)
+                        batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
+                        total += network.loss(batch).double() * len(y)
+                        count += len(y)
+                        breathe()
+                    if count == before:
+                        raise DataError("gave no batch (a DataLoader that drops its last?).")
+        return float(total) / count
+
+
+def _varied(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
+    """New variants of a batch of the task's inputs."""
+    assert task.augment is not None
+    own = x if isinstance(task.train, TensorSamples) else x.clone()  # what a DataLoader gives may be its owner's
+    varied = task.augment(own, generator)
+    if (differs := _difference(varied, x)) is not None:
+        raise DataError(
+            f"{task.name}: `augment` gives {differs[0]} for inputs {differs[1]}: let it return a tensor with one "
+            "variant of each, of the same shape and type and on the same device, as replay keeps variants like inputs."
+        )
+    return varied.detach()  # replay would keep its graph
+
+
+def _difference(varied: object, x: Tensor) -> tuple[str, str] | None:
+    """In what variants of inputs are not like these: what they are, and what the inputs are; None where they are."""
+    if not isinstance(varied, Tensor):
+        return type(varied).__name__, f"of shape {tuple(x.shape)}"
+    if varied.shape != x.shape:
+        return f"a tensor of shape {tuple(varied.shape)}", f"of shape {tuple(x.shape)}"
+    for own, its, words in ((varied.dtype, x.dtype, "of type"), (varied.device, x.device, "on")):
+        if own != its:
+            return f"a tensor {words} {own}", f"{words} {its}"
+    return None if varied.layout == x.layout else (f"a {varied.layout} tensor", f"that are {x.layout}")

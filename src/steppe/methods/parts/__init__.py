@@ -1,0 +1,1 @@
+"""What methods are assembled from: optimizer steps, perturbations, buffers."""

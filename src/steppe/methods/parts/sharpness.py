@@ -1,0 +1,205 @@
+"""Sharpness evaluation (Algorithm 1, the inner loop): the perturbation v, and the loss and its gradients at w + v.
+
+v starts at 0 and takes K steps v += η1 · within(∇L_D(w + v)), each projected gradient clamped elementwise. Two forms:
+`whole`, the paper's, takes every step on all of D and the loss on D ∪ N once, at the end; `chunked`, the released
+code's, cuts D into K chunks, takes one step on each, and averages the K losses on D ∪ N taken after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from steppe.methods.parts.sharpness_chain import Found, MovedChain
+from steppe.network.linear_chain import WIDE, LinearChain
+from steppe.network.module_state import buffers_apart
+from steppe.network.network import Network
+from steppe.projection.memory import GradientMemory
+from steppe.runtime.contexts import twice_differentiable
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import Direction, Gradient, Outer, aligned, averaged, multiplied, of_same_inputs
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """What step 2 and step 3 of the update need: L_{D∪N}(w + v), its gradient in w, and its gradient in λ, all
+    weights' in a row, where λ moves.
+    """
+
+    loss: Tensor
+    gradient: Gradient
+    importance_gradient: Tensor | None
+    coordinates: Gradient | None = None
+    """The gradient along the bases, G M, of the weights for which it had to be computed anyway."""
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """How v is found. A negative `lr` descends instead: the look-ahead member of the family."""
+
+    lr: float
+    steps: int = 2
+    clamp: float = 2.0
+    chunked: bool = False
+    second_order: bool = False
+    every_forward: bool = False
+    """Whether each forward moves running statistics (BatchNorm), as in the released code."""
+    _chain: list[MovedChain] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What was made for the last chain perturbed: mostly it serves the next update as well."""
+
+    def __call__(
+        self, network: Network, memory: GradientMemory, current: Batch, union: Batch, *, statistics: bool = True
+    ) -> Perturbed:
+        """Perturb by the current batch D within the memory; evaluate on the union D ∪ N.
+
+        Of all the forwards only the last moves running statistics, and that only with `statistics`; with
+        `every_forward` all of them do.
+        """
+        chain = None if self.second_order or network.has_frozen else network.chain
+        if chain is not None and current.x.data_ptr() == union.x.data_ptr():  # D is the first of D ∪ N
+            return _on_chain(self, chain, network, memory, current, union)
+        if not self.second_order:
+            return _first_order(self, network, memory, current, union, statistics)
+        with twice_differentiable(network.model):
+            return _second_order(self, network, memory, current, union, statistics)
+
+    def slowed(self, divisor: float) -> Ascent:
+        """The same with smaller steps."""
+        return replace(self, lr=self.lr / divisor)
+
+    def prepared(self, links: LinearChain, network: Network, memory: GradientMemory, samples: int) -> MovedChain:
+        """The chain to be moved, for as many samples."""
+        if not (self._chain and self._chain[0].fits(links, memory.projectors, samples)):
+            self._chain[:] = [MovedChain(links, network, memory, samples, self.lr, self.clamp)]
+        return self._chain[0]
+
+    def schedule(self, count: int) -> Iterator[tuple[slice, bool, bool]]:
+        """The samples of each step, whether the loss on the union is taken after it, and whether it is the last."""
+        if self.chunked:
+            size = -(-count // self.steps)
+            parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        else:
+            parts = [slice(0, count)] * self.steps
+        for place, part in enumerate(parts, start=1):
+            last = place == len(parts)
+            yield part, self.chunked or last, last
+
+
+def _first_order(
+    ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
+) -> Perturbed:
+    """Gradients that built v count as constants: ∂v/∂w = 0 and ∂v/∂λ_i = η1 · Σ_k G_k u_i u_iᵀ."""
+    place: Direction | None = None  # w + v
+    walked: list[Gradient] = []  # G_k M
+    losses: list[Tensor] = []
+    gradients: list[Gradient] = []
+    slopes: list[Tensor] = []
+    seen: Gradient | None = None
+    for part, evaluated, last in ascent.schedule(len(current)):
+        _, g = network.gradient(current[part], at=place, factored=memory.linear, statistics=ascent.every_forward)
+        along = memory.coordinates(g)
+        step = {name: _clamped(d, ascent.clamp, name in along) for name, d in memory.within(g, along).items()}
+        place = network.moved(step, ascent.lr, onward=place is not None)
+        walked.append(along)
+        if evaluated:
+            moving = ascent.every_forward or (statistics and last)
+            loss, gradient = network.gradient(union, at=place, factored=memory.linear, statistics=moving)
+            losses.append(loss)
+            gradients.append(gradient)
+            if memory and memory.rule.dynamic:
+                seen = memory.coordinates(gradient)
+                parts = [aligned([w[name] for w in walked], c).reshape(-1) for name, c in seen.items()]
+                slopes.append(torch.cat(parts).mul_(ascent.lr))
+    if len(gradients) == 1:
+        return Perturbed(losses[0], gradients[0], slopes[0] if slopes else None, seen)
+    return Perturbed(torch.stack(losses).mean(), _mean(gradients), torch.stack(slopes).mean(0) if slopes else None)
+
+
+def _on_chain(
+    ascent: Ascent, links: LinearChain, network: Network, memory: GradientMemory, current: Batch, union: Batch
+) -> Perturbed:
+    """The same for a chain of linear layers, with what its passes share."""
+    found: list[Found] = []
+    losses: list[Tensor] = []
+    with torch.inference_mode():  # nothing of it is ever differentiated, and every call is a tenth cheaper
+        chain = ascent.prepared(links, network, memory, len(union))
+        flat, seen = union.flat(), current.flat()
+        chain.start(flat.x)
+        taken = slice(0, len(current))
+        for part, evaluated, _ in ascent.schedule(len(current)):
+            if part != taken:
+                taken, seen = part, flat[part]
+            chain.passed(seen, part, evaluated=False)
+            chain.climb(part)
+            if evaluated:
+                losses.append(chain.passed(flat, None))
+                found.append(chain.gradient(aligned=memory.rule.dynamic))
+        if len(found) == 1:
+            gradient, along, slopes = found[0]
+            return Perturbed(losses[0], gradient, slopes, along)
+        moving = [part[2] for part in found if part[2] is not None]
+        slopes = torch.stack(moving).mean(0) if moving else None
+        known = {name: [part[1][name] for part in found] for name in found[0][1]}
+        along = {name: averaged(parts) for name, parts in known.items() if of_same_inputs(parts)}
+        return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes, along)
+
+
+def _second_order(
+    ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
+) -> Perturbed:
+    """Differentiate through the ascent itself, in w and, where it moves, in λ."""
+    weights, followed, leaves = network.learnable, memory, Direction()
+    if memory.rule.dynamic:
+        leaves = {name: p.importance.clone().requires_grad_() for name, p in memory.projectors.items()}
+        followed = GradientMemory(memory.rule)
+        followed.projectors = {name: p.with_importance(leaves[name]) for name, p in memory.projectors.items()}
+    moved: Direction = dict(weights)
+    losses: list[Tensor] = []
+    for part, evaluated, last in ascent.schedule(len(current)):
+        inner = _followed_loss(ascent, network, current[part], moved, statistics=False)
+        slopes = torch.autograd.grad(
+            inner, list(moved.values()), create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        projected = followed.within(dict(zip(moved, slopes, strict=True)))
+        moved = {
+            name: w + ascent.lr * multiplied(projected[name]).clamp(-ascent.clamp, ascent.clamp)
+            for name, w in moved.items()
+        }
+        if evaluated:
+            losses.append(_followed_loss(ascent, network, union, moved, statistics=statistics and last))
+    loss = torch.stack(losses).mean()
+    wanted = [*weights.values(), *leaves.values()]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return Perturbed(
+        loss.detach(),
+        network.completed(dict(zip(weights, found[: len(weights)], strict=True))),
+        torch.cat([slope.reshape(-1) for slope in found[len(weights) :]]) if leaves else None,
+    )
+
+
+def _followed_loss(ascent: Ascent, network: Network, batch: Batch, weights: Direction, *, statistics: bool) -> Tensor:
+    """The loss as a part of one graph with those of other forwards, which may move the same running statistics."""
+    if not ascent.every_forward:
+        return network.functional_loss(batch, weights, statistics=statistics)
+    with buffers_apart(network.model):
+        return network.functional_loss(batch, weights)
+
+
+def _clamped(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
+    """A step with each element within ±bound. Factors of a large matrix are left alone if their product is sure to be:
+    |Σ_n δ_ni X_nj| ≤ Σ_n max|δ_n| max|X_n|.
+    """
+    if isinstance(d, Outer):
+        large = d.left.shape[1] * d.right.shape[1] > WIDE and d.left.device.type == "cpu"
+        if large and float(d.left.abs().amax(1) @ d.right.abs().amax(1)) <= bound:
+            return d
+        return d.dense().clamp_(-bound, bound)
+    # What is projected is new; what passes through may share its memory with another gradient.
+    return d.clamp_(-bound, bound) if new else d.clamp(-bound, bound)
+
+
+def _mean(parts: Sequence[Gradient]) -> Gradient:
+    return {name: averaged([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,41 @@
+"""Single samples of which a method takes a gradient by themselves: a model's BatchNorm may want more than one."""
+
+from __future__ import annotations
+
+from steppe.errors import DataError, UsageError
+from steppe.network.network import Network
+from steppe.runtime.rng import borrowed_global_generator
+from steppe.tensors.batch import Batch
+
+
+def too_few_for_norm(error: ValueError) -> bool:
+    """Whether an error is that of a norm layer which has one value to take the mean of."""
+    return "more than 1 value per channel" in str(error)
+
+
+def single_batch(name: str) -> DataError:
+    """The error for a task one of whose batches is a single sample that the model cannot take by itself."""
+    return DataError(
+        f"{name}: a batch of one sample is too small for the model's BatchNorm: choose a batch_size that leaves no "
+        "single sample at the end (with ascent_form=chunked, none in a chunk either)."
+    )
+
+
+def takes_alone(network: Network, batch: Batch) -> bool:
+    """Whether the model, in the mode it is in, can take a prepared batch of one sample."""
+    try:
+        with borrowed_global_generator(network.device):
+            network.gradient(batch, statistics=False)
+    except ValueError as error:
+        if not too_few_for_norm(error):
+            raise
+        return False
+    return True
+
+
+def check_alone(network: Network, batch: Batch, cause: str, remedy: str) -> None:
+    """Refuse a prepared batch of one sample that the model, in the mode it is in, cannot take by itself. To be asked
+    before anything is learnt that would be lost; larger batches are not looked at.
+    """
+    if len(batch) == 1 and not takes_alone(network, batch):
+        raise UsageError(f"{cause}, which is too few for the model's BatchNorm: {remedy}.")

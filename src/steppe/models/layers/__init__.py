@@ -1,0 +1,1 @@
+"""Layers that are faster than torch's own here."""

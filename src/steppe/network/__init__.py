@@ -1,0 +1,1 @@
+"""The user's model as methods see it: parameters, gradients, heads."""

@@ -1,0 +1,407 @@
+"""The user's model as the methods see it: losses and gradients at w or at w + v, by parameter name.
+
+The model itself is never changed: other weights only stand in for its own while a gradient is taken, running
+statistics move only when asked, and train or eval mode is restored module by module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, autocast, nn
+from torch.nn.functional import cross_entropy, nll_loss
+
+from steppe.checkpoint.tree import State, names_in
+from steppe.data.transforms import UnitRange
+from steppe.errors import DataError, ModelError, UsageError, shown
+from steppe.network.heads import Heads, checked_heads
+from steppe.network.input_copies import InputCopies
+from steppe.network.linear_chain import LinearChain, find_chain
+from steppe.network.linear_hooks import outer_product, recorded_calls
+from steppe.network.module_state import (
+    become,
+    buffers_kept,
+    buffers_of,
+    check_learnable,
+    empty_buffers,
+    in_mode,
+    passing_buffers,
+    put_back,
+    standing_at,
+    tensors_of,
+)
+from steppe.runtime.devices import sent
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import Direction, Gradient, Outer, multiplied
+from steppe.tensors.matmul import plus_product, quick_linear_layers, wide_linear_layers
+
+_MANY = 128  # samples from which on a chain's own way to its outputs is the quicker one
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""Layers whose parameters are scales and shifts."""
+
+
+class Network:
+    """A model, its trainable parameters by name, and the heads of the tasks met so far."""
+
+    def __init__(self, model: nn.Module, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
+        lazy = nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer
+        if any(isinstance(tensor, lazy) for tensor in (*model.parameters(), *model.buffers())):
+            raise ModelError("the model has lazy layers without weights yet: run one forward through it first.")
+        self.model = model
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ModelError("the model has no trainable parameter: set requires_grad on those to be learnt.")
+        for name, parameter in self.parameters.items():
+            check_learnable(name, parameter)
+        first = next(iter(self.parameters.values()))
+        self.device, self.dtype = first.device, first.dtype
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ModelError(f"the model's weights are {self.dtype}: give them as float32 or float64 (model.float()).")
+        self._prepare = prepare or UnitRange()
+        self._partial = len(self.parameters) != sum(1 for _ in model.parameters())
+        buffers = buffers_of(model)
+        for module, name, buffer in buffers:
+            if 0 in buffer.stride():  # expanded: its values share memory and could not be put back
+                setattr(module, name, buffer.clone())
+        self._has_buffers = bool(buffers)
+        self._self_made = empty_buffers(model)
+        self._room: Direction = {}
+        self._shares: dict[int, tuple[Tensor, Tensor]] = {}  # 1/n and a column of −1/n, by n
+        self._numbers: dict[float, Tensor] = {}
+        self._chain: LinearChain | None = None
+        self._frozen: frozenset[str] = frozenset()
+        self._resting: list[nn.Module] = []  # norm layers whose running statistics serve in training too
+        self._wide = wide_linear_layers(model)
+        self._heads = Heads(self.device)
+        self._mixed = False  # whether the model multiplies in bfloat16 for now
+        self.input_copies = InputCopies(model)
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether some parameters stay from now on, or were never to be learnt."""
+        return bool(self._frozen) or self._partial
+
+    @property
+    def learnable(self) -> dict[str, nn.Parameter]:
+        """The parameters that still move."""
+        if not self._frozen:
+            return self.parameters
+        return {name: p for name, p in self.parameters.items() if name not in self._frozen}
+
+    def freeze_statistics(self, frozen: bool = True) -> None:
+        """From now on normalisation layers use their running statistics as they are, in training too; or no longer."""
+        layers = self.model.modules() if frozen else ()
+        self._resting = [module for module in layers if isinstance(module, nn.modules.batchnorm._NormBase)]
+
+    def freeze_norms(self, frozen: bool = True) -> None:
+        """From now on the scales and shifts of normalisation layers stay, or move again. While they stay their
+        gradients are 0; running statistics go on.
+        """
+        layers = self.model.modules() if frozen else ()
+        own = {id(p) for module in layers if isinstance(module, NORMS) for p in module.parameters()}
+        self._frozen = frozenset(name for name, p in self.parameters.items() if id(p) in own)
+
+    def seek_chain(self, batch: Batch) -> None:
+        """Take gradients the quick way from now on, if the model is a chain of linear layers and the quick way gives
+        the same on a prepared batch.
+        """
+        self._chain = None
+        chain = find_chain(self.model)
+        if chain is None or (batch.x.ndim > 2 and not chain.flattens):
+            return
+        expected = self.gradient(batch)
+        self._chain = chain
+        found = self.gradient(batch, as_factors=True)
+        tolerance = math.sqrt(torch.finfo(self.dtype).eps)
+        same = bool(torch.isclose(found[0], expected[0], rtol=tolerance)) and all(
+            torch.linalg.vector_norm(multiplied(found[1][name]) - multiplied(g))
+            <= tolerance * (torch.linalg.vector_norm(multiplied(g)) + tolerance)
+            for name, g in expected[1].items()
+        )
+        if not same:
+            self._chain = None
+
+    @property
+    def chain(self) -> LinearChain | None:
+        """The quick way to gradients, where the model is a chain of linear layers, multiplies in its own precision, and
+        nothing has come between since `seek_chain`.
+        """
+        return None if self._mixed else self._intact_chain()
+
+    def _intact_chain(self) -> LinearChain | None:
+        if self._chain is not None and not self._chain.intact:
+            self._chain = None
+        return self._chain
+
+    @torch.no_grad()
+    def moved(self, step: Gradient, scale: float = 1.0, *, onward: bool = False) -> Direction:
+        """The weights w + scale · step; with `onward`, what the last call gave, moved further. Always in the same
+        memory: fresh memory costs more than the sum.
+        """
+        for name, d in step.items():
+            room = self.room(name)
+            start = room if onward else self.parameters[name]
+            if isinstance(d, Outer):
+                plus_product(start, d.left.t(), d.right, scale=scale, out=room)
+            else:
+                torch.add(start, d, alpha=scale, out=room)
+        return self._room
+
+    def room(self, name: str) -> Tensor:
+        """Memory of a parameter's shape, always the same, for whoever is at work."""
+        if not self._room:
+            with torch.inference_mode(False):
+                self._room = {each: torch.empty_like(p, requires_grad=False) for each, p in self.parameters.items()}
+        return self._room[name]
+
+    def completed(self, gradient: Direction) -> Direction:
+        """A gradient in the learnable parameters with zeros for those that stay."""
+        return {
+            name: gradient[name] if name in gradient else torch.zeros_like(p) for name, p in self.parameters.items()
+        }
+
+    @property
+    def heads(self) -> list[range | None]:
+        """The head of each task met so far, in order of learning."""
+        return self._heads.rows
+
+    def open_head(self, head: range | None, outputs: int) -> None:
+        """Make room for the next task, whose samples use these rows of the output."""
+        self._heads.open(head, outputs)
+
+    def prepare_inputs(self, x: Tensor) -> Tensor:
+        """Stored samples as the model takes them: on its device, in its number type, normalised."""
+        x = self._prepare(sent(x, self.device))
+        if not isinstance(x, Tensor):
+            raise UsageError(f"`prepare` gives a {type(x).__name__}: let it return the model's inputs as a tensor.")
+        return x.to(self.dtype) if x.is_floating_point() else x
+
+    @property
+    def least(self) -> int:
+        """How many samples the model must be given at once in eval mode: two where a BatchNorm keeps no running
+        statistics, for it takes those of the batch, and a single sample has none.
+        """
+        norms = (module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+        return 2 if any(norm.running_mean is None for norm in norms) else 1
+
+    def batch_size(self, count: int, most: int) -> int:
+        """In batches of what size, `most` if possible, so many samples can go through the model in eval mode: so that
+        none is left alone in the end where that is too few.
+        """
+        if self.least == 1:
+            return most
+        if count == 1:
+            raise DataError(
+                "a single sample cannot be normalised, as a BatchNorm of the model keeps no running statistics: give "
+                "more samples at once, or let it keep them (track_running_stats=True)."
+            )
+        return next((size for size in range(most, 1, -1) if count % size != 1), count)
+
+    @property
+    def prepares_elements(self) -> bool:
+        """Whether preparation is known to treat every number of a sample alike, so that their order does not matter to
+        it.
+        """
+        return bool(getattr(self._prepare, "elementwise", False))
+
+    @property
+    def scales_bytes(self) -> bool:
+        """Whether preparation is the default: bytes are scaled, other numbers taken as they are."""
+        return isinstance(self._prepare, UnitRange)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """A stored batch as the model takes it."""
+        return Batch(self.prepare_inputs(batch.x), sent(batch.y, self.device), sent(batch.task, self.device))
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The model's output on prepared inputs, of which nothing is to be differentiated."""
+        chain = self.chain
+        if chain is not None and len(x) >= _MANY and chain.untouched:
+            return chain.outputs(x.flatten(1))
+        return self.forward(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The model's output on prepared inputs, in the precision of the moment."""
+        return self._multiplied(self.model, x)
+
+    def _multiplied(self, call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if not self._mixed:
+            with quick_linear_layers(self._wide):
+                return self.input_copies.call(x, call)
+        with autocast(self.device.type, torch.bfloat16):
+            output = self.input_copies.call(x, call)
+        return output.float() if output.dtype == torch.bfloat16 else output
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The model's output with everything outside each sample's own head shut off."""
+        return self.within_heads(self.forward(batch.x), batch.task)
+
+    def within_heads(self, output: Tensor, task: Tensor) -> Tensor:
+        """An output, (n, outputs), with everything outside the heads of the samples' tasks shut off."""
+        return self._heads.within(output, task)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy over the batch, each sample on its own task's head."""
+        return cross_entropy(self.logits(batch), batch.y)
+
+    def gradient(
+        self,
+        batch: Batch,
+        at: Direction | None = None,
+        *,
+        factored: Mapping[str, Sequence[nn.Module]] = MappingProxyType({}),
+        as_factors: bool = False,
+        statistics: bool = True,
+    ) -> tuple[Tensor, Gradient]:
+        """The loss on a prepared batch and its gradient, at the weights w or at others in their place.
+
+        `factored` names weights of linear layers, each with the layers that use it: their gradients come as factors
+        wherever the layers saw fewer input vectors than the weight has rows, and the products are never formed.
+        `as_factors` welcomes factors of any weight, where they are to be had for nothing.
+        `statistics=False` leaves running statistics (BatchNorm) as they are: unless a method's settings say otherwise,
+        exactly one forward of an update moves them.
+        """
+        chain = self.chain
+        if chain is not None:
+            loss, all_of_it = chain.gradient(batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {})
+            return loss, {
+                name: g if isinstance(g := all_of_it[name], Tensor) or as_factors or name in factored else g.dense()
+                for name in self.parameters
+            }
+        still = nullcontext() if statistics or not self._has_buffers else buffers_kept(self.model)
+        with standing_at(self.parameters, at), still:
+            with recorded_calls(factored) as calls:
+                loss = self.loss(batch)
+            kept = {
+                name: seen
+                for name, seen in calls.items()
+                if seen
+                and name not in self._frozen
+                and not self.parameters[name]._backward_hooks  # the user's own, which must see the gradient
+                and sum(call.rows for call in seen) < self.parameters[name].shape[0]
+            }
+            whole = {name: p for name, p in self.learnable.items() if name not in kept}
+            wanted: list[Any] = [*whole.values(), *(call.output for seen in kept.values() for call in seen)]
+            found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+        gradient: dict[str, Tensor | Outer] = {name: torch.zeros_like(self.parameters[name]) for name in self._frozen}
+        for name, p in whole.items():
+            gradient[name] = torch.zeros_like(p) if (g := next(found)) is None else g
+        for name, seen in kept.items():
+            product = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
+            gradient[name] = product.to(self.parameters[name].dtype) if self._mixed else product
+        return loss.detach(), {name: gradient[name] for name in self.parameters}
+
+    def output_loss(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss given the model's output, and its gradient in the output."""
+        likely = torch.log_softmax(self.within_heads(output, batch.task), 1)
+        return nll_loss(likely, batch.y), self._less_labels(likely.exp_(), batch)
+
+    def output_slope(self, output: Tensor, batch: Batch) -> Tensor:
+        """The gradient alone."""
+        return self._less_labels(torch.softmax(self.within_heads(output, batch.task), 1), batch)
+
+    def _less_labels(self, softmax: Tensor, batch: Batch) -> Tensor:
+        """(softmax − one-hot) / n."""
+        count = softmax.shape[0]
+        if count not in self._shares:
+            with torch.inference_mode(False):
+                minus = torch.full((count, 1), -1 / count, dtype=softmax.dtype, device=softmax.device)
+            self._shares[count] = self.number(1 / count), minus
+        share, minus = self._shares[count]
+        return softmax.mul_(share).scatter_add_(1, batch.y.unsqueeze(1), minus)
+
+    def number(self, value: float) -> Tensor:
+        """A number as a tensor, always the same one: to multiply by a Python number costs twice as much."""
+        if value not in self._numbers:
+            with torch.inference_mode(False):
+                self._numbers[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
+        return self._numbers[value]
+
+    def gradient_of(self, loss: Tensor) -> Direction:
+        """The gradient of a loss that a method has put together itself."""
+        weights = self.learnable
+        found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
+        return self.completed(dict(zip(weights, found, strict=True)))
+
+    def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
+        """The loss with the given weights in place of the model's own, differentiable through them."""
+        return cross_entropy(self.functional_logits(batch, weights, statistics=statistics), batch.y)
+
+    def functional_logits(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
+        """The logits with the given weights in place of the model's own."""
+        # Copies take the place of buffers that must not move: put back afterwards, they would count as changed, and a
+        # graph that goes through BatchNorm refuses that.
+        copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        call = torch.func.functional_call
+        output = self._multiplied(lambda x: call(self.model, {**weights, **copies}, (x,)), batch.x)
+        return self.within_heads(output, batch.task)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of all weights and buffers."""
+        return {name: tensor.detach().clone() for name, tensor in tensors_of(self.model).items()}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """All weights and buffers as they were."""
+        put_back(self.model, snapshot, self._self_made_now())
+
+    def state(self) -> State:
+        """Weights and buffers, heads, what is frozen, and which way gradients are taken."""
+        return {
+            "weights": tensors_of(self.model),
+            "self_made": sorted(self._self_made_now()),
+            "heads": self.heads,
+            "frozen": sorted(self._frozen),
+            "statistics_frozen": bool(self._resting),
+            "chain": self._intact_chain() is not None,
+        }
+
+    def load_state(self, state: State, outputs: int) -> None:
+        """Become what the state tells; weights of other names or shapes are refused."""
+        heads = checked_heads(state["heads"], outputs)
+        self_made = frozenset(names_in(state.get("self_made")) or ())  # older states do not say
+        become(self.model, state["weights"], self_made)
+        self._self_made |= self_made
+        self._heads.become(heads, outputs)
+        self._frozen = frozenset(state["frozen"])
+        self._resting = []
+        if state["statistics_frozen"]:
+            self.freeze_statistics()
+        self._chain = find_chain(self.model) if state["chain"] else None
+
+    def _self_made_now(self) -> frozenset[str]:
+        """The buffers that the model makes by itself; it may have named some only now."""
+        self._self_made |= passing_buffers(self.model)
+        return self._self_made
+
+    def like_weights(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that a state holds for some of the weights; other names or shapes are refused by ValueError."""
+        for name, tensor in saved.items():
+            if name not in self.parameters or tensor.shape != self.parameters[name].shape:
+                raise ValueError(f"there is no weight {shown(name)} of shape {tuple(tensor.shape)}")
+        return dict(saved)
+
+    @contextmanager
+    def multiplying_in(self, precision: str) -> Iterator[None]:
+        """Inside, the model multiplies in this precision, in train mode alone; its weights stay as they are."""
+        found, self._mixed = self._mixed, precision == "bfloat16"
+        try:
+            yield
+        finally:
+            self._mixed = found
+
+    @contextmanager
+    def mode(self, *, training: bool) -> Iterator[None]:
+        """Train or eval mode inside; afterwards every module is in the mode it was found in. Parts that their owner put
+        in eval mode and has frozen stay in it. In eval mode the model multiplies in its own precision.
+        """
+        mixed, self._mixed = self._mixed, self._mixed and training
+        try:
+            with in_mode(self.model, training, self._resting):
+                yield
+        finally:
+            self._mixed = mixed

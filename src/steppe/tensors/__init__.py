@@ -1,0 +1,1 @@
+"""Batches, factored gradients and fast matrix products."""

@@ -1,0 +1,283 @@
+"""State files: what goes in comes out, and whatever is wrong with a file is one error that names it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hostile
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from own_models import bright, mlp
+from torch import Tensor, nn
+
+import steppe
+from steppe.checkpoint.io import parsed_state, read_state, write_state
+from steppe.checkpoint.tree import packed, unpacked
+from steppe.errors import ModelError, RunError, SteppeError, UsageError
+from steppe.tensors.batch import Batch
+
+KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+X, Y = bright(8)(24, 0)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    made = (4 * torch.randn(shape, generator=generator)).to(draw(st.sampled_from(KINDS)))
+    return made.mT if made.ndim > 1 and draw(st.booleans()) else made
+
+
+def batches() -> st.SearchStrategy[Batch]:
+    return st.builds(Batch, tensors(), tensors(), tensors())
+
+
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | tensors() | batches()
+    | st.builds(lambda start, length: range(start, start + length), st.integers(), st.integers(0, 1000))
+)  # fmt: skip
+trees = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in value and in type, numbers that are none included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if isinstance(one, Batch):
+        return all(same(getattr(one, part), getattr(other, part)) for part in ("x", "y", "task"))
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    return bool(one == other) or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
+
+
+@given(trees)
+def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
+    content, beside = packed(tree)
+    assert same(unpacked(json.loads(json.dumps(content)), beside), tree)
+    path = tmp_path_factory.mktemp("state") / "file"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not what is tested
+        write_state(path, "learner", tree)
+    assert same(read_state(path, "learner"), tree)
+
+
+def small_file(path: Path) -> bytes:
+    write_state(path, "run", {"weights": {"a/b": torch.arange(3.0)}, "age": 7, "x": [None, 0.5, "é", range(2)]})
+    return path.read_bytes()
+
+
+def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
+    raw = small_file(tmp_path / "file")
+    for place in range(8 * len(raw)):
+        changed = bytearray(raw)
+        changed[place // 8] ^= 1 << place % 8
+        with pytest.raises(RunError):
+            parsed_state(bytes(changed), "run", "file")
+    for length in range(len(raw)):
+        with pytest.raises(RunError):
+            parsed_state(raw[:length], "run", "file")
+
+
+def header_with(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]:
+    """Change the header of a file, and let the hash be right where there can be one."""
+
+    def work(path: Path) -> None:
+        header, numbers = hostile.opened(path.read_bytes())
+        change(header)
+        path.write_bytes(hostile.rehashed(hostile.closed(header, numbers)))
+
+    return work
+
+
+def torch_file(content: object) -> bytes:
+    written = io.BytesIO()
+    torch.save(content, written)
+    return written.getvalue()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda p: p.write_bytes(b""), "cut short"),
+    "missing": (lambda p: p.unlink(), "cannot read .*No such file"),
+    "a directory": (lambda p: (p.unlink(), p.mkdir()), "it is a directory, not a file"),
+    "zeros": (lambda p: p.write_bytes(bytes(999)), "cannot be read"),
+    "a pickle": (lambda p: p.write_bytes(pickle.dumps({"a": 1})), "cannot be read"),
+    "torch's own format": (lambda p: p.write_bytes(torch_file({"a": 1})), "cannot be read"),
+    "a header beyond the file": (lambda p: p.write_bytes(b"\xff" * 8 + b"{}"), "cut short"),
+    "a header of lists without end": (
+        lambda p: p.write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000),
+        "nested more than 300 levels",
+    ),
+    "weights of another program": (header_with(lambda h: h.pop("__metadata__")), "not written by steppe"),
+    "metadata that is a list": (header_with(lambda h: h.update(__metadata__=[])), "cannot be read"),
+    "another kind": (lambda p: hostile.said(p, kind="learner"), "it holds a learner, not a run"),
+    "a later version": (lambda p: hostile.said(p, version="2"), "version '2'.*reads version 1"),
+    "no version": (lambda p: hostile.said(p, version=""), "version ''"),
+    "another hash": (header_with(lambda h: h["__metadata__"].update(age=1)), "cannot be read"),
+    "no content": (header_with(lambda h: h["__metadata__"].pop("content")), "cannot be read"),
+    "content that is no JSON": (lambda p: hostile.said(p, content="{"), "cannot be read"),
+    "content without end": (
+        lambda p: hostile.said(p, content="[" * 100_000 + "]" * 100_000),
+        "nested more than 300 levels",
+    ),
+    "a number without end": (lambda p: hostile.said(p, content="9" * 100_000), "Exceeds the limit"),
+    "a tensor that is not there": (lambda p: hostile.said(p, content='{"tensor": "b"}'), "no tensor 'b'"),
+    "a tensor a thousand times": (
+        lambda p: hostile.said(p, content=json.dumps([{"tensor": "weights/a/b"}] * 1000)),
+        "named twice",
+    ),
+    "a node of no kind": (lambda p: hostile.said(p, content='{"object": "os.system"}'), "no state holds"),
+    "a range of words": (lambda p: hostile.said(p, content='{"range": ["a", "b"]}'), "no state holds"),
+    "a range without end": (lambda p: hostile.said(p, content='{"range": [0, 1000000000000]}'), "cannot be"),
+    "a key that is a list": (lambda p: hostile.said(p, content='{"items": [[[], 1]]}'), "no state holds"),
+    "10^15 elements": (header_with(lambda h: h["weights/a/b"].update(shape=[10**15])), "cannot be read"),
+    "10^15 elements said to be there": (
+        header_with(lambda h: h["weights/a/b"].update(shape=[10**15], data_offsets=[0, 4 * 10**15])),
+        "cannot be read",
+    ),
+    "a negative shape": (header_with(lambda h: h["weights/a/b"].update(shape=[-3])), "cannot be read"),
+    "a type that is none": (header_with(lambda h: h["weights/a/b"].update(dtype="F99")), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_files_that_cannot_be(case: str, tmp_path: Path) -> None:
+    damage, says = DAMAGES[case]
+    path = tmp_path / "state.safetensors"
+    small_file(path)
+    damage(path)
+    with pytest.raises(RunError, match=says) as refused:
+        read_state(path, "run")
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_empty_tensor_of_an_enormous_shape_is_refused(tmp_path: Path) -> None:
+    """Room for others like it would be made by its shape."""
+    write_state(tmp_path / "file", "run", torch.zeros(0, 10**9))
+    with pytest.raises(RunError, match="enormous"):
+        read_state(tmp_path / "file", "run")
+
+
+class Unknown(steppe.Finetune):
+    """A method that nobody registered."""
+
+
+def saved(method: steppe.MethodSettings, path: Path) -> None:
+    learner = steppe.Learner(mlp(), method)
+    learner.learn(steppe.Task((X, Y)))
+    learner.save(path)
+
+
+def within(*way: str, **changes: Any) -> Callable[[Any], None]:
+    """Change a part of a state."""
+
+    def work(state: Any) -> None:
+        for step in way:
+            state = state[step]
+        state.update(changes)
+
+    return work
+
+
+def nothing(state: Any) -> None:
+    """Leave it."""
+
+
+LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeError], str]] = {
+    "no model": (nothing, lambda: "mlp", UsageError, "the model is a str"),
+    "a model of other layers": (nothing, lambda: nn.Linear(8, 4), ModelError, "give the model that was saved"),
+    "a model of other sizes": (nothing, lambda: mlp(8, 5), ModelError, "give the same model"),
+    "a model of other numbers": (nothing, lambda: mlp().double(), ModelError, "give the same model"),
+    "unknown method": (within("settings", kind="Magic"), mlp, UsageError, "Magic, which is not known"),
+    "unknown setting": (within("settings", "values", rate=1), mlp, UsageError, "rate"),
+    "setting out of range": (within("settings", "values", lr=-1.0), mlp, UsageError, "lr = -1"),
+    "settings that are a list": (within(settings=[]), mlp, RunError, "no learner"),
+    "a list": (lambda state: [state], mlp, RunError, "no learner"),
+    "an empty state": (lambda state: {"age": 1}, mlp, RunError, "'settings'"),
+    "a seed that is a word": (within(seed="one"), mlp, UsageError, "seed = 'one'"),
+    "an excluded layer": (within(exclude=["9"]), mlp, UsageError, "exclude names '9'"),
+    "weights of another shape": (
+        within("network", "weights", **{"0.weight": torch.zeros(2, 2)}),
+        mlp,
+        ModelError,
+        "'0.weight' is",
+    ),
+    "a buffer that is a number": (
+        lambda state: (state["network"].update(self_made=["x"]), state["network"]["weights"].update(x=5))[0],
+        mlp,
+        RunError,
+        "the buffer 'x' is no tensor",
+    ),
+    "self-made buffers that are numbers": (within("network", self_made=[5]), mlp, RunError, "names of layers"),
+    "weights that are numbers": (within("network", "weights", **{"0.weight": 5}), mlp, RunError, "no learner"),
+    "a covered layer that is none": (within(covered={"9.weight": True}), mlp, RunError, "'9.weight'"),
+    "inputs of no kind": (within(inputs=[[8], "float99"]), mlp, RunError, "float99"),
+    "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "no type of numbers"),
+    "a method's part": (within("method", network=None), mlp, RunError, "is to be kept"),
+    "a buffer that lies": (within("method", "replay", age=5), mlp, RunError, "cannot hold"),
+    "a buffer of numbers": (within("method", "replay", stored=[1, 2]), mlp, RunError, "no learner"),
+    "heads without end": (
+        lambda state: (state.update(outputs=10**6), state["network"].update(heads=[range(2)] * 101))[0],
+        mlp,
+        RunError,
+        "101 heads of 1000000 outputs",
+    ),
+    "outputs beyond all": (within(outputs=10**15), mlp, RunError, "outputs cannot be"),
+    "a generator of another kind": (within("streams", pickers={"replay draws": Y}), mlp, RunError, "no learner"),
+}
+
+
+@pytest.mark.parametrize("case", LOADING)
+def test_learners_that_cannot_be_gone_on_with(case: str, tmp_path: Path) -> None:
+    """The model that was given is as it was."""
+    change, build, kind, says = LOADING[case]
+    path = tmp_path / "learner.safetensors"
+    saved(steppe.FSDGPM(buffer=30), path)
+    hostile.forged(path, "learner", change)
+    model = build()
+    before = {} if isinstance(model, str) else {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(kind, match=says):
+        steppe.load(path, model)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
+    saved(Unknown(), tmp_path / "file")
+    with pytest.raises(UsageError, match="the method Unknown, which is not known: register it first"):
+        steppe.load(tmp_path / "file", mlp())
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "says"),
+    [
+        (steppe.EWC(), within("method", "penalty", centre={}), "not those of the weights"),
+        (steppe.EWC(), within("method", "penalty", "importance", **{"0.bias": torch.zeros(1)}), "the weight's shape"),
+        (
+            steppe.GEM(tasks=2),
+            within("method", "memory", "rings", written=torch.ones(5).bool()),
+            "not those of this memory",
+        ),
+    ],
+)
+def test_what_a_method_keeps_must_fit(
+    method: steppe.MethodSettings, change: Callable[[Any], None], says: str, tmp_path: Path
+) -> None:
+    saved(method, tmp_path / "file")
+    hostile.forged(tmp_path / "file", "learner", change)
+    with pytest.raises(RunError, match=says):
+        steppe.load(tmp_path / "file", mlp())

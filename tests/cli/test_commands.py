@@ -1,0 +1,314 @@
+"""The command line as a user meets it: what it prints, what it refuses, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steppe.cli.main import main
+from steppe.registry import METHODS
+
+SHORT = ["--set", "tasks=2", "--set", "samples=50", "--set", "test_samples=100"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_fault_of_the_program_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And where it came from is shown if asked for."""
+
+    def faulty(name: str) -> None:
+        raise LookupError(f"{name}\nis not there")
+
+    monkeypatch.setattr("steppe.experiments.config.find_method", faulty)
+    assert main(["run", "pmnist", "er"]) == 1
+    told = "steppe: internal error: LookupError: er is not there: run again with --debug.\n"
+    assert capsys.readouterr().err == told
+    assert main(["run", "pmnist", "er", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["--debug", "run", "pmnist", "er"]) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "in faulty" in shown
+    assert shown.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(PermissionError(13, "no", "a/b"), "a/b: permission is denied"), (MemoryError(), "enough memory")],
+)
+def test_what_the_machine_refuses(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("steppe.experiments.config.find_method", refused)
+    assert main(["run", "pmnist", "er"]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_run_show_and_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "pmnist", "fs-dgpm", *SHORT]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(Path("runs/pmnist-fs-dgpm-seed0/result.json").read_text(encoding="utf-8"))
+    assert f"ACC {result['acc']:.2f}" in captured.out
+    assert "task 2/2" in captured.err
+    assert main(["show", "runs/pmnist-fs-dgpm-seed0"]) == 0
+    assert f"BWT {result['bwt']:.2f}" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    assert main(["figures", "forgetting", "runs/pmnist-fs-dgpm-seed0", "-o", "f.png"]) == 0
+    assert Path("f.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["figures", "forgetting", "runs/pmnist-fs-dgpm-seed0", "-o", "f.txt"]) == 2
+
+
+def test_default_directories_are_new_and_given_ones_are_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["run", "pmnist", "finetune", *SHORT]) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == [
+        "pmnist-finetune-seed0",
+        "pmnist-finetune-seed0-2",
+    ]
+    assert main(["run", "pmnist", "finetune", *SHORT, "--out", "runs/pmnist-finetune-seed0"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_study_keeps_its_plan_and_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is asked for in its directory: other settings, fewer methods, another study, a run."""
+    study = ["study", "pmnist", "finetune", "er", *SHORT, "--seeds", "1", "--out", "s"]
+    assert main(study) == 0
+    kept = {path: path.read_bytes() for path in Path("s").rglob("*") if path.is_file()}
+    refused = {
+        "s/finetune/seed-0 holds a run with other settings": [*study, "--resume", "--set", "lr=0.5"],
+        "to which finetune/seed-0 belong as well": [*study[:2], *study[3:], "--resume"],
+        "s already holds a study (study.json)": ["study", "pmnist", "gpm", *SHORT, "--out", "s"],
+        "s already holds a study": ["run", "pmnist", "gpm", *SHORT, "--out", "s"],
+        "already holds a study (study.json)": ["run", "pmnist", "gpm", *SHORT, "--out", "s", "--resume"],
+        "s/er/seed-0 already holds a run": ["study", "pmnist", "gpm", *SHORT, "--out", "s/er/seed-0"],
+    }
+    capsys.readouterr()
+    for told, command in refused.items():
+        assert main(command) == 2
+        assert told in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("s").rglob("*") if path.is_file()} == kept
+    assert main([*study[:4], "gpm", *study[4:], "--resume"]) == 0  # one more
+    shutil.rmtree("s/gpm/seed-0")  # planned, but not there: it may be left out
+    assert main([*study, "--resume"]) == 0
+    assert main([*study[:4], "gpm", *study[4:], "--resume"]) == 0
+    assert main(["resume", "s"]) == 0
+    assert [row["method"] for row in json.loads(Path("s/table.json").read_bytes())["rows"]] == ["finetune", "er", "gpm"]
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "log.jsonl", "checkpoints"])
+@pytest.mark.parametrize("option", [[], ["--resume"]])
+def test_files_of_somebody_else_stay(name: str, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    (Path("mine") / name).write_text("mine", encoding="utf-8")
+    assert main(["run", "pmnist", "finetune", *SHORT, "--out", "mine", *option]) == 2
+    assert f"{Path('mine') / name} is there, and would be written over" in capsys.readouterr().err
+    assert (Path("mine") / name).read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("option", [[], ["--resume"]])
+def test_tables_of_somebody_else_stay(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/table.tex").write_text("mine", encoding="utf-8")
+    assert main(["study", "pmnist", "finetune", *SHORT, "--seeds", "1", "--out", "mine", *option]) == 2
+    assert "table.tex is there, and would be written over" in capsys.readouterr().err
+    assert list(Path("mine").glob("finetune")) == []
+
+
+def test_a_study_makes_up_for_what_comes_after_a_result() -> None:
+    """A run that was killed between its result and its report."""
+    assert main(["study", "pmnist", "finetune", *SHORT, "--seeds", "1", "--out", "s"]) == 0
+    run = Path("s/finetune/seed-0")
+    report = (run / "report.md").read_text(encoding="utf-8")
+    for late in ("report.md", "checkpoints/state-000002.safetensors"):
+        (run / "report.md").unlink()
+        if late != "report.md":
+            (run / "report.md").write_text(report, encoding="utf-8")
+            (run / late).write_bytes(b"left over")
+        assert main(["resume", "s"]) == 0
+        assert (run / "report.md").read_text(encoding="utf-8") == report
+        assert list(run.glob("checkpoints/state-*")) == []
+
+
+def test_study_writes_tables_and_matches_single_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "pmnist", "er", "finetune", "--seeds", "2", "--jobs", "2", *SHORT, "--out", "s"]) == 0
+    out = capsys.readouterr().out
+    table = json.loads(Path("s/table.json").read_text(encoding="utf-8"))
+    assert [row["method"] for row in table["rows"]] == ["er", "finetune"]
+    assert table["rows"][0]["seeds"] == [0, 1]
+    assert "| er | 2 |" in out
+    assert r"\begin{tabular}" in Path("s/table.tex").read_text(encoding="utf-8")
+    assert main(["run", "pmnist", "er", "--seed", "1", *SHORT, "--out", "alone"]) == 0
+    alone = json.loads(Path("alone/result.json").read_text(encoding="utf-8"))
+    within = json.loads(Path("s/er/seed-1/result.json").read_text(encoding="utf-8"))
+    timeless = dict.fromkeys(("seconds", "cpu_seconds", "per_task"), 0)
+    assert {**alone, **timeless} == {**within, **timeless}
+    capsys.readouterr()
+    assert main(["show", "s"]) == 0
+    assert "| finetune | 2 |" in capsys.readouterr().out
+    assert main(["study", "pmnist", "er", "--seeds", "1", *SHORT, "--out", "s"]) == 2
+
+
+def test_seeds_from_one_to_another() -> None:
+    assert main(["run", "pmnist", "finetune", "--seeds", "7-8", "--jobs", "1", *SHORT]) == 0
+    table = json.loads(Path("runs/pmnist-finetune-seeds7-8/table.json").read_text(encoding="utf-8"))
+    assert table["rows"][0]["seeds"] == [7, 8]
+    assert "--seeds 7-8" in table["command"]
+
+
+def test_a_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["study", "pmnist", "finetune", "--seeds", "2", "--jobs", "1", *SHORT, "--out", "s"]
+    assert main(command) == 0
+    kept = Path("s/finetune/seed-0/result.json")
+    before, wanted = kept.stat().st_mtime_ns, json.loads(Path("s/table.json").read_text(encoding="utf-8"))
+    Path("s/finetune/seed-1/result.json").unlink()  # as if the run had been killed
+    assert main(command) == 2
+    assert main([*command, "--resume", "--set", "lr=0.5"]) == 2
+    assert "other settings" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    assert kept.stat().st_mtime_ns == before
+    found = json.loads(Path("s/table.json").read_text(encoding="utf-8"))
+    assert [row["acc"] for row in found["rows"]] == [row["acc"] for row in wanted["rows"]]
+
+
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(
+        "from dataclasses import dataclass\n"
+        "import steppe\n"
+        "@dataclass(frozen=True)\n"
+        "class Failing(steppe.Finetune):\n"
+        "    'A class that only the plugin knows.'\n"
+        "steppe.register_method('failing', Failing, 'diverges', variant={'lr': 1e30, 'clip': 0})\n",
+        encoding="utf-8",
+    )
+    try:
+        code = main(
+            ["study", "pmnist", "failing", "finetune", "--seeds", "1", "--plugin", str(plugin), *SHORT, "--out", "s"]
+        )
+    finally:
+        METHODS.pop("failing", None)
+    captured = capsys.readouterr()
+    assert code == 1
+    assert "failing seed 0 failed: the loss became" in captured.err
+    assert "| finetune | 1 |" in captured.out
+
+
+@pytest.mark.parametrize(("sent", "told"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize("words", ["run pmnist fs-dgpm", "study pmnist fs-dgpm --seeds 1"])
+def test_stopped_cleanly_and_nothing_is_lost(
+    words: str, sent: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "steppe", *words.split(), "--out", "stopped runs/one"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored
+    )
+    deadline = time.monotonic() + 60
+    while not list(Path("stopped runs").rglob("log.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + sent
+    assert f"steppe: stopped by {told}; steppe resume 'stopped runs/one' goes on with it." in err
+    assert "Traceback" not in err
+    assert "Warning" not in err
+    (log,) = Path("stopped runs").rglob("log.jsonl")
+    assert json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["event"] == "Stopped"
+    assert list(log.parent.glob("checkpoints/state-*.safetensors")), "five minutes would have been lost"
+    assert not list(Path("stopped runs").rglob("*.part"))
+    assert main(["show", "stopped runs"]) == 2
+    assert "1 unfinished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [None, "fs-dgpm", "er", "pmnist"])
+def test_list(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", *([name] if name else [])]) == 0
+    out = capsys.readouterr().out
+    for word in {
+        None: [*METHODS, "pmnist"],
+        "fs-dgpm": ["threshold_step = 0.0005", "cifar100-split: ascent_lr=0.001", "76.96 ± 0.51"],
+        "er": ["pmnist: lr=0.005"],
+        "pmnist": ["tasks = 20", "glances = 5", "fs-sgpm"],
+    }[name]:
+        assert word in out
+
+
+@pytest.mark.parametrize("command", ["run", "study", "list", "show", "figures"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert command == "list" or "examples:" in out
+
+
+def test_a_terminal_without_our_signs_gets_others() -> None:
+    """Not every standard output can show a λ or a minus sign."""
+    found = subprocess.run(
+        [sys.executable, "-m", "steppe", "list", "fs-dgpm"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert found.returncode == 0, found.stderr
+    assert b"?" in found.stdout
+    assert b"importance_lr" in found.stdout
+
+
+def test_a_reader_that_goes_away_is_no_crash() -> None:
+    command = f"{sys.executable} -m steppe list fs-dgpm | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, check=False)
+    assert "Traceback" not in done.stderr
+
+
+STOPPED = {
+    "reproduce --list": ("reproduce._list", "the same command goes on with it"),
+    "landscape .": ("landscape._runs", "the same command with --resume goes on with it"),
+    "run pmnist er": ("run.use_directory", "the same command does it anew"),
+    "figures --list": ("figures._described", "the same command does it anew"),
+}
+
+
+@pytest.mark.parametrize("words", STOPPED)
+def test_ctrl_c_says_how_to_go_on(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, told = STOPPED[words]
+
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"steppe.cli.{place}", interrupt)
+    assert main(words.split()) == 130
+    assert f"stopped by Ctrl-C; {told}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "told", ["CUDA out of memory. Tried to allocate 9 GiB", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_memory_that_torch_cannot_get_is_told_as_such(
+    told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError(told)
+
+    monkeypatch.setattr("steppe.cli.run.use_directory", fail)
+    assert main(["run", "pmnist", "er"]) == 1
+    assert "there is not enough memory: give smaller tasks, batches or buffers." in capsys.readouterr().err

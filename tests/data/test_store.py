@@ -1,0 +1,266 @@
+"""`steppe data` and what it stands on: the data directory, fetching, verifying, locating."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import platformdirs
+import pytest
+from local_server import Server, asked_from, send
+from small_cifar100 import PARTS, binary, pack, python, write_folder
+
+from steppe.cli.main import _parser, main
+from steppe.data import catalogue as sets
+from steppe.data import cifar100, store
+from steppe.data.catalogue import SETS, Archive
+from steppe.data.directory import data_directory
+from steppe.errors import DataError
+
+
+def archive_like(known: Archive, path: Path, *urls: str) -> Archive:
+    """An entry of the catalogue for an archive of our own."""
+    raw = path.read_bytes()
+    md5, sha256 = hashlib.md5(raw).hexdigest(), hashlib.sha256(raw).hexdigest()
+    return replace(known, size=len(raw), md5=md5, sha256=sha256, urls=urls)
+
+
+@pytest.fixture
+def served(small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> dict[str, bytes]:
+    """A small CIFAR-100 in the catalogue, its archives on a server of ours, and an empty data directory."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    outside = tmp_path_factory.mktemp("publisher")
+    archives, contents = [], {}
+    for known, (kind, write) in zip(SETS["cifar-100"].archives, (("binary", binary), ("python", python)), strict=True):
+        packed = pack(write_folder(outside, kind, {name: write(*part) for name, part in PARTS.items()}))
+        archives.append(archive_like(known, packed, server.url(f"/{packed.name}")))
+        contents[packed.name] = packed.read_bytes()
+        server.answers[f"/{packed.name}"] = lambda handler, raw=contents[packed.name]: send(
+            handler, raw, asked_from(handler)
+        )
+    monkeypatch.setitem(sets.SETS, "cifar-100", replace(SETS["cifar-100"], archives=tuple(archives)))
+    return contents
+
+
+def left(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if not path.name.endswith(".lock"))
+
+
+BINARY, PYTHON = "cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"
+
+
+def test_fetch(served: dict[str, bytes], small_cifar100: Path, server: Server) -> None:
+    lines: list[str] = []
+    assert store.state("cifar-100").startswith("not there")
+    assert store.fetch("cifar-100", report=lines.append) == small_cifar100 / "cifar-100-binary"
+    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert any("free for research" in line for line in lines)
+    assert store.state("cifar-100") == "there"
+    assert len(cifar100.load().select("train")[0]) == 200
+    store.fetch("cifar-100", report=lines.append)
+    assert "already" in lines[-1]
+    assert len(server.asked) == 1
+
+
+def test_an_archive_that_lies_there_is_used_and_kept(
+    served: dict[str, bytes], small_cifar100: Path, server: Server
+) -> None:
+    (small_cifar100 / PYTHON).write_bytes(served[PYTHON])
+    assert store.state("cifar-100") == "there (packed)"
+    assert store.fetch("cifar-100").name == "cifar-100-python"
+    assert left(small_cifar100) == ["cifar-100-python", PYTHON]
+    assert server.asked == []
+
+
+def test_an_archive_that_is_damaged_is_fetched_anew(
+    served: dict[str, bytes], small_cifar100: Path, server: Server
+) -> None:
+    (small_cifar100 / BINARY).write_bytes(served[BINARY][:-1000])
+    store.fetch("cifar-100")
+    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert len(server.asked) == 1
+
+
+def test_a_damaged_folder_is_replaced(served: dict[str, bytes], small_cifar100: Path) -> None:
+    write_folder(small_cifar100, "binary", {"train": b"half"})
+    assert not store.verify("cifar-100")[0].whole
+    store.fetch("cifar-100")
+    assert store.verify("cifar-100")[0].whole
+
+
+def test_the_other_archive_will_do(served: dict[str, bytes], small_cifar100: Path, server: Server) -> None:
+    """And what had come of the first is not left lying about."""
+    server.answers[f"/{BINARY}"] = lambda handler: handler.send_error(404)
+    (small_cifar100 / f"{BINARY}.part").write_bytes(b"half")
+    assert store.state("cifar-100").startswith("fetched in part")
+    assert store.fetch("cifar-100").name == "cifar-100-python"
+    assert left(small_cifar100) == ["cifar-100-python"]
+
+
+def stopped_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Stop a fetch as it comes to this function of the store."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, name, stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.fetch("cifar-100")
+
+
+@pytest.mark.parametrize(("function", "after"), [("unpack", []), ("_check", ["cifar-100-binary"])])
+def test_stopped_after_the_download_the_next_fetch_removes_it(
+    function: str,
+    after: list[str],
+    served: dict[str, bytes],
+    small_cifar100: Path,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (small_cifar100 / f"{PYTHON}.part").write_bytes(served[PYTHON][:1000])
+    (small_cifar100 / f"{PYTHON}.fresh.part").write_bytes(served[PYTHON][:1000])
+    stopped_in(monkeypatch, function)
+    assert left(small_cifar100) == sorted([*after, f"{BINARY}.part", f"{PYTHON}.fresh.part", f"{PYTHON}.part"])
+    assert store.fetch("cifar-100").name == "cifar-100-binary"
+    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("function", ["unpack", "_check"])
+def test_an_archive_put_there_by_hand_stays_though_a_fetch_was_stopped(
+    function: str, served: dict[str, bytes], small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one of the same name as what was fetched."""
+    stopped_in(monkeypatch, function)
+    for name in (BINARY, PYTHON):
+        (small_cifar100 / name).write_bytes(served[name])
+    stopped_in(monkeypatch, "_check")
+    store.fetch("cifar-100")
+    assert left(small_cifar100) == ["cifar-100-binary", BINARY, PYTHON]
+    assert len(server.asked) == 1
+
+
+def test_a_whole_set_where_nothing_may_be_written(
+    served: dict[str, bytes], small_cifar100: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "denied")
+
+    lines: list[str] = []
+    folder = store.fetch("cifar-100")
+    monkeypatch.setattr(store.FileLock, "acquire", refuse)
+    assert store.fetch("cifar-100", report=lines.append) == folder
+    assert [line for line in lines if "already" in line] == lines
+    (folder / "test.bin").write_bytes(b"half")
+    with pytest.raises(DataError, match=r"cannot write .*: permission is denied"):
+        store.fetch("cifar-100")
+
+
+def test_what_cannot_be_removed_is_told(served: dict[str, bytes], small_cifar100: Path) -> None:
+    """A directory in the place of a file cannot be, not even by root."""
+    lines: list[str] = []
+    folder = store.fetch("cifar-100")
+    (small_cifar100 / f"{PYTHON}.part").mkdir()
+    (small_cifar100 / f"{BINARY}.part").write_bytes(b"half")
+    assert store.fetch("cifar-100", report=lines.append) == folder
+    assert left(small_cifar100) == ["cifar-100-binary", f"{PYTHON}.part"]
+    assert f"{PYTHON}.part is of no more use, but cannot be removed" in lines[-1]
+
+
+def test_when_nothing_serves_what_is_there_stays(
+    served: dict[str, bytes], small_cifar100: Path, server: Server
+) -> None:
+    write_folder(small_cifar100, "binary", {"train": b"half"})
+    for name in (BINARY, PYTHON):
+        server.answers[f"/{name}"] = lambda handler: handler.send_error(500)
+    with pytest.raises(DataError, match=r"(?s)binary.*answered 500.*python.*answered 500"):
+        store.fetch("cifar-100")
+    assert left(small_cifar100) == ["cifar-100-binary"]
+
+
+def test_two_do_not_fetch_at_once(served: dict[str, bytes]) -> None:
+    with store._alone("cifar-100"), pytest.raises(DataError, match="being fetched by another process"):
+        store.fetch("cifar-100")
+    folder = store.fetch("cifar-100")
+    with store._alone("cifar-100"):
+        assert store.fetch("cifar-100") == folder  # whole: there is nothing to wait for
+
+
+def test_verify_tells_each_form(served: dict[str, bytes], small_cifar100: Path) -> None:
+    store.fetch("cifar-100")
+    (small_cifar100 / BINARY).write_bytes(served[BINARY])
+    (small_cifar100 / PYTHON).write_bytes(served[PYTHON][:-1])
+    checks = store.verify("cifar-100")
+    assert [(check.path.name, check.whole) for check in checks] == [
+        ("cifar-100-binary", True),
+        (BINARY, True),
+        (PYTHON, False),
+    ]
+    assert "bytes instead of" in checks[2].text
+
+
+def test_the_command(
+    served: dict[str, bytes], small_cifar100: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The life of a data set on the command line."""
+    place = tmp_path / "new"
+    assert main(["data", "fetch", "cifar-100", "--data", str(place)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{place / 'cifar-100-binary'}\n"
+    assert "cifar-100: 100 % of" in err
+    assert main(["data", "--data", str(place)]) == 0
+    assert "cifar-100      there" in capsys.readouterr().out
+    assert main(["data", "--data", str(place), "where", "cifar-100"]) == 0
+    assert capsys.readouterr().out == f"{place / 'cifar-100-binary'}\n"
+    assert main(["data", "verify", "--data", str(place)]) == 0
+    out = capsys.readouterr().out
+    assert "cifar-100-binary is whole" in out
+    assert "tiny-imagenet: not there" in out
+    (place / "cifar-100-binary" / "test.bin").write_bytes(b"half")
+    assert main(["data", "verify", "cifar-100", "--data", str(place)]) == 1
+    assert "NOT whole" in capsys.readouterr().out
+
+
+def test_mnist_is_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "fetch", "mnist"]) == 0
+    assert main(["data", "verify", "mnist"]) == 0
+    assert "every file has its hash" in capsys.readouterr().out
+
+
+def test_the_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STEPPE_DATA", "~/data")
+    assert data_directory() == Path.home() / "data"
+    monkeypatch.setenv("STEPPE_DATA", "relative")
+    assert data_directory() == Path.cwd() / "relative"
+    monkeypatch.delenv("STEPPE_DATA")
+    assert data_directory() == platformdirs.user_cache_path("steppe") / "data"
+
+
+def test_processes_that_are_started_have_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPPE_DATA", "other")
+    assert main(["data", "where", "--data", str(tmp_path)]) == 0
+    script = "import os; print(os.environ['STEPPE_DATA'])"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(tmp_path)
+
+
+def test_a_folder_with_some_classes_of_tiny_imagenet(tiny_imagenet_data: Path) -> None:
+    assert store.state("tiny-imagenet") in ("there", "there (50 of 200 classes)")
+    assert store.where("tiny-imagenet") == tiny_imagenet_data / "tiny-imagenet-200"
+
+
+def test_the_commands_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ (steppe [^#\n]+)", text, re.MULTILINE) + re.findall(r"`(steppe [a-z]+[^`]*)`", text)
+    assert len(shown) > 5
+    for line in shown:
+        assert _parser().parse_args(shlex.split(line)[1:]).action
+    for name in SETS:
+        assert f"`{name}`" in text

@@ -1,0 +1,148 @@
+"""A run's configuration: presets, overrides, and the file from which it reruns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from steppe.cli.main import main
+from steppe.errors import UsageError
+from steppe.experiments.config import RunConfig
+from steppe.registry import BENCHMARKS, METHODS
+from steppe.settings import Limits, Training
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_round_trips_through_toml(method: str, tmp_path: Path) -> None:
+    config = RunConfig.make("pmnist", method, ["benchmark.tasks=3", "lr=0.5"], seed=7, threads=2)
+    (tmp_path / "config.toml").write_text(config.as_toml(), encoding="utf-8")
+    assert RunConfig.load(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pmnist", "er", "--tasks", "2", "--set", "tasks=1"], "benchmark.tasks is given twice, as '1' and as '2'"),
+        (["pmnist", "er", "--epochs", "3", "--set", "epochs=2"], "training.epochs is given twice, as '2' and as '3'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "lr=0.2"], "method.lr is given twice, as '0.1' and as '0.2'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "method.lr=0.2"], "method.lr is given twice"),
+        (["folder:a", "er", "--set", "path=b"], "benchmark.path is given twice, as 'a' and as 'b'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "lr=fast"], "lr = 'fast' is not a number"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "study"])
+def test_what_is_given_twice_must_be_the_same(
+    command: str,
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_value_twice_is_no_contradiction() -> None:
+    twice = ["lr=0.1", "method.lr=1e-1", "tasks=2", "benchmark.tasks=2", "patience=0", "patience= 0"]
+    assert RunConfig.make("pmnist", "er", twice) == RunConfig.make("pmnist", "er", ["lr=0.1", "tasks=2", "patience=0"])
+
+
+def values_of(kind: type, limits: Limits) -> st.SearchStrategy[Any]:
+    """Whatever a setting may be; texts that are not to be chosen from have a meaning of their own and stay."""
+    if limits.choices:
+        return st.sampled_from(limits.choices)
+    if kind is bool:
+        return st.booleans()
+    least = limits.at_least if limits.at_least is not None else limits.above
+    most = limits.at_most if limits.at_most is not None else limits.below
+    if kind is int:
+        return st.integers(0 if least is None else int(least), 2**63 - 1 if most is None else int(most))
+    return st.floats(least, most, allow_nan=False, allow_infinity=False).filter(limits.admit)
+
+
+@pytest.mark.parametrize("benchmark", sorted(BENCHMARKS))
+@pytest.mark.parametrize("method", sorted(METHODS))
+@settings(max_examples=5)
+@given(st.data())
+def test_any_values_survive_the_file(method: str, benchmark: str, data: st.DataObject) -> None:
+    kinds = {"benchmark": BENCHMARKS[benchmark].settings, "method": METHODS[method].settings, "training": Training}
+    overrides = [
+        f"{section}.{name}={data.draw(values_of(kind, limits), label=name)!r}".replace("'", "")
+        for section, settings in kinds.items()
+        for name, (kind, limits) in settings.schema().items()
+        if (kind is not str or limits.choices) and data.draw(st.booleans())
+    ]
+    try:
+        config = RunConfig.make(benchmark, method, overrides, seed=data.draw(st.integers(0, 2**63 - 1)))
+    except UsageError:  # values that do not go together
+        reject()
+    assert RunConfig.from_toml(config.as_toml()) == config
+    assert RunConfig.from_mapping(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_presets_then_variants_then_overrides() -> None:
+    assert RunConfig.make("pmnist", "er").method_settings.as_dict()["lr"] == 0.005
+    assert RunConfig.make("pmnist-60k", "fs-er").method_settings.as_dict()["ascent_steps"] == 2
+    assert RunConfig.make("pmnist", "fs-gpm").method_settings.as_dict()["importance"] == "ones"
+    assert RunConfig.make("pmnist", "fs-gpm", ["importance=spectral"]).changes() == {"method.importance": "spectral"}
+    assert RunConfig.make("pmnist", "multitask").training.epochs == 5
+
+
+def test_what_makes_a_run_comparable() -> None:
+    assert RunConfig.make("pmnist", "er", ["lr=0.1"]).full_length
+    assert not RunConfig.make("pmnist", "er", ["tasks=3"]).full_length
+    assert not RunConfig.make("pmnist", "er", ["epochs=2"]).full_length
+
+
+def test_the_command_gives_the_run_again() -> None:
+    config = RunConfig.make("pmnist", "fs-dgpm", ["tasks=3", "method.alpha=2"], seed=4)
+    words = config.command().split()
+    assert words[:4] == ["steppe", "run", "pmnist", "fs-dgpm"]
+    sets = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert RunConfig.make("pmnist", "fs-dgpm", sets, seed=int(words[words.index("--seed") + 1])) == config
+
+
+def test_blanks_around_a_value_are_no_part_of_it_but_in_a_free_text() -> None:
+    given = ["training.freeze_norms = true", "ascent_form= chunked ", " buffer = 5"]
+    config = RunConfig.make("pmnist", "fs-dgpm", given).as_dict()
+    assert config["training"]["freeze_norms"] is True
+    assert (config["method"]["ascent_form"], config["method"]["buffer"]) == ("chunked", 5)
+    assert RunConfig.make("folder", "er", ["path=/a b "]).as_dict()["benchmark"]["path"].endswith("/a b ")
+
+
+def test_a_file_that_begins_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    config = RunConfig.make("pmnist", "er")
+    (tmp_path / "config.toml").write_text(config.as_toml(), encoding="utf-8-sig")
+    assert RunConfig.load(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize("words", ["run folder:~nobody-of-that-name/x er", "data where"])
+def test_a_home_that_nobody_has(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPPE_DATA", "~nobody-of-that-name/x")
+    assert main(words.split()) == 2
+    assert "~nobody-of-that-name/x: there is no such home directory" in capsys.readouterr().err
+
+
+def test_a_plugin_adds_a_method(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import steppe\nsteppe.register_method('mine', steppe.Finetune, 'mine', variant={'lr': 0.125})\n",
+        encoding="utf-8",
+    )
+    try:
+        config = RunConfig.make("pmnist", "mine", plugins=[str(plugin)])
+        assert config.method_settings.as_dict()["lr"] == 0.125
+    finally:
+        METHODS.pop("mine", None)

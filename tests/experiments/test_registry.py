@@ -1,0 +1,129 @@
+"""What may be registered, and what a plugin's author is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steppe.cli.main import main
+from steppe.errors import UsageError
+from steppe.methods import ER
+from steppe.registry import BENCHMARKS, METHODS, register_method
+
+HEAD = (
+    "from dataclasses import dataclass\nimport torch\nfrom torch import nn\nimport steppe\n\n@dataclass(frozen=True)\n"
+)
+METHOD = HEAD + "class Mine(steppe.Finetune):\n    {field}\nsteppe.register_method('{name}', Mine, '')\n"
+BARE = (
+    HEAD
+    + "class Bare(steppe.MethodSettings):\n    def start(self, *given): ...\nsteppe.register_method('bare', Bare, '')\n"
+)
+POINTS = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+import steppe
+
+@steppe.register_benchmark("points", "Points.")
+@dataclass(frozen=True)
+class Points(steppe.Benchmark):
+    def stream(self, seed):
+        x = torch.rand(20, 4, generator=torch.Generator().manual_seed(seed))
+        y = (x[:, 0] > 0.5).long()
+        return [steppe.Task((x, y), (x, y))]
+"""
+NETWORK = "    def network(self):\n        return nn.Linear(4, 2)\n"
+
+
+@pytest.fixture(autouse=True)
+def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is known to nobody after it."""
+    monkeypatch.chdir(tmp_path)
+    methods, benchmarks = dict(METHODS), dict(BENCHMARKS)
+    yield
+    METHODS.clear()
+    METHODS.update(methods)
+    BENCHMARKS.clear()
+    BENCHMARKS.update(benchmarks)
+
+
+def plugin(text: str) -> list[str]:
+    Path("p.py").write_text(text, encoding="utf-8")
+    return ["--plugin", "p.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            METHOD.format(field="pass", name="er"),
+            "there is a method 'er' already (steppe.methods.er.ER): choose another",
+        ),
+        ("import steppe\nsteppe.register_method('er', steppe.ER, '', variant={'lr': 1})", "a method 'er' already"),
+        (METHOD.format(field="pass", name="../esc"), "the method '../esc' cannot be called so"),
+        (METHOD.format(field="pass", name="a b"), "the method 'a b' cannot be called so"),
+        (METHOD.format(field="pass", name=""), "the method '' cannot be called so"),
+        (POINTS.replace('"points"', '"points:v2"') + NETWORK, "the benchmark 'points:v2' cannot be called so"),
+        (POINTS.replace('"points"', '"pmnist"') + NETWORK, "there is a benchmark 'pmnist' already"),
+        (POINTS, "the benchmark 'points' lacks network: write it in Points"),
+        (
+            METHOD.format(field="pull: float = 0.5", name="mine"),
+            "Mine.pull: declare it by steppe.setting(default, help)",
+        ),
+        (
+            METHOD.format(field="pull: float | None = steppe.setting(None, 'how much')", name="mine"),
+            "Mine.pull: its type must be bool, int, float or str",
+        ),
+    ],
+)
+def test_what_an_author_is_told(text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = dict(METHODS), dict(BENCHMARKS)
+    assert main(["list", *plugin(text)]) == 2
+    assert says in capsys.readouterr().err
+    assert (dict(METHODS), dict(BENCHMARKS)) == before
+
+
+def test_what_is_registered_again_from_the_same_place_takes_its_place() -> None:
+    """As in a notebook, where a cell is run once more."""
+
+    def cell(lr: float) -> None:
+        made = type("Mine", (ER,), {"__module__": "__main__", "__qualname__": "Mine"})
+        register_method("mine", made, "", variant={"lr": lr})
+
+    cell(0.25)
+    cell(0.5)
+    assert METHODS["mine"].variant == {"lr": 0.5}
+    register_method("er", METHODS["er"].settings, METHODS["er"].summary, presets=METHODS["er"].presets)  # the same
+    with pytest.raises(UsageError, match="there is a method 'mine' already"):
+        register_method("mine", ER, "")
+
+
+def test_a_benchmark_of_two_methods_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its training is the default one, and it need not have settings."""
+    given = plugin(POINTS + NETWORK)
+    assert main(["run", "points", "finetune", "--out", "r", *given]) == 0
+    assert main(["list", "points", *given]) == 0
+    assert "Settings (--set benchmark.KEY=VALUE)\n  none" in capsys.readouterr().out
+
+
+def test_a_method_without_settings_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "bare", *plugin(BARE)]) == 0
+    assert "  none\n" in capsys.readouterr().out + "\n"
+
+
+def test_a_network_that_cannot_be_kept_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its extra state would be lost with the run, which says so."""
+    network = """
+    def network(self):
+        return Counting(4, 2)
+
+class Counting(nn.Linear):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state): ...
+"""
+    assert main(["run", "points", "er", "--out", "r", *plugin(POINTS + network)]) == 0
+    assert "er, or its network, cannot be kept: if the run stops, it is lost." in capsys.readouterr().err

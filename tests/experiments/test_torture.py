@@ -1,0 +1,21 @@
+"""The short form of the fault harness: what `make torture` does a few hundred times, a few times."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forked, which this system cannot do")
+
+
+def test_killed_damaged_and_without_space_nothing_is_lost(tmp_path: Path) -> None:
+    """In a process of its own: forks of one that runs tests would take its threads' locks with them."""
+    command = [sys.executable, str(Path(__file__).parents[1] / "stress" / "torture.py"), "--kills", "8", "--seed", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"lost": 0' in done.stdout
+    assert '"different": 0' in done.stdout

@@ -1,0 +1,151 @@
+"""`steppe resume --tasks`: a run that ends after fewer tasks than it was begun for is the run of so many tasks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from small_runs import Broken, assert_same_run, broken_off, small
+
+from steppe.cli.main import main
+from steppe.errors import UsageError
+from steppe.experiments.config import RunConfig
+from steppe.experiments.run import run
+from steppe.experiments.run_directory import CONFIG, RESULT, RunDirectory, kept_weights, read_result
+from steppe.experiments.study import read_plan
+from steppe.experiments.truncate import end_after
+from steppe.learning import loop as training
+from steppe.learning.events import Event
+
+pytestmark = pytest.mark.usefixtures("pictures_known")
+SHORT = ["--set", "benchmark.samples=40", "--set", "benchmark.test_samples=50"]
+
+
+@pytest.fixture(autouse=True)
+def _every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
+
+
+def begun(config: RunConfig, out: Path, tasks: int, told: str = "Progress", every: float = 0) -> None:
+    """A run that broke off in the task with this number, counted from 1, when such an event was told."""
+    ended = 0
+
+    def watch(event: Event) -> None:
+        nonlocal ended
+        ended += type(event).__name__ == "TaskEnded"
+        if ended == tasks - 1 and type(event).__name__ == told:
+            raise Broken
+
+    with pytest.raises(Broken):
+        run(config, out, watch, resume=True, checkpoint_every=every)
+
+
+@pytest.mark.parametrize("method", ["fs-dgpm", "gpm", "ewc", "la-maml", "a-gem", "oracle"])
+@pytest.mark.parametrize("stopped_in", [1, 2])
+def test_to_the_bit(method: str, stopped_in: int, tmp_path: Path) -> None:
+    config = small("pmnist", method)
+    described = config.as_dict()
+    fewer = RunConfig.from_mapping({**described, "benchmark": {**described["benchmark"], "tasks": 2}})
+    run(fewer, tmp_path / "short")
+    begun(config, tmp_path / "cut", stopped_in)
+    (shorter,) = end_after({tmp_path / "cut": config}, 2)
+    assert shorter == fewer
+    run(shorter, tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "short", tmp_path / "cut")
+
+
+def test_one_that_has_begun_more_goes_back_to_where_it_had_not(tmp_path: Path) -> None:
+    """The state kept at the end of the task is there until two more have been kept; later lines of the log go."""
+    config = small("pmnist", "er")
+    run(RunConfig.make("pmnist", "er", ["tasks=2", "samples=40", "test_samples=50"]), tmp_path / "short")
+    begun(config, tmp_path / "cut", 3, "EpochEnded", every=1e9)
+    run(*end_after({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "short", tmp_path / "cut")
+
+
+def test_begun_more_and_nothing_older_is_refused_and_spared(tmp_path: Path) -> None:
+    config = small("pmnist", "er")
+    begun(config, tmp_path, 3)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
+    with pytest.raises(UsageError, match="cannot end after 1 task: it has begun more"):
+        end_after({tmp_path: config}, 1)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
+    run(config, tmp_path, resume=True)
+
+
+def test_where_one_run_is_refused_none_is_changed(tmp_path: Path) -> None:
+    config = small("pmnist", "er")
+    begun(config, tmp_path / "early", 1)
+    begun(config, tmp_path / "late", 3)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="late cannot end after 1 task"):
+        end_after({tmp_path / "early": config, tmp_path / "late": config}, 1)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("moment", ["save_state", "create"])
+def test_killed_in_the_middle_it_is_repeated(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small("pmnist", "er")
+    run(RunConfig.make("pmnist", "er", ["tasks=2", "samples=40", "test_samples=50"]), tmp_path / "short")
+    begun(config, tmp_path / "cut", 2)
+
+    def killed(*given: object, **options: object) -> None:
+        raise Broken
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, moment, killed)
+        with pytest.raises(Broken):
+            end_after({tmp_path / "cut": config}, 2)
+    run(*end_after({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "short", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "method", "tasks", "told"),
+    [
+        ("pmnist", "er", 4, "is one of 3 tasks; it can end after fewer, not after more"),
+        ("pmnist", "multitask", 2, "learns all its tasks at once"),
+        ("pictures", "er", 2, "another from the start"),  # its network has outputs for all tasks
+        ("pmnist", "er", 0, "tasks"),
+    ],
+)
+def test_what_is_refused(benchmark: str, method: str, tasks: int, told: str, tmp_path: Path) -> None:
+    config = small(benchmark, method)
+    broken_off(config, tmp_path, 2)
+    before = (tmp_path / CONFIG).read_bytes()
+    with pytest.raises(UsageError, match=told):
+        end_after({tmp_path: config}, tasks)
+    assert (tmp_path / CONFIG).read_bytes() == before
+
+
+def test_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small("pmnist", "er")
+    begun(config, tmp_path / "run", 2)
+    assert main(["resume", str(tmp_path / "run"), "--tasks", "2"]) == 0
+    result = read_result(tmp_path / "run")
+    assert (len(result["accuracy"]), result["config"]["benchmark"]["tasks"]) == (2, 2)
+    assert not result["full_length"]
+    assert "--set benchmark.tasks=2" in result["command"]
+    assert main(["resume", str(tmp_path / "run"), "--tasks", "1"]) == 2
+    assert "is finished" in capsys.readouterr().err
+
+
+def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "study"
+    words = ["study", "pmnist", "er", "finetune", "--seeds", "1", "--jobs", "1", "--tasks", "3", *SHORT]
+    assert main([*words, "--out", str(out)]) == 0
+    (out / "er" / "seed-0" / RESULT).unlink()  # as if it were under way; nothing of it was kept
+    assert main(["resume", str(out), "--tasks", "2"]) == 2  # the other one has learnt three
+    assert "finetune/seed-0 is finished" in capsys.readouterr().err
+    shutil.rmtree(out / "finetune")  # as if it had not been begun
+    assert main(["resume", str(out), "--tasks", "2", "--jobs", "1"]) == 0
+    jobs, command = read_plan(out)
+    assert [job.config.as_dict()["benchmark"]["tasks"] for job in jobs] == [2, 2]
+    assert command.endswith("--set benchmark.tasks=2")
+    assert command.count("tasks=") == 1
+    table = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    assert table["command"] == command
+    assert {len(read_result(job.out)["accuracy"]) for job in jobs} == {2}
+    assert {len(kept_weights(job.out)) for job in jobs} == {2}

@@ -1,0 +1,96 @@
+"""Whose a landscape is: what names a run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_result, write_landscape, write_run
+
+from steppe.errors import RunError
+from steppe.experiments.config import RunConfig
+from steppe.experiments.run import run
+from steppe.experiments.run_directory import read_result
+from steppe.landscape.files import identity, read_landscape_of
+from steppe.landscape.measure import Wanted, survey
+from steppe.landscape.settings import LandscapeSettings
+
+QUICK = LandscapeSettings(samples=5, directions=1, points=3, radius=1.0)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "one"
+    run(RunConfig.make("split-mnist", "finetune", ["tasks=2", "samples=20"]), out)
+    return out
+
+
+def test_the_settings_name_a_run_and_where_it_was_computed_does_not() -> None:
+    def changed(**sections: Any) -> dict[str, Any]:
+        result = made_result("er", 0)
+        return {**result, "config": {**result["config"], **sections}}
+
+    own = identity(made_result("er", 0))
+    assert {key: own[key] for key in ("benchmark", "method", "seed")} == {
+        "benchmark": "pmnist", "method": "er", "seed": 0,
+    }  # fmt: skip
+    assert identity(changed(run={"threads": 8, "device": "cuda"})) == own
+    for other in ({"method": {"buffer": 1}}, {"benchmark": {"tasks": 4}}, {"training": {"epochs": 2}}):
+        assert identity(changed(**other))["config"] != own["config"]
+    assert identity(made_result("er", 1))["config"] != own["config"]
+
+
+def test_a_run_that_has_none(tmp_path: Path) -> None:
+    assert read_landscape_of(tmp_path, made_result()) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (made_result("gpm"), "method er, not gpm"),
+        (made_result("er", 1), "seed 0, not 1"),
+        (made_result("er", benchmark="pmnist-60k"), "benchmark pmnist, not pmnist-60k"),
+        (made_result("er", buffer=200), "other settings"),
+    ],
+)
+def test_one_of_another_run_is_refused(other: dict[str, Any], told: str, tmp_path: Path) -> None:
+    own = write_landscape(write_run(tmp_path / "own", made_result("er")))
+    assert read_landscape_of(own.path, own.result) is not None
+    with pytest.raises(RunError, match=rf"landscape\.json is the landscape of another run \({told}\): remove it"):
+        read_landscape_of(own.path, other)
+
+
+def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
+    out = finished / "landscape.json"
+    survey(finished, out, QUICK, Wanted(after=[1]))
+    assert read_landscape_of(finished, read_result(finished)) is not None
+    out.unlink()
+    # A result from before a setting was known: measured today, it is still that run's.
+    result = read_result(finished)
+    result["config"]["method"].pop("lr")
+    (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    for resume in (False, True):
+        survey(finished, out, QUICK, Wanted(after=[1]), resume=resume)
+        assert read_landscape_of(finished, read_result(finished)) is not None
+
+
+def test_what_an_earlier_version_measured_is_still_the_runs(finished: Path) -> None:
+    """It took the settings that came after the run into account, with their defaults."""
+    out = finished / "landscape.json"
+    out.unlink(missing_ok=True)
+    whole = RunConfig.load(finished / "config.toml").as_dict()
+    result = read_result(finished)
+    survey(finished, out, QUICK, Wanted(after=[1]))
+    told = json.loads(out.read_text(encoding="utf-8"))
+    told["run"]["config"] = identity({**result, "config": whole})["config"]
+    out.write_text(json.dumps(told), encoding="utf-8")
+    result["config"]["training"].pop("freeze_statistics", None)
+    (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    assert identity(result)["config"] != told["run"]["config"]
+    assert read_landscape_of(finished, read_result(finished)) is not None
+    survey(finished, out, QUICK, Wanted(after=[1]), resume=True)
+    result["config"]["run"]["plugins"] = ["nowhere.py"]  # which nobody runs for it
+    with pytest.raises(RunError, match="other settings"):
+        read_landscape_of(finished, result)

@@ -1,0 +1,140 @@
+"""Errors that only learning shows, told in words: outputs of train mode, samples of several shapes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from own_models import mlp
+from small_tasks import SEQUENTIAL, settings_of
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from steppe import ER, FSDGPM, DataError, Finetune, ICaRL, Learner, ModelError, Task
+from steppe.errors import ShapesDifferError
+from steppe.methods.base import MethodSettings
+from steppe.methods.parts.reservoir import Reservoir
+from steppe.methods.parts.ring_buffer import Rings
+from steppe.runtime.rng import Streams
+from steppe.tensors.batch import Batch
+
+X, Y = torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+
+
+class Outputs(NamedTuple):
+    logits: Tensor
+    aux_logits: Tensor
+
+
+class Auxiliary(nn.Module):
+    """A second output in train mode, as GoogLeNet and Inception have; BatchNorm, which wants two samples."""
+
+    def __init__(self, form: str, spoilt: bool = False) -> None:
+        super().__init__()
+        self.norm, self.inner, self.aux = nn.BatchNorm1d(8), mlp(), nn.Linear(8, 4)
+        self.form, self.spoilt = form, spoilt
+
+    def forward(self, x: Tensor) -> Any:
+        if self.spoilt and self.training:
+            raise TypeError("something else")
+        logits, aux = self.inner(self.norm(x)), self.aux(x)
+        forms = {"tuple": (logits, aux), "Outputs": Outputs(logits, aux), "dict": {"out": logits, "aux": aux}}
+        return forms[self.form] if self.training else logits
+
+
+METHODS = {"finetune": Finetune(), "er": ER(), "fs-dgpm": FSDGPM(buffer=10, basis_samples=10), "icarl": ICaRL()}
+
+
+@pytest.mark.parametrize("form", ["tuple", "Outputs", "dict"])
+@pytest.mark.parametrize("name", METHODS)
+def test_outputs_that_only_train_mode_has_are_named(name: str, form: str) -> None:
+    model = Auxiliary(form)
+    learner = Learner(model, METHODS[name], exclude=["inner.4"])
+    before = [weight.detach().clone() for weight in model.parameters()]
+    with pytest.raises(ModelError, match=rf"in train mode, too, .* but gives a {form}: leave auxiliary outputs away"):
+        learner.learn(Task((X, Y), head=range(0, 2)))
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert model.norm.num_batches_tracked <= 1  # to find out why leaves no trace
+    assert learner.tasks_learnt == 0
+
+
+def test_other_errors_of_a_model_stay_as_they_are() -> None:
+    with pytest.raises(TypeError, match=r"^something else$"):
+        Learner(Auxiliary("tuple", spoilt=True), ER()).learn(Task((X, Y)))
+
+    class Told(Finetune):
+        def start(self, *arguments: Any) -> Any:
+            method = super().start(*arguments)
+            method.remember = lambda batch: batch.nothing  # type: ignore[assignment, return-value, method-assign]
+            return method
+
+    model = nn.Sequential(nn.BatchNorm1d(8), mlp())
+    with pytest.raises(AttributeError, match="nothing"):
+        Learner(model, Told()).learn(Task((X, Y)))
+    assert model[0].num_batches_tracked == 1
+
+
+class Sentences(Dataset[Any]):
+    """Sequences of two lengths; the loader pads each batch to its longest."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        length = self.lengths[place * len(self.lengths) // 20]
+        return torch.randn(length, 3, generator=torch.Generator().manual_seed(place)), place % 2
+
+
+def padded(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    return nn.utils.rnn.pad_sequence([x for x, _ in samples], batch_first=True), torch.tensor([y for _, y in samples])
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.hidden, self.head = nn.LSTM(3, 6, batch_first=True), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.hidden(self.lstm(x)[0][:, -1]).relu())
+        return output
+
+
+def settings(method: str) -> MethodSettings:
+    return ICaRL() if method == "icarl" else settings_of(method, "cifar100-superclass")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", SEQUENTIAL)
+def test_samples_that_cannot_be_kept_together(method: str) -> None:
+    """Two batches of five words, then two of seven: refused by the methods that keep samples, with both shapes."""
+    loader = DataLoader(Sentences((5, 7)), batch_size=5, collate_fn=padded)
+    learner, task = Learner(Reader(), settings(method)), Task(loader, head=range(0, 2), name="letters")
+    if method == "finetune":  # keeps nothing
+        assert learner.learn(task).updates == 4
+        return
+    with pytest.raises(DataError, match=r"^letters: inputs of shape .* cannot be kept together") as caught:
+        learner.learn(task)
+    assert {"(5, 3)", "(7, 3)"} == {words[:6] for words in str(caught.value).split("of shape ")[1:]}
+    fixed = DataLoader(Sentences((7, 7)), batch_size=5, collate_fn=padded)
+    assert learner.learn(Task(fixed, head=range(0, 2))).updates == 4
+
+
+def batch(*shape: int) -> Batch:
+    return Batch(torch.ones(*shape), torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], dtype=torch.int64))
+
+
+def test_nothing_is_stretched_to_fit() -> None:
+    """A row of one number could be written to one of five without an error."""
+    rings, streams = Rings(8, 2), Streams(0)
+    rings.begin_task()
+    reservoir = Reservoir(8, streams.picker("draws"), streams.picker("pushes"))
+    for write in (rings.write, reservoir.push):
+        write(batch(2, 5))
+        with pytest.raises(ShapesDifferError, match=r"\(1,\) .* \(5,\)"):
+            write(batch(2, 1))
+    with pytest.raises(ShapesDifferError, match=r"\(5,\) .* \(1,\)"):
+        batch(2, 5).joined(batch(2, 1))

@@ -1,0 +1,371 @@
+"""Models and data at the edge, each of which once went wrong silently."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import steppe
+from steppe.errors import DataError
+from steppe.methods.parts.sharpness import Ascent
+from steppe.network.network import Network
+from steppe.projection.hooks import captured_calls
+from steppe.projection.importance import Ones, Spectral
+from steppe.projection.layers import covered_weights
+from steppe.projection.memory import GradientMemory
+from steppe.tensors.batch import Batch
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(40) % 4
+
+
+class TwoOffsets(nn.Module):
+    """Two parameters of one shape whose gradients autograd gives as one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + (self.a + self.b)
+
+
+def test_gradients_that_share_memory_are_not_scaled_twice() -> None:
+    model = TwoOffsets()
+    network = Network(model)
+    network.open_head(None, 4)
+    batch = Batch(X, Y, torch.zeros_like(Y))
+    _, g = network.gradient(batch)
+    seen = []
+    shifted = network.gradient
+
+    def spy(part: Batch, at: dict[str, Tensor] | None = None, **options: object) -> object:
+        seen.append(None if at is None else {name: w - network.parameters[name].detach() for name, w in at.items()})
+        return shifted(part, at, **options)  # type: ignore[arg-type]
+
+    network.gradient = spy  # type: ignore[assignment, method-assign]
+    Ascent(lr=0.1, steps=1)(network, GradientMemory(Ones()), batch, batch)
+    assert seen[-1] is not None
+    for name in ("a", "b"):
+        torch.testing.assert_close(seen[-1][name], 0.1 * g[name])
+
+
+def test_a_weight_excluded_by_one_of_its_layers_is_excluded() -> None:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    model = nn.Sequential(first, nn.ReLU(), second, nn.Linear(6, 4))
+    assert set(covered_weights(model, ("2",))) == {"3.weight"}
+
+
+def test_a_failed_task_does_not_spoil_the_next() -> None:
+    """The head and the samples of a task that broke off stay its own."""
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), seed=0)
+    learner.learn(steppe.Task((X, Y % 2), (X, Y % 2), head=range(0, 2), name="good"))
+    bad = TensorDataset(X, torch.where(torch.arange(40) == 39, 3, Y % 2))
+    with pytest.raises(DataError, match="bad: the training data has labels"):
+        learner.learn(steppe.Task(bad, head=range(0, 2), name="bad"))
+    later = steppe.Task((X, Y % 2 + 2), (X, Y % 2 + 2), head=range(2, 4), name="later")
+    learner.learn(later, epochs=30)
+    assert learner.evaluate(later)[0] > 55
+
+
+def test_an_excluded_head_does_not_make_the_layer_before_it_the_head() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    learner = steppe.Learner(model, steppe.FSDGPM(), exclude=("2",))
+    learnt = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2)))
+    assert set(learnt.record["ranks"]) == {"0.weight", "1.weight"}
+
+
+def test_every_unprotected_matrix_is_named() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+            self.up = nn.ConvTranspose1d(1, 1, 3)
+            self.table = nn.Embedding(3, 6)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.unsqueeze(1) + self.table.weight[0]
+            x, _ = self.attention(x, x, x)
+            return self.head(self.up(x).squeeze(1))
+
+    with pytest.warns(UserWarning, match=r"in_proj_weight, attention.out_proj.weight, up.weight$"):
+        steppe.Learner(Model(), steppe.FSDGPM()).learn(steppe.Task((X, Y)))
+
+
+class Rebinding(nn.Module):
+    """Running statistics kept by putting a new tensor in the buffer's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+def test_a_rebound_buffer_moves_once_per_update(second_order: bool) -> None:
+    model = Rebinding()
+    learnt = steppe.Learner(model, steppe.FSDGPM(second_order=second_order)).learn(steppe.Task((X, Y)), batch_size=8)
+    assert float(model.seen) == learnt.updates == 5
+
+
+def test_a_layer_that_saw_only_zeros_is_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Threshold(1e9, 0.0), nn.Linear(5, 4))
+    memory = GradientMemory(Spectral(2.0), covered_weights(model))
+    memory.rebuild(Network(model), X, 0.99)
+    assert set(memory.projectors) == {"0.weight"}
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_loader_that_gives_no_batch_is_refused(part: str) -> None:
+    empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=8, drop_last=True)
+    task = steppe.Task(empty) if part == "train" else steppe.Task((X, Y), empty)
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.Finetune())
+    if part == "test":
+        learner.learn(task)
+    with pytest.raises(DataError, match="gave no batch"):
+        (learner.learn if part == "train" else learner.evaluate)(task)
+
+
+@pytest.mark.parametrize("x", [(X * 10).to(torch.uint8), X.double(), X.reshape(40, 2, 3)])
+def test_tasks_of_another_kind_are_refused(x: Tensor) -> None:
+    learner = steppe.Learner(nn.Sequential(nn.Flatten(), nn.Linear(6, 4)), steppe.ER())
+    learner.learn(steppe.Task((X, Y), name="first"))
+    with pytest.raises(DataError, match=r"second: inputs are .* earlier tasks"):
+        learner.learn(steppe.Task((x, Y), name="second"))
+
+
+def test_a_loader_may_collate_in_its_own_way() -> None:
+    rows = [{"x": x, "y": int(y)} for x, y in zip(X, Y, strict=True)]
+
+    def collate(parts: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([part["x"] for part in parts]), torch.tensor([part["y"] for part in parts])
+
+    loader = DataLoader(rows, batch_size=8, collate_fn=collate)  # type: ignore[arg-type]
+    assert steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(loader)).updates == 5
+
+
+def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
+    spoilt = X.clone()
+    spoilt[17, 2] = torch.nan
+    with pytest.raises(DataError, match=r"digits: the training data holds NaN .* sample 17"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(TensorDataset(spoilt, Y), name="digits"))
+
+
+@pytest.mark.parametrize("method", [steppe.Multitask(), steppe.Oracle()])
+def test_upper_bounds_do_not_turn_into_finetune(method: steppe.MethodSettings) -> None:
+    learner = steppe.Learner(nn.Linear(6, 4), method)
+    learner.learn([steppe.Task((X, Y)), steppe.Task((X, Y))])
+    with pytest.raises(steppe.UsageError, match="all tasks at once"):
+        learner.learn(steppe.Task((X, Y)))
+
+
+def test_icarl_may_learn_tasks_together() -> None:
+    data = [(X, Y % 2), (X, Y % 2 + 2)]
+    tasks = [steppe.Task(d, d, head=range(2 * place, 2 * place + 2)) for place, d in enumerate(data)]
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ICaRL(exemplars=8))
+    learner.learn(tasks)
+    assert len(learner.evaluate(tasks)) == 2
+    with pytest.raises(steppe.UsageError, match="shares rows"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ICaRL()).learn([tasks[0], tasks[0]])
+
+
+def test_a_weight_frozen_later_is_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    learner = steppe.Learner(model, steppe.ER())
+    learner.learn(steppe.Task((X, Y)))
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(steppe.ModelError, match=r"'0.weight' was frozen"):
+        learner.learn(steppe.Task((X, Y)))
+
+
+def test_learning_inside_no_grad_and_foreign_arguments() -> None:
+    with torch.no_grad():
+        assert steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y))).updates == 4
+    with pytest.raises(steppe.UsageError, match="Tensor is given as a task"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn((X, Y))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="range"):
+        steppe.Task((X, Y), head=5)  # type: ignore[arg-type]
+    if not torch.cuda.is_available():
+        with pytest.raises(steppe.UsageError, match="CUDA"):
+            steppe.Learner(nn.Linear(6, 4), steppe.ER(), device="cuda")
+
+
+def test_testing_leaves_the_global_generator_alone() -> None:
+    """A DataLoader draws from it whenever it is walked through."""
+    task = steppe.Task((X, Y), DataLoader(TensorDataset(X, Y), batch_size=8))
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
+    before = torch.get_rng_state()
+    learner.learn(task)
+    learner.evaluate(task)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_numbers_beyond_all_bounds_are_no_crash() -> None:
+    for name, value in (("buffer", 10**400), ("buffer", 10**5000), ("buffer", 1e300), ("lr", 10**400)):
+        with pytest.raises(steppe.UsageError, match=name):
+            steppe.ER.from_mapping({name: value})
+
+
+def test_a_batch_too_small_for_batchnorm_says_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    with pytest.raises(DataError, match=r"digits: a batch of one sample .* batch_size"):
+        steppe.Learner(model, steppe.Finetune()).learn(steppe.Task((X[:9], Y[:9]), name="digits"), batch_size=8)
+
+
+def test_words_as_data_are_refused() -> None:
+    with pytest.raises(DataError, match="words: the training data cannot be made tensors"):
+        steppe.Task((["a", "b"], [0, 1]), name="words")
+
+
+def test_a_loader_of_whole_batches_serves() -> None:
+    """A Dataset that gives batches itself, as `batch_size=None` is for."""
+    parts = [(X[start : start + 10], Y[start : start + 10]) for start in (0, 10, 20, 30)]
+    loader = DataLoader(parts, batch_size=None)  # type: ignore[arg-type]
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), seed=0)
+    assert learner.learn(steppe.Task(loader, loader)).updates == 4
+    with torch.no_grad():
+        right = int((learner.model(X).argmax(1) == Y).sum())
+    assert learner.evaluate(steppe.Task(loader, loader)) == [pytest.approx(100 * right / 40)]
+    assert 0 < right < 40
+
+
+def test_a_validation_loader_without_a_batch_is_named() -> None:
+    empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=4, drop_last=True)
+    with pytest.raises(DataError, match="the validation data gave no batch"):
+        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y), valid=empty), patience=1)
+
+
+def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
+    """Features computed by a network of the user's own: what replay keeps must not hold on to where they came from."""
+    features = (X * nn.Parameter(torch.ones(6))).relu()
+    for source in ((features, Y), DataLoader(TensorDataset(features, Y), batch_size=10)):
+        learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
+        learner.learn(steppe.Task(source))
+        method = learner.check(steppe.Task(source))
+        drawn = method.replay.draw(5)  # type: ignore[attr-defined]
+        assert not drawn.x.requires_grad
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_augmentation_by_a_network_does_not_grow_a_graph(together: bool) -> None:
+    varied = nn.Linear(6, 6)
+    tasks = [steppe.Task((X, Y), augment=lambda x, generator: varied(x)) for _ in range(2)]
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(buffer=20))
+    for part in [tasks] if together else tasks:
+        learner.learn(part)
+    drawn = learner.check(tasks[0]).replay.draw(20)  # type: ignore[attr-defined]
+    assert not drawn.x.requires_grad
+    rows = varied(X).detach()
+    assert all(torch.isclose(rows, row).all(1).any() for row in drawn.x)  # varied samples are kept all the same
+
+
+def test_a_frozen_part_in_eval_mode_stays_in_it() -> None:
+    backbone = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).requires_grad_(False).eval()
+    model = nn.Sequential(backbone, nn.BatchNorm1d(5), nn.Linear(5, 4))
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    steppe.Learner(model, steppe.ER()).learn(steppe.Task((X, Y)))
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+    assert not torch.equal(model[1].running_mean, torch.zeros(5))  # type: ignore[arg-type]
+    assert not backbone.training
+    assert model[1].training
+
+
+def test_a_frozen_part_in_train_mode_is_trained_through() -> None:
+    frozen = nn.BatchNorm1d(6).requires_grad_(False)
+    steppe.Learner(nn.Sequential(frozen, nn.Linear(6, 4)), steppe.ER()).learn(steppe.Task((X, Y)))
+    assert not torch.equal(frozen.running_mean, torch.zeros(6))  # type: ignore[arg-type]
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Flatten(), nn.Linear(16, 4))
+    with pytest.raises(steppe.ModelError, match=r"layer '0' has sparse gradients.*sparse=False"):
+        steppe.Learner(model, steppe.ER())
+
+
+class Halved(nn.Module):
+    """Mixed precision in its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.inner(x).float()
+
+
+@pytest.mark.parametrize(
+    "method", [steppe.FSDGPM(), steppe.GPM(), steppe.ER()], ids=lambda method: type(method).__name__
+)
+def test_mixed_precision(method: steppe.MethodSettings) -> None:
+    learner = steppe.Learner(Halved(), method)
+    for _ in range(2):
+        learner.learn(steppe.Task((X, Y), (X, Y)), epochs=8)
+    assert learner.evaluate(steppe.Task((X, Y), (X, Y)))[0] > 30
+
+
+def test_bases_are_never_in_half_precision() -> None:
+    model = Halved()
+    seen: list[tuple[torch.dtype, bool]] = []
+    with captured_calls(
+        covered_weights(model), lambda weight, layer, x: seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
+    ):
+        model(X)
+    assert seen == [(torch.float32, False)] * 3
+
+
+class Heads(nn.Module):
+    """A layer for each task, whose outputs are put side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.first, self.second = nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return torch.cat((self.first(h), self.second(h)), 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*its head, rows")  # looked at twice, on purpose
+def test_heads_that_were_not_excluded_are_named() -> None:
+    task = steppe.Task((X, Y % 2), head=range(2))
+    for exclude in ((), ("body.0",), ("first",)):
+        with pytest.raises(steppe.ModelError, match=r"runs has the weight 'second\.weight'"):
+            steppe.Learner(Heads(), steppe.GPM(), exclude=exclude).learn(task)
+    learner = steppe.Learner(Heads(), steppe.GPM(), exclude=("first", "second"))
+    learner.learn(task)
+    assert set(learner.check(task).memory.projectors) == {"body.0.weight"}  # type: ignore[attr-defined]
+
+
+DEFAULTS = {
+    "ER": steppe.ER(),
+    "FSDGPM": steppe.FSDGPM(),
+    "GPM": steppe.GPM(),
+    "GEM": steppe.GEM(tasks=2),
+    "EWC": steppe.EWC(),
+    "LaMAML": steppe.LaMAML(),
+    "ICaRL": steppe.ICaRL(exemplars=8),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_users_default_device_decides_nothing(name: str) -> None:
+    """The model and its data are on the CPU, whatever tensors are made elsewhere."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    tasks = [steppe.Task((X, Y % 2 + 2 * n), (X, Y % 2 + 2 * n), head=range(2 * n, 2 * n + 2)) for n in range(2)]
+    with torch.device("meta"):
+        learner = steppe.Learner(model, DEFAULTS[name], seed=0)
+        for task in tasks:
+            learner.learn(task)
+        assert all(0 <= accuracy <= 100 for accuracy in learner.evaluate(tasks))

@@ -1,0 +1,333 @@
+"""A task that fails was never begun: what it took is given back, and it can be learnt again. What was stopped on
+purpose stays as it was left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from own_models import mlp
+from small_tasks import SEQUENTIAL, Small, images, settings_of, task
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import steppe
+from steppe import ER, GEM, DataError, DivergedError, Finetune, ICaRL, Learner, Task, UsageError
+from steppe.learning import loop as training
+from steppe.learning.events import EpochEnded, Event, Progress, ignore
+from steppe.methods.base import MethodSettings
+from steppe.methods.parts import reservoir as replay
+
+HOW = {"batch_size": 6, "freeze_norms": True, "freeze_statistics": True}
+
+
+def failing_after(batches: int, number: int) -> Task:
+    """A task whose data breaks off: after so many of its batches there is one with a label that no head has."""
+    x, y = images(24, range(2 * number, 2 * number + 2), number)
+    y[6 * batches :] = 77
+    return Task(DataLoader(TensorDataset(x, y), batch_size=6), head=range(2 * number, 2 * number + 2), name="broken")
+
+
+def same(one: Learner, other: Learner) -> bool:
+    first, second = one.network.snapshot(), other.network.snapshot()
+    return all(torch.equal(first[name], value) for name, value in second.items())
+
+
+def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> None:
+    """One update leaves weights that are no numbers: nobody has seen a loss of theirs yet."""
+    again = Task((100 * torch.randn(12, 4), torch.arange(12) % 2), head=range(2), name="again")
+    for saves in (False, True):
+        learner = Learner(nn.Linear(4, 4), ICaRL(lr=3e38, clip=0.0))
+
+        def save(event: Event, learner: Learner = learner) -> None:
+            learner.save(tmp_path / "learner")
+
+        with pytest.raises(DivergedError):
+            learner.learn(again, batch_size=12, watch=save if saves else ignore)
+        assert (learner.tasks_learnt, learner.network.heads) == (0, [])
+
+
+class Freezing(nn.Module):
+    """Fails in its second task, and leaves a weight frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.fails = nn.Linear(4, 4), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails and self.training:
+            self.layer.bias.requires_grad_(False)
+            raise RuntimeError("boom")
+        output: Tensor = self.layer(x)
+        return output
+
+
+def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
+    model = Freezing()
+    learner = Learner(model, ER())
+    samples = torch.randn(12, 4), torch.arange(12) % 2
+    learner.learn(Task(samples, head=range(2)))
+    model.fails = True
+    with pytest.raises(RuntimeError, match="boom"):
+        learner.learn(Task((samples[0], samples[1] + 2), head=range(2, 4)))
+    assert (learner.tasks_learnt, learner.network.heads) == (1, [range(2)])
+
+
+class FreezingLayer(Freezing):
+    """Leaves the weight frozen of whose directions the method keeps a basis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails and self.training:
+            self.layer.weight.requires_grad_(False)
+            raise RuntimeError("boom")
+        output: Tensor = self.layer(x)
+        return output
+
+
+@pytest.mark.parametrize("why", ["frozen", "no memory"])
+def test_what_cannot_be_given_back_is_not_gone_on_with(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than with a memory that is empty, or full of what lay there before."""
+    model = FreezingLayer()
+    learner = Learner(model, steppe.FSDGPM() if why == "frozen" else ER())
+    samples = torch.randn(12, 4), torch.arange(12) % 2
+    learner.learn(Task(samples))
+    learner.save(tmp_path / "learner")
+    model.fails = True
+    if why == "no memory":
+
+        def none_left(*given: object) -> Tensor:
+            raise UsageError("there is no memory")
+
+        monkeypatch.setattr(replay, "room", none_left)
+    with pytest.raises(RuntimeError, match="boom") as failure:
+        learner.learn(Task(samples))
+    assert "A task failed, and what it took could not be given back" in failure.value.__notes__[0]
+    monkeypatch.undo()
+    model.fails = False
+    model.layer.weight.requires_grad_(True)
+    for use in (lambda: learner.learn(Task(samples)), lambda: learner.save(tmp_path / "other")):
+        with pytest.raises(UsageError, match=r"could not be given back .*: load a saved learner, or make a new one"):
+            use()
+    with torch.no_grad():
+        right = int((model.layer(samples[0]).argmax(1) == samples[1]).sum())
+    assert learner.evaluate(Task(samples, samples)) == [pytest.approx(100 * right / 12)]
+    steppe.load(tmp_path / "learner", model).learn(Task(samples))
+
+
+def test_a_refused_check_leaves_what_is_covered_alone(tmp_path: Path) -> None:
+    """A file must name the weights that the method at work covers."""
+    learner = Learner(mlp(6), steppe.GPM(thresholds="0.9,0.9,0.9"))
+    learner.check(Task((X, Y)))
+    with pytest.raises(UsageError, match="thresholds"):
+        learner.check(Task((X, Y), head=range(0, 2)))
+    learner.learn(Task((X, Y)))
+    learner.save(tmp_path / "learner")
+    assert steppe.load(tmp_path / "learner", mlp(6)).learn(Task((X, Y))).updates == 5
+
+
+def test_momentum_ends_with_its_task() -> None:
+    """Nothing uses it any more; a file, and the copy that is made before a task, are smaller by a model."""
+    learner = Learner(mlp(6), ER())
+    learner.learn(Task((X, Y)))
+    assert learner.state()["method"]["descent"]["velocity"] == {}
+
+
+def test_what_was_only_checked_decides_nothing() -> None:
+    """Which layers are covered depends on the first task that is learnt; a refusal comes before anything is made."""
+    for refused in (False, True):
+        learner = Learner(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)), steppe.FSDGPM())
+        samples = torch.randn(12, 4), torch.arange(12) % 2
+        first = dict(learner.model.named_parameters())["0.weight"]
+        first.requires_grad_(not refused)
+        if refused:
+            with pytest.raises(steppe.ModelError, match="frozen after"):
+                learner.learn(Task(samples))
+        else:
+            learner.check(Task(samples))
+        first.requires_grad_(True)
+        learnt = learner.learn(Task(samples, head=range(2)))
+        assert list(learnt.record["ranks"]) == ["0.weight"]
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), steppe.FSDGPM())
+    learner.check(Task(samples))
+    learner.learn(Task((samples[0].reshape(12, 2, 2), samples[1])))
+    with pytest.raises(DataError, match="those of earlier tasks"):
+        learner.learn(Task(samples))
+
+
+@pytest.mark.parametrize("method", SEQUENTIAL)
+def test_after_a_failure_everything_goes_on_as_if_it_had_never_been(method: str, tmp_path: Path) -> None:
+    """In the first task and in a later one, with samples already in buffers; the weights, which stay where they got to,
+    are put back here so that all else can be compared.
+    """
+    failed, never = (Learner(Small(6), settings_of(method, "cifar100-superclass"), seed=5) for _ in range(2))
+    never.network.restore(failed.network.snapshot())
+    for number in range(3):
+        if number != 1:
+            before = failed.network.snapshot()
+            with pytest.raises(DataError, match=r"broken: .*labels 77"):
+                failed.learn(failing_after(2, number), **HOW)
+            assert any(not torch.equal(before[name], value) for name, value in failed.network.snapshot().items())
+            failed.network.restore(before)
+        assert failed.tasks_learnt == never.tasks_learnt == number == len(failed.network.heads)
+        one, other = failed.learn(task(number), **HOW), never.learn(task(number), **HOW)
+        assert (one.updates, one.bytes, one.record) == (other.updates, other.bytes, other.record)
+        assert same(failed, never)
+    assert failed.evaluate(task(0)) == never.evaluate(task(0))
+    failed.save(tmp_path / "learner")
+    assert steppe.load(tmp_path / "learner", Small(6)).tasks_learnt == 3
+
+
+def test_a_corrected_task_may_look_different() -> None:
+    """Nothing of the first try decides what inputs and heads the first task has."""
+    learner = Learner(nn.Sequential(nn.Flatten(), mlp()), ICaRL())
+    x, y = torch.rand(20, 8), torch.arange(20) % 2
+    with pytest.raises(UsageError, match="give the tasks heads"):
+        learner.learn(Task((x, y)))
+    learner.learn(Task((x.reshape(20, 2, 4), y), head=range(0, 2)))
+    assert learner.tasks_learnt == 1
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4))
+
+
+X, Y = torch.randn(41, 6, generator=torch.Generator().manual_seed(0)), torch.arange(41) % 2
+BESIDE_REPLAY = ("er", "fs-er", "der++", "sam-er", "dgpm")  # in their first task, at least
+ALONE = [name for name in SEQUENTIAL if name not in BESIDE_REPLAY]
+
+
+@pytest.mark.parametrize("source", [(X, Y), TensorDataset(X, Y)], ids=["tensors", "dataset"])
+@pytest.mark.parametrize("method", ALONE)
+def test_a_last_batch_of_one_is_refused_before_anything_is_learnt(method: str, source: Any) -> None:
+    learner = Learner(normed(), settings_of(method, "cifar100-superclass"))
+    before, bad = learner.network.snapshot(), Task(source, head=range(0, 2), name="odd")
+    for size in (10, 1, 40):
+        with pytest.raises(DataError, match=r"odd: a batch of one sample .*choose a batch_size"):
+            learner.learn(bad, batch_size=size)
+        assert all(torch.equal(before[name], value) for name, value in learner.network.snapshot().items())
+    assert learner.learn(bad, batch_size=11).updates == 4
+    assert learner.tasks_learnt == 1
+
+
+@pytest.mark.parametrize("method", SEQUENTIAL)
+def test_what_can_take_a_single_sample_is_not_refused(method: str) -> None:
+    """Replay beside it, statistics that rest, or no BatchNorm."""
+    settings = settings_of(method, "cifar100-superclass")
+    tasks = [Task((X, Y + 2 * number), head=range(2 * number, 2 * number + 2)) for number in range(2)]
+    plain = Learner(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), settings)
+    assert [plain.learn(each, batch_size=10).updates for each in tasks] == [5, 5]
+    if method in ("er", "der++", "sam-er", "icarl"):  # chunks and slices of others are single samples
+        joined = Learner(normed(), settings)
+        sizes = (11 if method == "icarl" else 10, 10)
+        assert [joined.learn(each, batch_size=size).updates > 3 for each, size in zip(tasks, sizes, strict=True)]
+    resting = Learner(normed(), settings)
+    resting.learn(tasks[0], batch_size=11)
+    assert resting.learn(tasks[1], batch_size=10, freeze_statistics=True).updates == 5
+
+
+def test_failed_tries_use_up_no_place() -> None:
+    learner = Learner(normed(), GEM(memory=8, tasks=2))
+    loader = DataLoader(TensorDataset(X, Y), batch_size=10)  # whose last batch shows only when it comes
+    for _ in range(3):
+        with pytest.raises(DataError, match="batch of one sample"):
+            learner.learn(Task(loader))
+    assert [learner.learn(Task((X, Y)), batch_size=11).updates for _ in range(2)] == [4, 4]
+    with pytest.raises(UsageError, match="shared by tasks = 2"):
+        learner.learn(Task((X, Y)), batch_size=11)
+
+
+def quits(kind: type[BaseException]) -> Callable[[Event], None]:
+    def watch(event: Event) -> None:
+        if isinstance(event, EpochEnded):
+            raise kind("enough")
+
+    return watch
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError, DataError])
+def test_what_is_stopped_on_purpose_stays_learnt(kind: type[BaseException]) -> None:
+    learner = Learner(mlp(6), ER(buffer=30))
+    with pytest.raises(kind, match="enough"):
+        learner.learn(Task((X, Y), head=range(0, 2)), epochs=3, watch=quits(kind))
+    assert (learner.tasks_learnt, learner.network.heads, learner.interrupted) == (1, [range(0, 2)], False)
+    assert learner.learn(Task((X, Y + 2), head=range(2, 4))).updates == 5
+    assert learner.network.heads == [range(0, 2), range(2, 4)]
+
+
+def test_ctrl_c_within_an_update_stays_learnt() -> None:
+    class Stopped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.left = mlp(6), 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.left -= self.training
+            if self.training and self.left == 0:
+                raise KeyboardInterrupt
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    learner = Learner(Stopped(), ER())
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(Task((X, Y)))
+    assert learner.tasks_learnt == 1
+    learner.learn(Task((X, Y)))
+    assert learner.tasks_learnt == 2
+
+
+def test_a_failure_after_going_on_leaves_the_task_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was before the task is not known there; the file can be loaded again."""
+    monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
+    file = tmp_path / "learner"
+    learner = Learner(mlp(6), ER(), seed=1)
+
+    def save_once(event: Event) -> None:
+        if isinstance(event, Progress) and not file.exists():
+            learner.save(file)
+
+    whole = learner.learn(Task((X, Y)), watch=save_once)
+    loaded = steppe.load(file, mlp(6))
+    with pytest.raises(DataError, match="labels"):
+        loaded.learn(Task(DataLoader(TensorDataset(X, Y + 9 * (torch.arange(41) > 20)), batch_size=10)))
+    assert loaded.tasks_learnt == 1
+    with pytest.raises(UsageError, match="failed after it had been gone on with: load a saved learner"):
+        loaded.learn(Task((X, Y)))
+    loaded = steppe.load(file, mlp(6))
+    assert loaded.learn(Task((X, Y))).updates == whole.updates
+    assert same(loaded, learner)
+
+
+@dataclass(frozen=True)
+class Silent(Finetune):
+    """A method that does not say what has to be kept of it."""
+
+    def start(self, *arguments: Any) -> Any:
+        method = super().start(*arguments)
+        method.__class__ = type("Own", (type(method),), {"kept": None})
+        return method
+
+
+@pytest.mark.parametrize("settings", [Finetune(), Silent()])
+def test_methods_that_say_nothing_lose_the_place_of_later_tasks_alone(settings: MethodSettings) -> None:
+    learner = Learner(mlp(6), settings)
+    broken = Task(DataLoader(TensorDataset(X, Y + 9 * (torch.arange(41) > 20)), batch_size=10))
+    for _ in range(2):
+        with pytest.raises(DataError):
+            learner.learn(broken)
+    assert learner.tasks_learnt == 0
+    learner.learn(Task((X, Y)))
+    with pytest.raises(DataError):
+        learner.learn(broken)
+    assert learner.tasks_learnt == (2 if isinstance(settings, Silent) else 1)
+
+
+def test_a_first_label_outside_the_head_is_refused_whatever_the_form() -> None:
+    """It is looked at before the model is, which would say something about bounds."""
+    with pytest.raises(DataError, match="bad: the training data has labels 9 to 9"):
+        Learner(mlp(6), ER()).learn(Task(TensorDataset(X, Y + 9), name="bad"))

@@ -1,0 +1,124 @@
+"""A task that its user broke off is ended like one that came to its end: nothing of its protection is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_tasks import SEQUENTIAL, Small, settings_of, task
+from torch import Tensor, nn
+
+import steppe
+from steppe import ER, GPM, DivergedError, Learner, Task
+from steppe.learning.events import EpochEnded, Event
+
+HOW: dict[str, Any] = {"batch_size": 6, "freeze_norms": True}
+
+
+class EnoughError(Exception):
+    """The user's own."""
+
+
+def stop_after(epochs: int, kind: type[BaseException] = EnoughError) -> Any:
+    def watch(event: Event) -> None:
+        if isinstance(event, EpochEnded) and event.epoch + 1 == epochs:
+            raise kind
+
+    return watch
+
+
+def made(method: str) -> Learner:
+    torch.manual_seed(0)
+    return Learner(Small(), settings_of(method, "cifar100-superclass"), seed=3)
+
+
+def values(state: Any) -> list[Any]:
+    """All that a state holds, in a row, without the seconds that were spent."""
+    if isinstance(state, dict):
+        return [each for key, value in sorted(state.items(), key=str) for each in [key, *values(value)]]
+    if isinstance(state, (list, tuple)):
+        return [each for value in state for each in values(value)]
+    if isinstance(state, steppe.Batch):
+        return values([state.x, state.y, state.task])
+    return [state.tolist() if isinstance(state, Tensor) else state]
+
+
+@pytest.mark.parametrize("use", ["learn", "evaluate", "predict", "save"])
+@pytest.mark.parametrize("kind", [EnoughError, KeyboardInterrupt])
+def test_whatever_comes_next_finds_the_task_ended(use: str, kind: type[BaseException], tmp_path: Path) -> None:
+    learner = made("gpm")
+    with pytest.raises(kind):
+        learner.learn(task(0), epochs=9, watch=stop_after(2, kind), **HOW)
+    if use == "learn":
+        learner.learn(task(1), **HOW)
+    elif use == "evaluate":
+        learner.evaluate(task(0))
+    elif use == "predict":
+        learner.predict(torch.rand(2, 3, 6, 6), head=range(2))
+    else:
+        learner.save(tmp_path / "learner")
+        learner = steppe.load(tmp_path / "learner", Small())
+    method: Any = learner._method
+    assert method.tasks_done == (2 if use == "learn" else 1)
+    assert method.bytes_held()["bases"] > 0
+
+
+@pytest.mark.parametrize("patience", [0, 1])
+@pytest.mark.parametrize("method", SEQUENTIAL)
+def test_it_is_the_same_as_fewer_epochs(method: str, patience: int) -> None:
+    """To the bit, in everything that is kept, and after another task as well; with validation the best weights."""
+    whole, broken = made(method), made(method)
+    whole.learn(task(0), epochs=2, patience=patience, **HOW)
+    with pytest.raises(EnoughError):
+        broken.learn(task(0), epochs=9, patience=patience, watch=stop_after(2), **HOW)
+    assert broken.evaluate(task(0)) == whole.evaluate(task(0))
+    assert values(broken.state()) == values(whole.state())
+    for learner in (whole, broken):
+        learner.learn(task(1), **HOW)
+    assert values(broken.state()) == values(whole.state())
+
+
+def test_it_is_ended_once_and_not_from_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever watches may test and save: then the task still goes on."""
+    learner = made("er")
+    ended: list[int] = []
+    method: Any = learner.check(task(0))
+    monkeypatch.setattr(method, "end_task", lambda: ended.append(learner.tasks_learnt) or [])
+
+    def watch(event: Event) -> None:
+        learner.evaluate(task(0))
+        learner.state()
+        assert not ended
+        stop_after(2)(event)
+
+    with pytest.raises(EnoughError):
+        learner.learn(task(0), epochs=9, watch=watch, **HOW)
+    assert not ended  # not before it is used
+    for _ in range(2):
+        learner.evaluate(task(0))
+    assert ended == [1]
+
+
+def test_a_failed_task_is_not_ended() -> None:
+    """It was never begun."""
+    learner = Learner(nn.Linear(4, 4), GPM(lr=3e38, clip=0.0))
+    with pytest.raises(DivergedError):
+        learner.learn(Task((100 * torch.randn(12, 4), torch.arange(12) % 4)), batch_size=12)
+    assert learner._broken_off is None
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+    """A good file would be replaced by one of no use."""
+    data = 100 * torch.randn(12, 4), torch.arange(12) % 4
+    learner = Learner(nn.Linear(4, 4), ER(lr=3e38, clip=0.0))
+    learner.save(tmp_path / "learner")
+    before = (tmp_path / "learner").read_bytes()
+    with pytest.raises(DivergedError):
+        learner.learn(Task(data), batch_size=12)
+    assert not all(bool(torch.isfinite(p).all()) for p in learner.model.parameters())
+    with pytest.raises(DivergedError, match=r"weight .* no longer finite since a task failed: .* saved before"):
+        learner.save(tmp_path / "learner")
+    assert (tmp_path / "learner").read_bytes() == before
+    steppe.load(tmp_path / "learner", nn.Linear(4, 4)).evaluate(Task(data, data))

@@ -1,0 +1,394 @@
+"""Learners in several threads, and their process: each gets what it would get alone, and gives back what it found."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import steppe
+import steppe.methods.parts.reservoir
+from steppe import ER, GPM, Learner, Task, UsageError
+from steppe.learning.events import EpochEnded, Event, Progress
+from steppe.methods.parts.reservoir import Reservoir
+from steppe.runtime.contexts import loaded_left_alone, twice_differentiable
+from steppe.runtime.signals import HeldSignals, safe_point, signals_let_through
+from steppe.runtime.threads import SMALL, multiplications, suited, use_threads
+from steppe.runtime.turns import GENERATORS, Turn
+from steppe.tensors.batch import Batch
+
+X = torch.rand(400, 12, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(400) % 3
+
+
+@pytest.fixture(autouse=True)
+def _usual_handlers() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threads = torch.get_num_threads()
+    yield
+    signal.signal(signal.SIGINT, before)
+    torch.set_num_threads(threads)
+
+
+def noisy(seed: int, share: float = 0.3) -> Learner:
+    torch.manual_seed(seed)
+    return Learner(nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Dropout(share), nn.Linear(32, 3)), ER(), seed=seed)
+
+
+def plain(seed: int) -> Learner:
+    torch.manual_seed(seed)
+    return Learner(nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 3)), ER(), seed=seed)
+
+
+def weights(learner: Learner) -> list[Tensor]:
+    return [p.detach().clone() for p in learner.model.parameters()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def together(*works: Callable[[], object]) -> None:
+    """In a thread for each; what one raises is raised."""
+    failed: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def test_two_threads_get_what_each_gets_alone() -> None:
+    """And whoever started them finds his own random numbers where he left them."""
+    alone = [noisy(seed) for seed in (1, 2)]
+    for learner in alone:
+        learner.learn(Task((X, Y)), epochs=3)
+    both = [noisy(seed) for seed in (1, 2)]
+    torch.manual_seed(7)
+    together(*(lambda learner=each: learner.learn(Task((X, Y)), epochs=3) for each in both))
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(3))
+    for one, other in zip(alone, both, strict=True):
+        assert same(weights(one), weights(other))
+
+
+def test_predictions_in_another_thread_change_nothing() -> None:
+    """Whether of a copy or of the learner itself, and they do not wait for the task's end."""
+    alone = noisy(1)
+    alone.learn(Task((X, Y)), epochs=6)
+    learner = noisy(1)
+    learner.check(Task((X, Y)))
+    twin = copy.deepcopy(learner)
+    ended = threading.Event()
+    predicted: list[int] = []
+
+    def learn() -> None:
+        learner.learn(Task((X, Y)), epochs=6)
+        ended.set()
+
+    def predict() -> None:
+        while not ended.is_set():
+            for each in (learner, twin):
+                each.predict(X[:5])
+                predicted.append(ended.is_set())
+
+    together(learn, predict)
+    assert predicted.count(False) > 4
+    assert same(weights(learner), weights(alone))
+
+
+@pytest.mark.parametrize("made", [noisy, plain])
+def test_the_callback_draws_its_users_own_numbers(made: Callable[[int], Learner]) -> None:
+    alone, learner = made(1), made(1)
+    alone.learn(Task((X, Y)), epochs=3)
+    drawn: list[float] = []
+    torch.manual_seed(7)
+    learner.learn(Task((X, Y)), epochs=3, watch=lambda event: drawn.append(float(torch.rand(()))))
+    torch.manual_seed(7)
+    assert drawn == [float(torch.rand(())) for _ in drawn]
+    assert same(weights(learner), weights(alone))
+
+
+def test_what_draws_nothing_leaves_the_generators_alone() -> None:
+    """Other threads may draw from them meanwhile, without turns."""
+    learner, data = plain(1), Task((X, Y), (X, Y))
+    depths: list[int] = []
+    learner.learn(data, watch=lambda event: depths.append(GENERATORS.depth))
+    with GENERATORS._mutex:
+        owner = GENERATORS._owner
+    assert (owner, set(depths)) == (None, {0})
+    GENERATORS.take()  # by this thread, while another one tests
+    try:
+        together(lambda: learner.evaluate(data))
+    finally:
+        GENERATORS.give()
+    assert noisy(1)._workload.draws(None, [data])
+    assert learner._workload.draws(learner._method, [Task((X, Y), augment=lambda x, generator: x)])
+    assert not learner._workload.draws(learner._method, [data])
+
+
+def test_a_learner_learns_one_task_at_a_time() -> None:
+    learner = plain(1)
+
+    def again(event: Event) -> None:
+        learner.learn(Task((X, Y)))
+
+    with pytest.raises(UsageError, match=r"is learning .* not from its callback or another thread"):
+        learner.learn(Task((X, Y), name="digits"), watch=again)
+
+
+def test_turns_are_taken_in_order_and_again_within() -> None:
+    turn, order = Turn(), []
+    turn.take()
+    turn.take()
+
+    def waits(name: int) -> Callable[[], None]:
+        def work() -> None:
+            turn.take()
+            order.append(name)
+            turn.give()
+
+        return work
+
+    threads = [threading.Thread(target=waits(name)) for name in range(3)]
+    for number, thread in enumerate(threads, start=1):
+        thread.start()
+        while len(turn._waiting) < number:
+            time.sleep(0.001)
+    turn.give()
+    assert (turn.depth, turn.is_wanted, order) == (1, True, [])
+    turn.give()
+    for thread in threads:
+        thread.join(10)
+    assert order == [0, 1, 2]
+    assert turn.depth == 0
+
+
+@pytest.mark.parametrize("shared", [loaded_left_alone, lambda: twice_differentiable(nn.RNN(1, 1))])
+def test_state_of_the_process_is_given_back_by_the_last(shared: Callable[[], AbstractContextManager[None]]) -> None:
+    """However the times of two threads overlap."""
+
+    def found() -> tuple[object, ...]:
+        cuda = torch.backends.cuda
+        return (
+            gc.get_freeze_count() > 0,
+            cuda.flash_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            torch.backends.cudnn.enabled,
+        )
+
+    before, first, second = found(), shared(), shared()
+    first.__enter__()
+    changed = found()
+    assert changed != before
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert found() == changed
+    second.__exit__(None, None, None)
+    assert found() == before
+
+
+def test_small_models_use_one_thread_and_the_callers_number_is_given_back() -> None:
+    torch.set_num_threads(2)
+    learner, seen = plain(1), []
+
+    class Spy(nn.ReLU):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            return super().forward(x)
+
+    learner.model[1] = Spy()  # type: ignore[index, operator]
+    learner.learn(Task((X, Y), (X, Y)), watch=lambda event: seen.append(-torch.get_num_threads()))
+    learner.evaluate(Task((X, Y), (X, Y)))
+    learner.predict(X)
+    assert {number for number in seen[2:] if number > 0} <= {1, 2}
+    assert seen.count(1) > 40
+    assert -2 in seen
+    assert -1 not in seen
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_can_be_chosen_and_are_kept(threads: int, tmp_path: Path) -> None:
+    seen: list[int] = []
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    model.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(3 - threads)
+    learner = Learner(model, ER(), threads=threads)
+    learner.learn(Task((X, Y)))
+    assert seen[-1] == threads
+    assert torch.get_num_threads() == 3 - threads
+    learner.save(tmp_path / "learner")
+    assert steppe.load(tmp_path / "learner", nn.Sequential(*model))._workload.chosen == threads
+    assert steppe.load(tmp_path / "learner", nn.Sequential(*model), threads=5)._workload.chosen == 5
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.0, True, "2"])
+def test_threads_that_cannot_be_are_refused(threads: Any) -> None:
+    with pytest.raises(UsageError, match="threads: expected a whole number from 1 on"):
+        Learner(nn.Linear(2, 2), ER(), threads=threads)
+
+
+def test_other_threads_keep_their_number() -> None:
+    """Those that were there, and those that begin meanwhile."""
+    torch.set_num_threads(2)
+    first: list[int] = []
+    together(lambda: first.append(torch.get_num_threads()))
+    seen: list[int] = []
+
+    def other() -> None:
+        found = use_threads(1)
+        together(lambda: seen.append(torch.get_num_threads()))
+        seen.append(torch.get_num_threads())
+        use_threads(found)
+
+    together(other)
+    assert seen == [first[0], 1]
+    assert torch.get_num_threads() == 2
+
+
+def test_multiplications_are_counted() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5))
+    assert multiplications(net, torch.zeros(4, 2, 4, 4)) == 16 * 3 * 18 + 48 * 5
+    assert multiplications(net, torch.zeros(4, 7)) == sum(p.numel() for p in net.parameters())
+    torch.set_num_threads(2)
+    assert (suited(SMALL, 1), suited(SMALL, 2)) == (1, 2)
+    assert not net[0]._forward_hooks
+
+
+def test_signals_wait_for_a_safe_point_and_not_in_the_users_code() -> None:
+    held = HeldSignals()
+    held.begin()
+    try:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            safe_point()
+        with pytest.raises(KeyboardInterrupt), signals_let_through():
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        with pytest.raises(KeyboardInterrupt):
+            held.end()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_an_update_ends_it_first() -> None:
+    """And the weights are those after that update; a handler of the user's own is called, and given back."""
+    learner, seen = noisy(1), []
+
+    def own(number: int, frame: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, own)
+    method = learner.check(Task((X, Y)))
+    observe, after = method.observe, []
+
+    def observed(batch: Batch) -> Tensor:
+        if len(after) == 3:
+            signal.raise_signal(signal.SIGINT)
+        loss = observe(batch)
+        after.append(weights(learner))
+        return loss
+
+    method.observe = observed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(Task((X, Y)))
+    assert len(after) == 4
+    assert same(after[-1], weights(learner))
+    assert seen == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is own
+
+
+def test_an_end_that_is_broken_off_is_made_up_for_in_the_same_way() -> None:
+    """Ctrl-C while the bases grow: they grow later, from the same samples."""
+    learners = [
+        Learner(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), GPM(basis_samples=20)) for _ in "ab"
+    ]
+    learners[1].model.load_state_dict(learners[0].model.state_dict())
+    learners[0].learn(Task((X, Y)))
+    method: Any = learners[1].check(Task((X, Y)))
+    end = method.end_task
+
+    def ending() -> list[str]:
+        method.end_task = end
+        signal.raise_signal(signal.SIGINT)
+        return list(end())
+
+    method.end_task = ending
+    with pytest.raises(KeyboardInterrupt):
+        learners[1].learn(Task((X, Y)))
+    assert method.tasks_done == 0
+    learners[1].evaluate(Task((X, Y), (X, Y)))
+    assert method.tasks_done == 1
+    whole: Any = learners[0]._method
+    for name, projector in whole.memory.projectors.items():
+        assert torch.equal(projector.basis, method.memory.projectors[name].basis)
+
+
+def test_a_reservoir_never_counts_what_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor keeps a sample with another one's label, wherever it is interrupted."""
+
+    def batch(start: int) -> Batch:
+        numbers = torch.arange(start, start + 4)
+        return Batch(numbers.float().unsqueeze(1), numbers, numbers)
+
+    for stop in range(1, 4):
+        reservoir = Reservoir(6, random.Random(0), random.Random(0))
+        reservoir.push(batch(0))
+        writes = iter(range(1, 99))
+
+        def written(places: Any, where: Tensor, rows: Any, stop: int = stop, writes: Iterator[int] = writes) -> None:
+            for place, row in zip(places, rows, strict=True):
+                if next(writes) == stop:
+                    raise KeyboardInterrupt
+                place[where] = row
+
+        monkeypatch.setattr(steppe.methods.parts.reservoir, "_write", written)
+        with pytest.raises(KeyboardInterrupt):
+            reservoir.push(batch(4))
+        monkeypatch.undo()
+        held = reservoir.state()["stored"]
+        assert torch.equal(held.x.squeeze(1).long(), held.y)
+        assert torch.equal(held.y, held.task)
+
+
+def test_progress_and_ends_are_still_told() -> None:
+    seen: list[type] = []
+    plain(1).learn(Task((X, Y)), epochs=2, watch=lambda event: seen.append(type(event)))
+    assert [kind for kind in seen if kind is not Progress] == [EpochEnded, EpochEnded]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no such signals")
+def test_interrupted_anywhere_a_learner_is_whole(tmp_path: Path) -> None:
+    """The short form of `make torture`'s, in a process of its own: signals reach the main thread alone."""
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).parents[1] / "stress" / "interrupt_torture.py")]
+    done = subprocess.run(
+        [*command, "--interrupts", "40"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"broken": 0' in done.stdout

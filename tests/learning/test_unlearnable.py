@@ -1,0 +1,274 @@
+"""Data, models and calls that nothing can be learnt with: each is refused in words, before anything is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import steppe
+from steppe import DataError, DivergedError, Learner, ModelError, Task, UsageError
+from steppe.learning import loop as training
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(40) % 4
+N, LABELS = X.numpy(), Y.numpy()
+METHODS = [steppe.ER(), steppe.FSDGPM(), steppe.FSDGPM(second_order=True), steppe.DERPlusPlus()]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+class Ending(nn.Module):
+    """A linear layer and what becomes of its output."""
+
+    def __init__(self, end: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.end = nn.Linear(6, 4), end
+
+    def forward(self, x: Tensor) -> Any:
+        return self.end(self.layer(x))
+
+
+class Each(Dataset[Any]):
+    """A sample made anew each time."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, place: int) -> Any:
+        return self.make(place), int(Y[place])
+
+
+OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "complex": (lambda o: torch.complex(o, o), r"gives torch\.complex64 numbers instead of real ones"),
+    "whole numbers": (lambda o: o.round().long(), r"gives torch\.int64 numbers"),
+    "truth values": (lambda o: o > 0, r"gives torch\.bool numbers"),
+    "sparse": (lambda o: o.to_sparse(), r"gives a torch\.sparse_coo tensor"),
+    "without values": (lambda o: o.to("meta"), "gives a tensor without values"),
+    "detached": (lambda o: o.detach(), "has no gradient in any weight.*leave detach"),
+    "through NumPy": (lambda o: torch.from_numpy(o.detach().numpy()), "has no gradient"),
+    "made new": (lambda o: torch.zeros(len(o), 4), "has no gradient"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_outputs_that_are_no_logits(case: str, method: steppe.MethodSettings) -> None:
+    end, says = OUTPUTS[case]
+    with pytest.raises(ModelError, match=says):
+        Learner(Ending(end), method).learn(Task((X, Y)))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_an_output_that_is_no_number(method: steppe.MethodSettings) -> None:
+    with pytest.raises(DivergedError, match="the loss became nan"):
+        Learner(Ending(lambda o: o * torch.nan), method).learn(Task((X, Y)))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_model_may_leave_out_its_gradient_in_eval_mode(method: steppe.MethodSettings) -> None:
+    model = Ending(lambda o: o if model.training else o.detach())
+    learner = Learner(model, method)
+    assert learner.learn(Task((X, Y))).updates == 4
+    assert learner.predict(X).shape == (40,)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_models_that_were_compiled() -> None:
+    whole, part = torch.jit.script(mlp()), nn.Sequential(torch.jit.trace(mlp(), X[:2]), nn.Linear(4, 4))
+    with pytest.raises(ModelError, match=r"the model was made by torch\.jit\.script or torch\.jit\.trace.*made from"):
+        Learner(whole, steppe.ER())
+    with pytest.raises(ModelError, match=r"the layer '0' was made by torch\.jit"):
+        Learner(part, steppe.ER())
+
+
+def test_models_without_values() -> None:
+    with pytest.raises(ModelError, match=r"'0\.weight' is on the device 'meta'.*to_empty"):
+        Learner(mlp().to("meta"), steppe.ER())
+    half = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8).to("meta"), nn.Linear(8, 4))
+    with pytest.raises(ModelError, match=r"'1\.weight' is on the device 'meta'"):
+        Learner(half, steppe.ER())
+
+
+MASKED = np.ma.masked_array(N, mask=N[:, :1] == N)  # the first number of each sample
+DATA: dict[str, tuple[Any, Any, str]] = {
+    "float8": (X.to(torch.float8_e4m3fn), Y, r"type torch\.float8_e4m3fn, which are for storing alone.*half"),
+    "the other float8": (X.to(torch.float8_e5m2), Y, r"type torch\.float8_e5m2"),
+    "without values": (X.to("meta"), Y, "on the device 'meta', which has no values"),
+    "labels without values": (X, Y.to("meta"), "on the device 'meta', which has no values"),
+    "masked": (MASKED, LABELS, r"masked array, of whose entries \d+ are masked.*filled"),
+    "masked labels": (N, np.ma.masked_array(LABELS, mask=LABELS == 1), "entries 10 are masked"),
+    "objects": (N.astype(object), LABELS, "cannot be made tensors.*give arrays or tensors of numbers"),
+}
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_data_that_cannot_be_learnt_from(case: str) -> None:
+    x, y, says = DATA[case]
+    with pytest.raises(DataError, match=f"june: the test data {says}|june: the test data .*{says}"):
+        Task((X, Y), (x, y), name="june")
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_data() -> None:
+    x = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
+    with pytest.raises(DataError, match=r"training data holds numbers of type torch\.quint8.*tensor\.dequantize"):
+        Task((x, Y))
+
+
+@pytest.mark.parametrize("case", [case for case in DATA if not case.endswith("labels") and "labels" not in case])
+def test_data_that_cannot_be_predicted_for(case: str) -> None:
+    x, _, says = DATA[case]
+    learner = Learner(mlp(), steppe.ER())
+    learner.learn(Task((X, Y)))
+    with pytest.raises(DataError, match=f"the inputs to predict for .*{says}"):
+        learner.predict(x)
+
+
+@pytest.mark.parametrize(
+    "x", [None, "abc", X > 0, X.long(), X * 1j, X.to_sparse()], ids=["None", "text", "bool", "int", "complex", "sparse"]
+)
+def test_inputs_of_a_kind_that_the_model_does_not_take(x: Any) -> None:
+    learner = Learner(mlp(), steppe.ER())
+    learner.learn(Task((X, Y)))
+    with pytest.raises(DataError, match="the inputs to predict for"):
+        learner.predict(x)
+
+
+@pytest.mark.parametrize(
+    "x", [N[::-1].copy()[::-1], N[:, ::-1].copy()[:, ::-1], N.astype(">f4"), np.ma.masked_array(N)], ids=str
+)
+def test_arrays_that_only_lie_otherwise_are_learnt_from(x: Any) -> None:
+    """Backwards, in the other order of bytes, or masked nowhere: the numbers are the same."""
+    found = []
+    for given in (X, x):
+        torch.manual_seed(0)
+        learner = Learner(mlp(), steppe.ER())
+        learner.learn(Task((given, LABELS[::-1].copy()[::-1])))
+        found.append([*learner.model.parameters(), learner.predict(given)])
+    assert all(map(torch.equal, *found))
+
+
+SAMPLES: dict[str, tuple[Callable[[int], Any], str]] = {
+    "masked": (lambda place: MASKED[place], "masked array"),
+    "backwards": (lambda place: N[place][::-1], "cannot be put together into a batch.*negative"),
+    "without values": (lambda place: X[place].to("meta"), "on the device 'meta'"),
+    "float8": (lambda place: X[place].to(torch.float8_e4m3fn), "for storing alone"),
+}
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("case", SAMPLES)
+def test_samples_of_a_dataset(case: str, loaded: bool) -> None:
+    make, says = SAMPLES[case]
+    data: Any = DataLoader(Each(make), batch_size=10) if loaded else Each(make)
+    learner = Learner(mlp(), steppe.ER())
+    with pytest.raises(DataError, match=f"june: the training data .*{says}"):
+        learner.learn(Task(data, name="june"))
+    assert learner.tasks_learnt == 0
+
+
+AUGMENTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "another shape": (lambda x: x[:, :5], r"a tensor of shape \(10, 5\) for inputs of shape \(10, 6\)"),
+    "more dimensions": (lambda x: x[:, None], r"a tensor of shape \(10, 1, 6\) for inputs of shape \(10, 6\)"),
+    "another type": (lambda x: x.double(), r"a tensor of type torch\.float64 for inputs of type torch\.float32"),
+    "bytes": (lambda x: x.byte(), r"a tensor of type torch\.uint8 for inputs of type torch\.float32"),
+    "complex": (lambda x: x * 1j, r"a tensor of type torch\.complex64 for inputs of type torch\.float32"),
+    "no values": (lambda x: x.to("meta"), "a tensor on meta for inputs on cpu"),
+    "sparse": (lambda x: x.to_sparse(), r"a torch\.sparse_coo tensor for inputs that are torch\.strided"),
+}
+
+
+@pytest.mark.parametrize("method", [steppe.Finetune(), steppe.ER()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("case", AUGMENTS)
+def test_variants_that_are_not_like_the_inputs(case: str, method: steppe.MethodSettings) -> None:
+    augment, says = AUGMENTS[case]
+    learner = Learner(mlp(), method)
+    task = Task((X, Y), augment=lambda x, generator: augment(x), name="june")
+    with pytest.raises(DataError, match=f"june: `augment` gives {says}: let it return"):
+        learner.learn(task)
+    assert learner.tasks_learnt == 0
+    learner.learn(Task((X, Y)))
+
+
+def test_an_augment_in_place_leaves_a_loader_s_own_batches_alone() -> None:
+    batches = [(X[:20].clone(), Y[:20]), (X[20:].clone(), Y[20:])]
+    loader: Any = DataLoader(range(40), batch_size=20, collate_fn=lambda parts: batches[parts[0] // 20])  # type: ignore[arg-type]
+    Learner(mlp(), steppe.ER()).learn(Task(loader, augment=lambda x, generator: x.mul_(2)), epochs=3)
+    assert torch.equal(torch.cat([x for x, _ in batches]), X)
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_outputs_that_are_no_numbers_have_no_accuracy(chain: bool) -> None:
+    """The first row counted as the highest, which is what a fourth of the labels are."""
+    model = mlp() if chain else Ending(lambda o: o)
+    learner = Learner(model, steppe.ER())
+    learner.learn(Task((X, Y)))
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(DivergedError, match=r"june: the model's output on some of the test data is no number \(NaN\)"):
+        learner.evaluate(Task((X, Y), (X, Y), name="june"))
+
+
+def test_digits_in_other_orders_have_none_either() -> None:
+    """They are tested together, in a way of their own."""
+    tasks = steppe.PMNIST(tasks=2, samples=20, test_samples=30).stream(seed=0)
+    learner = Learner(nn.Sequential(nn.Linear(784, 10)), steppe.ER())
+    learner.learn(tasks[0])
+    with torch.no_grad():
+        next(learner.model.parameters()).fill_(torch.nan)
+    with pytest.raises(DivergedError, match=r"permutation 1: the model's output"):
+        learner.evaluate(tasks)
+
+
+@pytest.fixture
+def always_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
+
+
+@pytest.mark.usefixtures("always_told")
+@pytest.mark.parametrize("call", ["learn", "check", "load_state"])
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
+def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: steppe.MethodSettings) -> None:
+    learner = Learner(mlp(), method)
+
+    def watch(event: object) -> None:
+        if call == "load_state":
+            learner.load_state(learner.state())
+        else:
+            getattr(learner, call)(Task((X, Y)))
+
+    with pytest.raises(UsageError, match=r"is learning a task: call .* after `learn` has returned"):
+        learner.learn(Task((X, Y)), watch=watch)
+    assert learner.tasks_learnt == 1  # as with whatever else a watch breaks off
+    learner.learn(Task((X, Y)))
+
+
+@pytest.mark.usefixtures("always_told")
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
+def test_it_may_be_asked_and_saved_meanwhile(method: steppe.MethodSettings, tmp_path: Path) -> None:
+    found = []
+    for asks in (True, False):
+        torch.manual_seed(0)
+        learner = Learner(mlp(), method)
+
+        def watch(event: object, learner: Learner = learner, asks: bool = asks) -> None:
+            if asks:
+                learner.evaluate(Task((X, Y), (X, Y)))
+                learner.predict(X)
+                learner.save(tmp_path / "learner")
+
+        learner.learn(Task((X, Y)), epochs=2, watch=watch)
+        found.append([*learner.model.parameters()])
+    assert all(map(torch.equal, *found))

@@ -1,0 +1,203 @@
+"""Factored gradients of linear layers against autograd's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference import no_hooks
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout, linear, relu
+
+from steppe.methods.parts.sgd import clip_factor
+from steppe.network.linear_hooks import factorable, recorded_calls
+from steppe.network.network import Network
+from steppe.projection.coverage import coverage
+from steppe.projection.importance import Ones
+from steppe.projection.layers import covered_weights
+from steppe.projection.memory import GradientMemory
+from steppe.tensors.batch import Batch
+from steppe.tensors.factored import Outer, multiplied
+
+
+class Net(nn.Module):
+    """Linear layers put together by the function given, so that each case says what it does with them."""
+
+    def __init__(self, use: Callable[[Net, Tensor], Tensor], inputs: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, 12)
+        self.second = nn.Linear(12, 12, bias=False)
+        self.third = nn.Linear(12, 12)
+        self.third.weight = self.second.weight
+        self.unused = nn.Linear(4, 9)
+        self.head = nn.Linear(12, 3)
+        self.rectify = nn.ReLU(inplace=True)
+        self.use = use
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, x)
+
+
+def _half_unused(net: Net, x: Tensor) -> Tensor:
+    """The second layer runs, but the loss does not see it."""
+    hidden = relu(net.first(x))
+    net.second(hidden)
+    return net.head(hidden)
+
+
+CASES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "plain": lambda net, x: net.head(relu(net.second(relu(net.first(x))))),
+    "relu in place": lambda net, x: net.head(net.rectify(net.second(net.rectify(net.first(x))))),
+    "in place on the head": lambda net, x: net.head(relu(net.first(x))).mul_(2.0),
+    "reused": lambda net, x: net.head(relu(net.second(relu(net.second(relu(net.first(x))))))),
+    "tied": lambda net, x: net.head(relu(net.third(relu(net.second(relu(net.first(x))))))),
+    "residual": lambda net, x: net.head((h := relu(net.first(x))) + net.second(h) + net.third(h)),
+    "an output the loss does not see": _half_unused,
+    "keyword argument": lambda net, x: net.head(relu(net.first(input=x))),
+    "sequences": lambda net, x: net.head(relu(net.first(x.reshape(len(x), 2, 3))).mean(1)),
+    "no vectors": lambda net, x: torch.cat([net.head(h := relu(net.first(x))), net.head(net.second(h[:0]))]),
+    "detached": lambda net, x: net.head(relu(net.second(relu(net.first(x)).detach()))),
+}
+
+
+@pytest.mark.parametrize("n", [1, 4, 7, 40])
+@pytest.mark.parametrize("case", CASES)
+def test_factored_gradients_equal_dense_ones(case: str, n: int) -> None:
+    """With few samples as factors, with many multiplied out; layers that are reused, tied or never reached included."""
+    model = Net(CASES[case], inputs=3 if case == "sequences" else 6)
+    network = Network(model)
+    network.open_head(None, 3)
+    batch = Batch(torch.randn(n, 6, dtype=torch.float64), torch.arange(n) % 3, torch.zeros(n, dtype=torch.int64))
+    linear = {name: weight.layers for name, weight in covered_weights(model).items()}
+    assert set(linear) == {"first.weight", "second.weight", "unused.weight", "head.weight"}
+    loss, dense = network.gradient(batch)
+    same, found = network.gradient(batch, factored=linear)
+    assert torch.equal(loss, same)
+    assert list(found) == list(dense) == [name for name, _ in model.named_parameters()]
+    for name, g in found.items():
+        torch.testing.assert_close(multiplied(g), dense[name], rtol=1e-11, atol=1e-13)
+    rows = n * (2 if case == "sequences" else 1)
+    assert isinstance(found["first.weight"], Outer) == (rows < 12)
+    assert isinstance(found["head.weight"], Outer) == (n < 3)
+    assert no_hooks(model)
+
+
+def test_calls_are_counted_together() -> None:
+    """A weight used twice sees twice the vectors: factors pay only while all of them are fewer than its rows."""
+    model = Net(CASES["reused"])
+    network = Network(model)
+    network.open_head(None, 3)
+    batch = Batch(torch.randn(7, 6, dtype=torch.float64), torch.arange(7) % 3, torch.zeros(7, dtype=torch.int64))
+    _, found = network.gradient(batch, factored={"first.weight": [model.first], "second.weight": [model.second]})
+    assert isinstance(found["first.weight"], Outer)
+    assert isinstance(found["second.weight"], Tensor)
+
+
+def test_hooks_are_removed_when_the_forward_fails() -> None:
+    model = Net(CASES["plain"])
+    with pytest.raises(RuntimeError), recorded_calls({"first.weight": [model.first]}):
+        model(torch.zeros(2, 5, dtype=torch.float64))
+    assert no_hooks(model)
+
+
+class Scaled(nn.Linear):
+    """A linear layer that computes something else with its weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, 2 * self.weight)
+
+
+class Unusual(nn.Module):
+    """Weights whose gradient is not what the layers' calls alone would give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.scaled = nn.Linear(5, 5, dtype=torch.float64), Scaled(5, 5, dtype=torch.float64)
+        self.twice, self.halved = nn.Linear(5, 5, dtype=torch.float64), nn.Linear(5, 5, dtype=torch.float64)
+        self.halved.register_forward_hook(lambda layer, args, output: output / 2)
+        self.aside = nn.Linear(5, 5, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = self.aside(x).sigmoid()
+        x = self.twice(self.scaled(self.plain(x))) * gate
+        return self.halved(nn.functional.linear(x, self.twice.weight.T))
+
+
+def test_only_true_outer_products_are_factored() -> None:
+    model = Unusual()
+    linear = {name: weight.layers for name, weight in covered_weights(model).items()}
+    assert set(linear) == {f"{name}.weight" for name in ("plain", "scaled", "twice", "halved", "aside")}
+    assert factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
+
+
+def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
+    """Neither its call nor the other use of its weight has a gradient here; with other samples both have."""
+
+    def use(net: Net, x: Tensor) -> Tensor:
+        none = net.first(x[:0])
+        return torch.cat([net.head(net.first(x)), net.head(net.second(none) + linear(none, net.second.weight))])
+
+    model = Net(use)
+    linears = {name: weight.layers for name, weight in covered_weights(model).items()}
+    assert factorable(model, linears, torch.randn(3, 6, dtype=torch.float64)) == ["first.weight", "head.weight"]
+
+
+class DropConnect(nn.Linear):
+    """Drops weights, in training alone."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, dropout(self.weight, 0.5, self.training), self.bias)
+
+
+class Renamed(nn.Linear):
+    """A kind of one's own that computes what its parent does."""
+
+
+def patched() -> nn.Linear:
+    """Another forward in place of the class's own."""
+    layer = nn.Linear(8, 64, dtype=torch.float64)
+    layer.forward = lambda x: linear(x, dropout(layer.weight, 0.5, layer.training), layer.bias)  # type: ignore[method-assign]
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("build", "factored"),
+    [
+        (lambda: nn.Linear(8, 64, dtype=torch.float64), True),
+        (lambda: Renamed(8, 64, dtype=torch.float64), True),
+        (lambda: DropConnect(8, 64, dtype=torch.float64), False),
+        (patched, False),
+    ],
+    ids=["torch's own", "by another name", "drop-connect", "patched"],
+)
+def test_gradients_are_autograds_in_training_too(build: Callable[[], nn.Linear], factored: bool) -> None:
+    """The shortcut is chosen in eval mode, where a layer may do otherwise than in training."""
+    torch.manual_seed(0)
+    model = nn.Sequential(build(), nn.Tanh(), nn.Linear(64, 4, dtype=torch.float64))
+    network = Network(model)
+    x, y = torch.randn(5, 8, dtype=torch.float64), torch.arange(5) % 4
+    found = coverage(network, x[:1], (), multi_head=False)
+    assert found["0.weight"].factorable == factored
+    assert found["2.weight"].factorable
+    memory = GradientMemory(Ones(), found)
+    with network.mode(training=True):
+        torch.manual_seed(1)
+        _, gradient = network.gradient(Batch(x, y, torch.zeros_like(y)), factored=memory.linear)
+        torch.manual_seed(1)  # the same weights dropped
+        truth = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    assert isinstance(gradient["0.weight"], Outer) == factored
+    for g, expected in zip(gradient.values(), truth, strict=True):
+        torch.testing.assert_close(multiplied(g), expected)
+
+
+def test_a_vanishing_gradient_has_no_negative_norm() -> None:
+    """Rounding can take Σ (δδᵀ) ∘ (XXᵀ) below 0, and its root would be NaN."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        x = torch.randn(1, 30, generator=generator) + 1e3
+        slope = torch.randn(1, 4, generator=generator)
+        g = Outer(torch.cat([slope, -slope]), torch.cat([x, x]))
+        assert clip_factor({"weight": g}, 2.0) == 1.0

@@ -1,0 +1,135 @@
+"""Models that give a layer some of the samples, or none, or one at a time without a batch around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from steppe import FSDGPM, GPM, SGP, Learner, Task
+from steppe.methods.base import MethodSettings
+from steppe.methods.parts.task_gradients import PastTasks
+from steppe.network.network import Network
+from steppe.tensors.batch import Batch
+
+
+class Experts(nn.Module):
+    """Each sample goes to one of two layers, by its first number: with few samples one of them is given none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        to_b = x[:, 0] > 0.5
+        hidden = x.new_zeros(len(x), 8)
+        hidden[~to_b], hidden[to_b] = self.a(x[~to_b]), self.b(x[to_b])
+        output: Tensor = self.head(hidden.relu())
+        return output
+
+
+class ConvolutionExperts(nn.Module):
+    """The same with convolutions, of which one's patches are multiplied without being made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(1, 3, 3), nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.Linear(27, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        to_b = x[:, 0, 0, 0] > 0.5
+        hidden = x.new_zeros(len(x), 3, 3, 3)
+        hidden[~to_b], hidden[to_b] = self.a(x[~to_b]), self.b(x[to_b])
+        output: Tensor = self.head(hidden.relu().flatten(1))
+        return output
+
+
+METHODS: dict[str, MethodSettings] = {
+    "fs-dgpm": FSDGPM(buffer=20, basis_samples=20),
+    "fs-dgpm precise": FSDGPM(buffer=20, basis_samples=20, threshold=1.0),
+    "fs-dgpm second order": FSDGPM(buffer=20, basis_samples=20, second_order=True),
+    "gpm": GPM(basis_samples=20),
+    "sgp": SGP(basis_samples=20),
+}
+MODELS = {"linear": (Experts, (6,)), "convolutions": (ConvolutionExperts, (1, 5, 5))}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("batch_size", [2, 20])
+def test_layers_that_are_given_no_samples(model: str, method: str, batch_size: int) -> None:
+    """In the first task all go to the same one, in the second every other sample to each, in the third as in the
+    first: the basis of what is given none is not made, and where it is there already it stays.
+    """
+    torch.manual_seed(0)
+    build, shape = MODELS[model]
+    learner = Learner(build(), METHODS[method])
+    x, y = torch.rand(20, *shape), torch.arange(20) % 4
+    own = learner.network.parameters["b.weight"]
+    for to_b in (0, 1, 0):
+        x.view(20, -1)[:, 0] = torch.arange(20) % 2 * to_b
+        before = own.detach().clone()
+        ranks = learner.learn(Task((x.clone(), y)), batch_size=batch_size).record["ranks"]
+        assert set(ranks) == {"a.weight", "head.weight"} | ({"b.weight"} if to_b or learner.tasks_learnt > 1 else set())
+        assert to_b or "dgpm" in method or torch.equal(own, before)  # which replays what it was given before
+    assert all(bool(p.isfinite().all()) for p in learner.network.parameters.values())
+
+
+class Gated(Experts):
+    """Which layer is given a sample is learnt: at first all go to the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 2)
+        with torch.no_grad():
+            self.gate.bias.copy_(torch.tensor([9.0, 0.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = self.gate(x).softmax(1)
+        to_b = share[:, 1] > share[:, 0]
+        hidden = x.new_zeros(len(x), 8)
+        hidden[~to_b], hidden[to_b] = self.a(x[~to_b]) * share[~to_b, :1], self.b(x[to_b]) * share[to_b, 1:]
+        output: Tensor = self.head(hidden.relu())
+        return output
+
+
+def test_samples_that_change_their_layer() -> None:
+    """Past tasks' gradients are not taken together: which row of a layer's input is whose would no longer be known."""
+    torch.manual_seed(0)
+    model = Gated()
+    network = Network(model)
+    network.open_head(None, 4)
+    y = torch.arange(5) % 4
+    samples = [Batch(torch.randn(5, 6), y, torch.zeros_like(y)) for _ in range(2)]
+    past = PastTasks(network, samples)
+    model.gate.bias.data.zero_()
+    found = past.gradients(0.0).combined(torch.eye(2)[1])
+    for name, g in network.gradient(samples[1])[1].items():
+        torch.testing.assert_close(found[name], g)
+
+
+class OneByOne(nn.Module):
+    """A convolution that is given the samples one at a time, without a batch around them, or all at once."""
+
+    def __init__(self, one_by_one: bool) -> None:
+        super().__init__()
+        self.one_by_one = one_by_one
+        self.convolution, self.head = nn.Conv2d(2, 4, 3), nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.stack([self.convolution(each) for each in x]) if self.one_by_one else self.convolution(x)
+        output: Tensor = self.head(hidden.relu().flatten(1))
+        return output
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_without_a_batch_around_them(method: str) -> None:
+    """The same bases, and so the same weights after two tasks, as with the batch."""
+    x, y = torch.rand(2, 20, 2, 5, 5, dtype=torch.float64), torch.arange(20) % 4
+    found = []
+    for one_by_one in (True, False):
+        torch.manual_seed(0)
+        learner = Learner(OneByOne(one_by_one).double(), METHODS[method])
+        ranks = [learner.learn(Task((part, y))).record["ranks"] for part in x]
+        found.append((ranks, list(learner.network.parameters.values())))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-8)

@@ -1,0 +1,195 @@
+"""Which layer gives a model's output: what may follow the head, and what makes it no single layer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax, normalize, softmax
+
+import steppe
+from steppe.network.network import Network
+from steppe.projection.coverage import coverage
+from steppe.projection.head_detection import mixes
+from steppe.projection.hooks import output_weight
+from steppe.projection.layers import coverable_weights
+
+X = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Finished(nn.Module):
+    """A body, a head, another layer of its size, and whatever is done with them."""
+
+    def __init__(self, use: Callable[[Finished, Tensor], Tensor], size: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.use, self.size = use, size
+        self.body, self.head, self.skip = nn.Linear(6, 5), nn.Linear(5, size), nn.Linear(6, size)
+        self.scale, self.rows = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.randn(1, size))
+        self.matrix, self.norm, self.layer_norm = (
+            nn.Parameter(torch.randn(size, size)),
+            nn.BatchNorm1d(size),
+            nn.LayerNorm(size),
+        )
+        self.register_buffer("fixed", torch.randn(size, size))
+        self.conv = nn.Conv1d(5, size, 1)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.body(x))
+
+    def out(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, x)
+
+
+def with_skip_in_place(m: Finished, x: Tensor) -> Tensor:
+    y = m.out(x)
+    y += m.skip(x)
+    return y
+
+
+def unused_last(m: Finished, x: Tensor) -> Tensor:
+    y = 2 * m.out(x)
+    m.skip(x)
+    return y
+
+
+ONE = {
+    "nothing": lambda m, x: m.out(x),
+    "a temperature": lambda m, x: m.out(x) / 3,
+    "a learnt temperature": lambda m, x: m.out(x) * m.scale.exp(),
+    "learnt scales and shifts": lambda m, x: m.out(x) * m.rows + m.norm.weight,
+    "log_softmax": lambda m, x: log_softmax(m.out(x), 1),
+    "softmax": lambda m, x: softmax(m.out(x), 1),
+    "a mask": lambda m, x: m.out(x).masked_fill(torch.arange(m.size) == 1, -torch.inf),
+    "a mask and log_softmax": lambda m, x: log_softmax(m.out(x).masked_fill(torch.arange(m.size) == 1, -torch.inf), 1),
+    "a function of each": lambda m, x: 5 * torch.tanh(m.out(x)) + m.out(x),
+    "in place": lambda m, x: m.out(x).mul_(3),
+    "unit length": lambda m, x: 10 * normalize(m.out(x)),
+    "statistics": lambda m, x: m.norm(m.out(x)),
+    "another shape": lambda m, x: m.out(x)[:, None].reshape(len(x), m.size) * 2,
+    "the mean of two looks": lambda m, x: (m.out(x) + m.out(-x)) / 2,
+    "what is detached": lambda m, x: m.out(x) + m.skip(x).detach(),
+    "nothing of the last": unused_last,
+    "weights times zero": lambda m, x: 2 * m.out(x) + 0 * m.matrix.sum(),
+    "the input": lambda m, x: m.out(x) + x[:, :1],
+}
+MANY_ROWS = {  # with four rows these cannot be told from a matrix
+    "unit length and log_softmax": lambda m, x: log_softmax(10 * normalize(m.out(x)), 1),
+    "a layer norm": lambda m, x: m.layer_norm(m.out(x)),
+}
+NONE = {
+    "a skip run last": lambda m, x: m.out(x) + m.skip(x),
+    "a skip run first": lambda m, x: m.skip(x) + m.out(x),
+    "a skip in place": with_skip_in_place,
+    "a gate": lambda m, x: m.out(x) * torch.sigmoid(m.skip(x)),
+    "a dead skip": lambda m, x: m.out(x) + m.skip(0 * x),
+    "a learnt matrix": lambda m, x: m.out(x) @ m.matrix,
+    "cosines": lambda m, x: 10 * normalize(m.out(x)) @ normalize(m.matrix).t(),
+    "fixed directions": lambda m, x: m.out(x) @ m.fixed,
+    "fixed directions, of unit length": lambda m, x: normalize(m.out(x)) @ m.fixed,
+    "distances to learnt points": lambda m, x: -(m.out(x)[:, None] - m.matrix).square().sum(2),
+    "rows of two": lambda m, x: torch.cat((m.out(x)[:, :2], m.skip(x)[:, 2:]), 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [(name, size) for name in [*ONE, *MANY_ROWS] for size in (4, 7, 30) if name in ONE or size > 4]
+)
+def test_what_may_follow_the_head(name: str, size: int) -> None:
+    model = Finished({**ONE, **MANY_ROWS}[name], size).eval()
+    assert output_weight(model, coverable_weights(model), X) == "head.weight"
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("size", [4, 7, 30])
+@pytest.mark.parametrize("name", NONE)
+def test_outputs_of_no_single_layer(name: str, size: int) -> None:
+    model = Finished(NONE[name], size).eval()
+    assert output_weight(model, coverable_weights(model), X) is None
+    with pytest.raises(steppe.ModelError, match=r"no single layer gives its output: .*exclude=\("):
+        coverage(Network(model), X, (), multi_head=True)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["cosines", "a learnt matrix", "distances to learnt points"])
+def test_a_learnt_matrix_is_the_head_however_few_rows_there_are(name: str) -> None:
+    model = Finished(NONE[name], 2).eval()
+    assert output_weight(model, coverable_weights(model), X) is None
+
+
+def test_a_convolution_may_be_the_head() -> None:
+    model = Finished(lambda m, x: m.conv(m.features(x)[:, :, None]).flatten(1))
+    assert output_weight(model, coverable_weights(model), X) == "conv.weight"
+
+
+def test_a_frozen_skip_does_not_hide_the_head() -> None:
+    model = Finished(NONE["a skip run last"])
+    model.skip.requires_grad_(False)
+    assert output_weight(model, coverable_weights(model), X) == "head.weight"
+
+
+@pytest.mark.filterwarnings("ignore:these weights belong")
+def test_a_head_that_is_no_layer_is_named_and_everything_else_covered() -> None:
+    """Of a cosine classifier, the layer that gives the features must be protected."""
+    model, y = Finished(NONE["cosines"]), torch.arange(2)
+    for exclude, covered in ((("matrix",), {"body", "head"}), (("head",), {"body"})):
+        learner = steppe.Learner(model, steppe.GPM(), exclude=exclude)
+        learnt = learner.learn(steppe.Task((X, y), head=range(2)))
+        assert set(learnt.record["ranks"]) == {f"{name}.weight" for name in covered}
+    model = Finished(NONE["a skip run last"])
+    learnt = steppe.Learner(model, steppe.GPM(), exclude=("head", "skip")).learn(steppe.Task((X, y), head=range(2)))
+    assert set(learnt.record["ranks"]) == {"body.weight"}
+
+
+def test_layers_whose_calls_are_not_seen() -> None:
+    """As in a compiled model, which goes around all hooks."""
+    model = Finished(lambda m, x: m.head.forward(torch.tanh(m.body.forward(x))))
+    with pytest.raises(
+        steppe.ModelError, match=r"calls of its layers cannot be seen.*before torch.compile \(model._orig"
+    ):
+        coverage(Network(model), X, (), multi_head=True)
+
+
+def test_nothing_to_cover_is_said_with_heads_too() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = nn.Parameter(torch.zeros(6, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.scores
+
+    with (
+        pytest.warns(UserWarning, match="cannot cover"),
+        pytest.raises(steppe.ModelError, match="no layer that a gradient memory can cover"),
+    ):
+        steppe.Learner(Table(), steppe.GPM()).learn(steppe.Task((X, torch.arange(2)), head=range(2)))
+
+
+@pytest.mark.parametrize("size", [5, 6, 12])
+def test_mixing_by_the_jacobian_alone(size: int) -> None:
+    """Against Jacobians that are made by hand: a diagonal, a common scale, a common shift, and a matrix."""
+    draw = torch.Generator().manual_seed(size)
+    diagonal, u, v, w = (torch.randn(size, dtype=torch.float64, generator=draw) for _ in range(4))
+    matrix = torch.randn(size, size, dtype=torch.float64, generator=draw)
+    rows = list(range(size))
+    for kept in (diagonal.diag(), diagonal.diag() + torch.outer(u, v), diagonal.diag() + torch.outer(u, v) + w):
+        assert not mixes(kept, rows)
+        assert not mixes(kept[::2], rows[::2])
+        assert mixes(kept + 0.1 * matrix, rows)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_a_little_mixing_is_mixing_and_rounding_is_not(scale: float) -> None:
+    """What lies off the diagonal of a Jacobian in float32 may be some millionths of what lies on it, by rounding."""
+    generator = torch.Generator().manual_seed(2)
+    rows = list(range(8))
+    beside = torch.randn(8, 8, dtype=torch.float64, generator=generator).fill_diagonal_(0)
+    alone = torch.diag(1 + torch.rand(8, dtype=torch.float64, generator=generator))
+    for share, mixed in ((1e-2, True), (1e-3, True), (1e-4, True), (1e-6, False), (0.0, False)):
+        assert mixes(scale * (alone + share * beside), rows) is mixed

@@ -1,0 +1,105 @@
+"""The soft projector against dense matrices Σ λ_i u_i u_iᵀ, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import dense_projectors, orthonormal, projected_rows
+from torch import Tensor
+
+from steppe.projection.projector import SoftProjector
+from steppe.tensors.factored import Outer, multiplied
+
+CLOSE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def made(groups: int, inputs: int, ranks: list[int], seed: int) -> SoftProjector:
+    """A projector with random importances whose groups have the given ranks, padded to the largest."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.zeros(groups, inputs, max(ranks), dtype=torch.float64)
+    for group, rank in enumerate(ranks):
+        basis[group, :, :rank] = orthonormal(inputs, rank, generator)
+    return SoftProjector(basis, torch.rand(groups, max(ranks), dtype=torch.float64, generator=generator))
+
+
+@st.composite
+def projectors(draw: st.DrawFn) -> tuple[SoftProjector, Tensor]:
+    """A projector of any grouping and rank, and a gradient of a weight's shape (convolution weights too)."""
+    groups = draw(st.integers(1, 3))
+    kernel = draw(st.sampled_from([(), (2,), (2, 3)]))
+    channels = draw(st.integers(1, 4))
+    inputs = channels * (kernel[0] * kernel[-1] if len(kernel) == 2 else kernel[0] if kernel else 1)
+    ranks = draw(st.lists(st.integers(0, inputs), min_size=groups, max_size=groups).filter(any))
+    seed = draw(st.integers(0, 10_000))
+    rows = groups * draw(st.integers(1, 3))
+    gradient = torch.randn(rows, channels, *kernel, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return made(groups, inputs, ranks, seed + 1), gradient
+
+
+@given(projectors())
+def test_dense_gradients_equal_dense_matrices(case: tuple[SoftProjector, Tensor]) -> None:
+    p, g = case
+    matrices = dense_projectors(p.basis, p.importance)
+    within = projected_rows(g, matrices)
+    torch.testing.assert_close(p.within(g), within, **CLOSE)
+    torch.testing.assert_close(p.outside(g), g - within, **CLOSE)
+    known = p.coordinates(g)
+    assert isinstance(known, Tensor)
+    assert known.ndim == (3 if len(p.basis) > 1 else 2)
+    for group, vectors in enumerate(p.basis):
+        rows = g.reshape(len(p.basis), -1, p.basis.shape[1])[group]
+        torch.testing.assert_close(known.reshape(len(p.basis), -1, known.shape[-1])[group], rows @ vectors, **CLOSE)
+    torch.testing.assert_close(p.within(g, known), within, **CLOSE)
+    torch.testing.assert_close(p.outside(g, known), g - within, **CLOSE)
+
+
+@given(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7), st.integers(0, 10_000), st.data())
+def test_factors_equal_their_product(n: int, rows: int, inputs: int, seed: int, data: st.DataObject) -> None:
+    """A gradient given as factors comes out as the same matrix, and its coordinates stay factors."""
+    generator = torch.Generator().manual_seed(seed)
+    factors = Outer(
+        torch.randn(n, rows, dtype=torch.float64, generator=generator),
+        torch.randn(n, inputs, dtype=torch.float64, generator=generator),
+    )
+    p = made(1, inputs, [data.draw(st.integers(1, inputs))], seed)
+    g = factors.dense()
+    known = p.coordinates(factors)
+    assert isinstance(known, Outer)
+    torch.testing.assert_close(known.dense(), g @ p.basis[0], **CLOSE)
+    for given_coordinates in (None, known):
+        torch.testing.assert_close(multiplied(p.within(factors, given_coordinates)), p.within(g), **CLOSE)
+        torch.testing.assert_close(multiplied(p.outside(factors, given_coordinates)), p.outside(g), **CLOSE)
+    torch.testing.assert_close(factors.squared_norm(), g.square().sum(), rtol=1e-9, atol=1e-12)
+
+
+@given(projectors())
+def test_properties(case: tuple[SoftProjector, Tensor]) -> None:
+    """The two parts make up the whole; λ = 1 projects (twice is once, and the parts are orthogonal); λ = 0 nothing."""
+    p, g = case
+    torch.testing.assert_close(p.within(g) + p.outside(g), g, **CLOSE)
+    hard = p.with_importance(torch.ones_like(p.importance))
+    torch.testing.assert_close(hard.within(hard.within(g)), hard.within(g), **CLOSE)
+    torch.testing.assert_close(hard.outside(hard.outside(g)), hard.outside(g), **CLOSE)
+    assert float((hard.within(g) * hard.outside(g)).sum().abs()) < 1e-10
+    none = p.with_importance(torch.zeros_like(p.importance))
+    assert not none.within(g).any()
+    assert torch.equal(none.outside(g), g)
+
+
+def test_the_gradient_given_is_left_as_it_is() -> None:
+    p, g = made(2, 6, [3, 2], 0), torch.randn(4, 3, 2, dtype=torch.float64)
+    before = g.clone()
+    p.within(g)
+    p.outside(g)
+    assert torch.equal(g, before)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "held"), [([3], 3, [0, 1, 2]), ([2, 3], 5, [0, 1, 3, 4, 5]), ([0, 2], 2, [2, 3])]
+)
+def test_rank_and_importances_leave_padding_out(ranks: list[int], rank: int, held: list[int]) -> None:
+    p = made(len(ranks), 4, ranks, 1)
+    assert (p.rank, p.size) == (rank, 4 * len(ranks))
+    assert torch.equal(p.held, p.importance.flatten()[held])

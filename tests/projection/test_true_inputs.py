@@ -1,0 +1,305 @@
+"""A covered layer is covered for what its weight really multiplies: whole models whose old outputs stay, and others."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layer_cases import LAYERS
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, conv2d, dropout, linear, normalize
+
+import steppe
+from steppe.network.network import Network
+from steppe.projection import coverage
+from steppe.projection.hooks import attention_in_steps, captured_calls
+from steppe.projection.layers import RULES, covered_weights, covers
+from steppe.projection.true_inputs import misread_weights
+
+F64: dict[str, Any] = {"dtype": torch.float64, "bias": False}
+SIZE = 18  # of a vector, and of a patch
+
+
+def own(use: Callable[[nn.Linear, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """A linear layer with a forward of its own."""
+
+    class Own(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return use(self, input)
+
+    return lambda: Own(SIZE, 7, **F64)
+
+
+def own_convolution(use: Callable[[nn.Conv2d, Tensor], Tensor], inside: bool = False) -> Callable[[], nn.Module]:
+    """A convolution with a forward, or with an inner part of it, of its own."""
+
+    class Own(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) if inside else use(self, input)
+
+    class Inside(Own):
+        def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return use(self, input)
+
+    return lambda: (Inside if inside else Own)(2, 7, 3, **F64)
+
+
+def with_hook(before: Any = None, after: Any = None, kind: type[nn.Module] = nn.Linear) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        layer = nn.Linear(SIZE, 7, **F64) if kind is nn.Linear else nn.Conv2d(2, 7, 3, **F64)
+        if before is not None:
+            layer.register_forward_pre_hook(before)
+        if after is not None:
+            layer.register_forward_hook(after)
+        return layer
+
+    return build
+
+
+def with_forward(use: Callable[[nn.Linear, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """Another forward in place of the class's own."""
+
+    def build() -> nn.Module:
+        layer = nn.Linear(SIZE, 7, **F64)
+        layer.forward = lambda x: use(layer, x)  # type: ignore[method-assign]
+        return layer
+
+    return build
+
+
+class Called(nn.Linear):
+    """Called in a way of its own."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        output: Tensor = super().__call__(x)
+        return output * self.weight.detach().square().sum()
+
+
+def rounded(w: Tensor) -> Tensor:
+    """A quarter at a time; the gradient does not know."""
+    return w + (torch.round(4 * w) / 4 - w).detach()
+
+
+def bounded(layer: nn.Module, args: object) -> None:
+    """Rows of length 1, whenever the layer is called."""
+    assert isinstance(layer, nn.Linear)
+    layer.weight.data = normalize(layer.weight.data, dim=1)
+
+
+def standardised(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    w = layer.weight
+    return conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), keepdim=True))
+
+
+TRUE: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(SIZE, 7, **F64),
+    "convolution": lambda: nn.Conv2d(2, 7, 3, **F64),
+    "twice the weight": own(lambda m, x: linear(x, 2 * m.weight)),
+    "scaled inputs": own(lambda m, x: linear(normalize(x), m.weight)),
+    "bounded outputs": own(lambda m, x: torch.tanh(linear(x, m.weight))),
+    "dropped weights in training": own(lambda m, x: linear(x, dropout(m.weight, 0.5, m.training))),
+    "the samples turned round": own(lambda m, x: linear(x.flip(0), m.weight)),
+    "the mean of all": own(lambda m, x: linear(x.mean(0, keepdim=True), m.weight) + 0 * x[:, :1]),
+    "replaced, the same": with_forward(lambda m, x: linear(x, m.weight)),
+    "inputs changed by a hook": with_hook(lambda layer, args: (torch.sin(3 * args[0]),)),
+    "patches changed by a hook": with_hook(lambda layer, args: (torch.sin(3 * args[0]),), kind=nn.Conv2d),
+    "outputs changed by a hook": with_hook(after=lambda layer, args, output: output.cos()),
+    "a convolution scaled": own_convolution(lambda m, x: 3 * conv2d(x, m.weight)),
+}
+FALSE: dict[str, Callable[[], nn.Module]] = {
+    "cosines": own(lambda m, x: linear(normalize(x), normalize(m.weight))),
+    "other inputs": own(lambda m, x: linear(torch.sin(3 * x), m.weight)),
+    "other inputs beside": own(lambda m, x: linear(x, m.weight) + linear(0.1 * torch.sin(3 * x), m.weight)),
+    "replaced": with_forward(lambda m, x: linear(torch.sin(3 * x), m.weight)),
+    "rounded weights": own(lambda m, x: linear(x, rounded(m.weight))),
+    "weights of bounded length": with_hook(bounded),
+    "a hook with the weight": with_hook(after=lambda layer, args, output: output * layer.weight.square().mean()),
+    "called in its own way": lambda: Called(SIZE, 7, **F64),
+    "standardised convolution": own_convolution(standardised),
+    "standardised within": own_convolution(standardised, inside=True),
+    "patches of another image": own_convolution(
+        lambda m, x: conv2d(avg_pool2d(x, 3, stride=1, padding=1), m.weight),
+    ),
+}
+
+
+def whole(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(
+        layer, nn.Tanh(), nn.Flatten(), nn.Linear(7 * (4 if hasattr(layer, "stride") else 1), 4, **F64)
+    )
+
+
+def data(layer: nn.Module, seed: int) -> tuple[Tensor, Tensor]:
+    shape = (2, 4, 4) if hasattr(layer, "stride") else (SIZE,)
+    x = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return x, torch.arange(3)
+
+
+def movement(build: Callable[[], nn.Module]) -> tuple[float, set[str], str]:
+    """By how much a first task's outputs move while a second one is learnt with λ = 1 and all directions kept; which
+    weights are covered, and what is warned of.
+    """
+    torch.manual_seed(0)
+    layer = build()
+    model = whole(layer)
+    (old, y), new = data(layer, 1), data(layer, 2)
+    settings = steppe.FSDGPM(lr=0.1, importance="ones", threshold=1.0, buffer=3, basis_samples=3)
+    learner = steppe.Learner(model, settings)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        learner.learn(steppe.Task((old, y)), epochs=5)
+    with torch.no_grad():
+        before = model.eval()(old)
+        learnt = learner.learn(steppe.Task(new), epochs=20)
+        moved = float((model.eval()(old) - before).abs().max())
+    return moved, set(learnt.record["ranks"]), " ".join(str(warning.message) for warning in found)
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_outputs_of_what_is_covered_stay(name: str) -> None:
+    moved, covered, warned = movement(TRUE[name])
+    assert covered == {"0.weight", "3.weight"}
+    assert warned == ""
+    assert moved < 1e-9
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_what_cannot_be_covered_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, covered, warned = movement(FALSE[name])
+    assert covered == {"3.weight"}
+    assert "without protection: 0.weight" in warned
+    # And rightly so: taken for an ordinary layer, it would not keep what it has learnt.
+    monkeypatch.setattr("steppe.projection.coverage.misread_weights", lambda *_: [])
+    moved, covered, warned = movement(FALSE[name])
+    assert covered == {"0.weight", "3.weight"}
+    assert warned == ""
+    assert moved > 1e-4
+
+
+def test_parametrised_weights_are_named() -> None:
+    build: Callable[[], nn.Module] = lambda: nn.utils.parametrizations.weight_norm(nn.Linear(SIZE, 7, **F64))  # noqa: E731
+    _, covered, warned = movement(build)
+    assert covered == {"3.weight"}
+    assert "protection: 0.parametrizations.weight.original0, 0.parametrizations.weight.original1" in warned
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [*TRUE, *FALSE])
+def test_they_are_told_apart_in_either_precision_and_mode(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = {**TRUE, **FALSE}[name]()
+    model, x = whole(layer).to(dtype), data(layer, 1)[0].to(dtype)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    network = Network(model)
+    for count in (1, 3):
+        for mode in (True, False):
+            model.train(mode)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = coverage.coverage(network, x[:count], (), multi_head=False)
+            assert ("0.weight" in found) == (name in TRUE)
+            assert "3.weight" in found
+            assert all(module.training == mode for module in model.modules())
+    if name != "weights of bounded length":  # which the layer itself changes
+        assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("case", LAYERS)
+def test_every_kind_of_layer_passes_as_what_it_is(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers that are not tried because torch's forward is known, tried."""
+    monkeypatch.setattr("steppe.projection.true_inputs._is_known", lambda layer: False)
+    layer, shape = copy.deepcopy(LAYERS[case])  # others use it, and hooks are set here
+    model = nn.Sequential(layer)
+    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert misread_weights(model, covered_weights(model), x) == []
+    layer.register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
+    layer.register_forward_hook(lambda layer, args, output: output + layer.weight.square().sum())
+    assert misread_weights(model, covered_weights(model), x) == ["0.weight"]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_registered_rule_is_tried_too(right: bool) -> None:
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 6, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp() @ self.weight.t()
+
+    model = nn.Sequential(Dense())
+    try:
+        covers(Dense)(lambda layer, x: (x.exp() if right else x)[None])
+        x = torch.randn(20, 6, dtype=torch.float64)
+        assert misread_weights(model, covered_weights(model), x) == ([] if right else ["0.weight"])
+    finally:
+        del RULES[Dense]
+
+
+class Picky(nn.Linear):
+    """Takes its input by another name."""
+
+    def forward(self, *, features: Tensor) -> Tensor:  # type: ignore[override]
+        return linear(features, self.weight)
+
+
+class Uses(nn.Module):
+    """Layers of one's own, called in ways of one's own."""
+
+    def __init__(self, layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.head, self.use = layer, nn.Linear(SIZE, 4, dtype=torch.float64), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.use(self.layer, x).sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("layer", "use"),
+    [
+        (Picky(SIZE, 7, **F64), lambda layer, x: layer(features=x)),
+        (own(lambda m, x: linear(x, m.weight) * torch.rand(()))(), lambda layer, x: layer(x)),
+        (own(lambda m, x: linear(x, 0 * m.weight))(), lambda layer, x: layer(x)),
+        (own(lambda m, x: linear(x, m.weight)[None])(), lambda layer, x: layer(x)[0] if len(x) > 99 else x),
+        (own(lambda m, x: (linear(x, m.weight),))(), lambda layer, x: layer(x)[0]),  # type: ignore[arg-type,return-value]
+    ],
+    ids=["another name", "noise", "no use", "never called", "a tuple"],
+)
+def test_what_cannot_be_tried_is_not_claimed(layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    x = torch.randn(3, SIZE, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"without protection: layer\.weight$"):
+        found = coverage.coverage(Network(Uses(layer, use)), x, (), multi_head=False)
+    assert set(found) == {"head.weight"}
+
+
+def test_a_cosine_classifier_may_be_the_head_of_several() -> None:
+    """Which is not covered anyhow."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, SIZE, **F64), nn.Tanh(), FALSE["cosines"]())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = coverage.coverage(Network(model), torch.randn(3, 5, dtype=torch.float64), (), multi_head=True)
+    assert set(found) == {"0.weight"}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_attention_in_steps_is_no_business_of_the_process() -> None:
+    """Padding stays, and torch's own switch is not touched."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    x, mask = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [False, False, True]])
+    seen: list[tuple[bool, bool]] = []
+
+    def sink(weight: object, layer: nn.Module, x: Tensor) -> None:
+        seen.append((x.is_nested, torch.backends.mha.get_fastpath_enabled()))
+
+    with torch.no_grad(), attention_in_steps(model), captured_calls(covered_weights(model), sink):
+        model(x, src_key_padding_mask=mask)
+    assert seen == [(False, True)] * 2
+    with torch.no_grad(), captured_calls(covered_weights(model), sink):
+        model(x, src_key_padding_mask=mask)
+    assert seen[2:] == [(True, True)] * 2  # else there would be nothing to keep it from

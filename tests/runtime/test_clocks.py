@@ -1,0 +1,164 @@
+"""Seconds of the processor beside those on the wall, in results and in what is made of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from made_runs import made_result, write_run
+
+import steppe
+from steppe.checkpoint.io import read_state, write_state
+from steppe.experiments import run_directory as run_files
+from steppe.experiments.config import RunConfig
+from steppe.experiments.run import run
+from steppe.figures.reading import training_times
+from steppe.report.finished_run import collect
+from steppe.report.sections import sections
+from steppe.report.series import section_series
+from steppe.results.details import details
+from steppe.results.schema import checked_result
+from steppe.results.tables import as_json, markdown, rows, summary, timed_by
+from steppe.runtime.clocks import Clock, Time, by_kind
+
+SMALL = ["tasks=2", "samples=20", "test_samples=20"]
+CPU = {"train": 1.0, "evaluate": 10.0, "memory": 0.5}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def busy(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(1000))
+
+
+def test_sleeping_takes_no_processor(one_thread: None) -> None:
+    clock = Clock()
+    time.sleep(0.2)
+    wall, cpu = clock.time
+    assert wall >= 0.2
+    assert cpu is not None
+    assert cpu < 0.1
+
+
+def test_another_thread_s_work_is_not_counted(one_thread: None) -> None:
+    """With one thread for torch, all of a run's work is in the thread that it was started in."""
+    clock = Clock()
+    other = threading.Thread(target=busy, args=(0.3,))
+    other.start()
+    other.join()
+    assert (clock.time.cpu or 0) < 0.15
+    busy(0.2)
+    assert (clock.time.cpu or 0) >= 0.2
+
+
+def test_with_more_threads_all_of_them_are_counted(one_thread: None) -> None:
+    torch.set_num_threads(2)
+    clock = Clock()
+    other = threading.Thread(target=busy, args=(0.2,))
+    other.start()
+    other.join()
+    assert (clock.time.cpu or 0) >= 0.2
+
+
+def test_what_was_not_recorded_stays_unknown() -> None:
+    assert Clock(Time(5.0, None)).time.cpu is None
+    assert by_kind({"train": Time(2.0, 1.0), "memory": Time(3.0, None)}) == ({"train": 2.0, "memory": 3.0}, {})
+    assert by_kind({"train": Time(2.0, 1.0)}) == ({"train": 2.0}, {"train": 1.0})
+
+
+def test_a_run_records_both(tmp_path: Path) -> None:
+    result = run(RunConfig.make("pmnist", "gpm", SMALL), tmp_path / "run")
+    assert result == checked_result(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")))
+    kinds = {"train", "evaluate", "memory"}
+    assert result["cpu_seconds"].keys() == result["seconds"].keys() == kinds
+    assert all(value > 0 for value in result["cpu_seconds"].values())
+    assert all(task["cpu_seconds"].keys() == kinds for task in result["per_task"])
+    for kind in kinds:
+        total = sum(task["cpu_seconds"][kind] for task in result["per_task"])
+        assert total == pytest.approx(result["cpu_seconds"][kind])
+    ended = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [event["cpu_seconds"].keys() for event in ended if event["event"] == "TaskEnded"] == [kinds] * 2
+
+
+def test_a_run_that_an_older_version_began_has_only_those_on_the_wall(tmp_path: Path) -> None:
+    config, out = RunConfig.make("pmnist", "er", SMALL), tmp_path / "run"
+
+    def stop(event: steppe.api.Event) -> None:
+        if isinstance(event, steppe.EpochEnded) and event.task == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out, stop, checkpoint_every=0)
+    number = run_files.RunDirectory(out).states[-1]
+    file = out / "checkpoints" / f"state-{number:06d}.safetensors"
+    state = read_state(file, "run")
+    for task in state["per_task"]:
+        del task["cpu_seconds"]
+    if state["learner"]["fitting"]:
+        del state["learner"]["fitting"]["cpu_seconds"]
+    write_state(file, "run", state)
+    result = run(config, out, resume=True)
+    assert "cpu_seconds" not in result
+    assert "cpu_seconds" not in result["per_task"][0]
+    assert checked_result(result)["seconds"].keys() == {"train", "evaluate", "memory"}
+
+
+@pytest.mark.parametrize("wrong", [5, {}, {**CPU, "train": "1"}, {"train": 1.0}])
+def test_a_result_with_something_else_there_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="'cpu_seconds'"):
+        checked_result({**made_result(), "cpu_seconds": wrong})
+
+
+def test_tables_and_figures_take_those_of_the_processor_where_all_have_them(tmp_path: Path) -> None:
+    old, new = made_result("er"), {**made_result("gpm"), "cpu_seconds": CPU}
+    assert timed_by([new]) == "cpu_seconds"
+    assert timed_by([old, new]) == "seconds"
+    assert "CPU seconds per run" in markdown([new])
+    assert "; seconds per run" in markdown([old, new])
+    assert rows([new])[0].seconds.mean == 11.5  # type: ignore[union-attr]
+    assert [row.seconds.mean for row in rows([old, new])] == [106.0, 106.0]  # type: ignore[union-attr]
+    assert json.loads(as_json([new], ""))["timed_by"] == "cpu_seconds"
+    assert "106 s, 12 CPU s (training 3" in summary(new)
+    assert "CPU" not in summary(old)
+    both = [write_run(tmp_path / "all" / "old", old), write_run(tmp_path / "all" / "new", new)]
+    assert training_times(both[1:]) == ({both[1].path: 0.5}, "CPU seconds")
+    assert training_times(both) == (dict.fromkeys([each.path for each in both], 2.0), "seconds")
+    assert "CPU seconds of learning" in details({both[1].path: new})
+    assert " Seconds of learning" in details({each.path: each.result for each in both})
+
+
+def test_the_report_does_so_too(tmp_path: Path) -> None:
+    for name, result in {"old": made_result("er"), "new": {**made_result("gpm"), "cpu_seconds": CPU}}.items():
+        write_run(tmp_path / "both" / name, result)
+    write_run(tmp_path / "new", {**made_result("gpm"), "cpu_seconds": CPU})
+    for place, measure, train in (("both", "seconds", 1.0), ("new", "cpu_seconds", round(1 / 3, 5))):
+        [section] = sections(collect([tmp_path / place]))
+        series = section_series(section)
+        assert series["timed_by"] == measure
+        assert [method["seconds"]["all"][0] for method in series["methods"]] == [train] * len(section.variants)
+
+
+def test_where_a_gpu_computed_the_processor_s_tell_nothing() -> None:
+    result = {**made_result(), "cpu_seconds": CPU}
+    result["config"]["run"]["device"] = "cuda"
+    assert timed_by([result]) == "seconds"
+
+
+def test_learning_tells_both() -> None:
+    learnt = steppe.Learner(torch.nn.Linear(6, 4), steppe.ER()).learn(
+        steppe.Task((torch.rand(20, 6), torch.arange(20) % 4))
+    )
+    assert learnt.cpu_seconds.keys() == learnt.seconds.keys() == {"train", "memory"}

@@ -1,0 +1,313 @@
+"""What is done for CUDA, as far as it shows without one: torch's fake tensors say that they are there, and have a shape
+and no numbers; what asks for the GPU itself is told that there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import steppe
+from steppe import Learner, Task, UsageError
+from steppe.cli import landscape, study
+from steppe.cli.main import main
+from steppe.data.samples import TensorSamples
+from steppe.errors import ModelError
+from steppe.experiments.config import RunConfig
+from steppe.experiments.run import refuse_unsuitable, run
+from steppe.experiments.run_directory import RunDirectory
+from steppe.experiments.study import Job, Outcome
+from steppe.landscape.measure import Wanted
+from steppe.landscape.settings import LandscapeSettings
+from steppe.learning.checks import check_unchanged
+from steppe.methods.a_gem import without_conflict
+from steppe.methods.base import MethodSettings
+from steppe.projection import coverage
+from steppe.projection.basis import running_sums
+from steppe.runtime.devices import check_device, compute_repeatably, recurrence_unfused, sent
+from steppe.runtime.environment import described, machine
+from steppe.runtime.rng import borrowed_global_generator
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Recorded(TorchDispatchMode):
+    """Every call of torch's inside: its name, the devices of the tensors it is given, and its options."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[str], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        devices = [each.device.type for each in args if isinstance(each, Tensor)]
+        self.calls.append((func.overloadpacket.__name__, devices, dict(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def copies(self) -> list[tuple[str, str, bool]]:
+        """Of copies: from where, to where, and whether nobody waits."""
+        found = [(devices[0], options) for name, devices, options in self.calls if name == "_to_copy"]
+        return [(source, options["device"].type, bool(options.get("non_blocking"))) for source, options in found]
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has one, to whoever asks."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Model 7")
+
+
+@pytest.fixture
+def flags_kept() -> Iterator[None]:
+    """What is told to cuDNN is taken back after the test."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
+    yield
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize(("source", "target", "unwaited"), [(CPU, CUDA, True), (CUDA, CPU, False)])
+def test_only_a_copy_to_the_cpu_is_waited_for(source: torch.device, target: torch.device, unwaited: bool) -> None:
+    with FakeTensorMode(), Recorded() as recorded:
+        moved = sent(torch.empty(3, device=source), target)
+    assert moved.device == target
+    assert recorded.copies == [(source.type, target.type, unwaited)]
+
+
+class Held:
+    """In the place of a tensor on a device, which only the device could pick from: gives back what it is to pick."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __getitem__(self, places: Tensor) -> Tensor:
+        return places
+
+
+@pytest.mark.parametrize(("where", "labels"), [(CUDA, CUDA), (CUDA, CPU), (CPU, CUDA)])
+def test_samples_on_the_gpu_are_picked_without_waiting(where: torch.device, labels: torch.device) -> None:
+    samples: Any = TensorSamples(torch.rand(6, 2), torch.arange(6))
+    samples.x, samples.y = Held(where), Held(labels)
+    with FakeTensorMode(), Recorded() as recorded:
+        x, y = samples.take(torch.empty(3, dtype=torch.int64, device="cpu"))
+    assert (x.device, y.device) == (where, labels)
+    assert recorded.copies
+    assert all(copy == ("cpu", "cuda", True) for copy in recorded.copies)
+
+
+def test_running_sums_are_added_up_on_the_cpu() -> None:
+    with FakeTensorMode(), Recorded() as recorded:
+        found = running_sums(torch.empty(2, 5, device=CUDA))
+    assert found.device == CUDA
+    assert [devices for name, devices, _ in recorded.calls if name == "cumsum"] == [["cpu"]]
+
+
+def test_a_gem_asks_the_gpu_nothing() -> None:
+    with FakeTensorMode():  # which refuses whoever wants a number
+        g = {"weight": torch.empty(2, 3, device=CUDA)}
+        assert without_conflict(g, {"weight": torch.empty(2, 3, device=CUDA)})["weight"].device == CUDA
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(("device", "told"), [("cuda:1", "has 1 of them"), ("mps", "'cpu' and 'cuda' only")])
+def test_devices_that_are_refused(device: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Learner(nn.Linear(2, 2), steppe.ER(), device=device)
+    check_device("cuda:0")
+
+
+def test_a_model_that_is_on_a_device_not_served_is_refused() -> None:
+    with pytest.raises(UsageError, match="device meta"):
+        Learner(nn.Linear(2, 2), steppe.ER(), device="meta")
+
+
+def test_a_model_moved_after_its_learner_was_made_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    parameters = dict(model.named_parameters())
+    check_unchanged(model, parameters, CPU)
+    with pytest.raises(ModelError, match="moved to cpu after the learner was made"):
+        check_unchanged(model, parameters, CUDA)
+
+
+@pytest.mark.usefixtures("flags_kept")
+def test_runs_on_cuda_repeat_themselves() -> None:
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.allow_tf32
+    compute_repeatably("cpu")
+    assert (cudnn.deterministic, cudnn.allow_tf32) == before
+    cudnn.benchmark = True
+    compute_repeatably("cuda")
+    assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (True, False, False)
+
+
+class Recurrent(nn.Module):
+    """A linear layer, a recurrent one, a linear one; it notes whether cuDNN may be taken for its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.cell, self.head = nn.Linear(3, 4), nn.GRU(4, 4, batch_first=True), nn.Linear(4, 2)
+        self.fused: list[bool] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.fused.append(torch.backends.cudnn.enabled)
+        states, _ = self.cell(self.lift(x))
+        last: Tensor = self.head(states[:, -1])
+        return last
+
+
+SEQUENCES = Task((torch.rand(8, 5, 3), torch.arange(8) % 2))
+
+
+def test_recurrent_layers_are_not_fused_inside() -> None:
+    with recurrence_unfused(Recurrent()):
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled
+    with recurrence_unfused(nn.Linear(1, 1)):
+        assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.filterwarnings("ignore:these weights belong to layers")  # the recurrent one
+def test_gradients_in_eval_mode_go_through_unfused_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuDNN's recurrent layers have none."""
+    seen = []
+    whole = coverage.factorable
+
+    def watched(*given: Any) -> list[str]:
+        seen.append(torch.backends.cudnn.enabled)
+        return whole(*given)
+
+    monkeypatch.setattr(coverage, "factorable", watched)
+    Learner(Recurrent(), steppe.FSDGPM()).learn(SEQUENCES, batch_size=4)
+    assert seen == [False]
+    assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.filterwarnings("ignore:these weights belong to layers")  # the recurrent one
+@pytest.mark.parametrize(
+    ("method", "whole"),
+    [
+        (steppe.FSDGPM(second_order=True), False),
+        (steppe.FSDGPM(), True),
+        (steppe.LaMAML(second_order=True), False),
+        (steppe.LaMAML(second_order=False), True),
+    ],
+)
+def test_second_order_goes_through_unfused_layers(method: MethodSettings, whole: bool) -> None:
+    learner = Learner(Recurrent(), method)
+    learner.check(SEQUENCES)
+    model: Any = learner.model
+    model.fused.clear()
+    learner.learn(SEQUENCES, batch_size=8, epochs=1)
+    assert all(model.fused) == whole
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_study_on_the_gpu_takes_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken: list[tuple[int, bool]] = []
+
+    def noted(jobs: Sequence[Any], workers: int, *given: Any, crowd: bool, **options: Any) -> Outcome:
+        taken.append((workers, crowd))
+        return Outcome()
+
+    monkeypatch.setattr("steppe.experiments.study.run_all", noted)
+    monkeypatch.setattr("steppe.runtime.environment.usable_cores", lambda: 16)
+    made = RunConfig.make("pmnist", "finetune", ["tasks=2"], seed=0)
+    for device, jobs in (("cpu", None), ("cuda", None), ("cuda", 3)):
+        options = argparse.Namespace(jobs=jobs, checkpoint_every=5.0, debug=False)
+        planned = [Job(replace(made, device=device), tmp_path / str(seed)) for seed in range(4)]
+        study.do_study(options, tmp_path, planned, "steppe study", resume=False)
+    assert taken == [(4, True), (1, False), (3, False)]
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_methods_are_looked_at_without_the_gpu() -> None:
+    """There is none, so that a model would not get there."""
+    refuse_unsuitable([RunConfig.make("pmnist", "fs-dgpm", ["tasks=2"], seed=0, device="cuda")])
+
+
+def test_a_run_begun_on_the_gpu_says_why_it_cannot_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    RunDirectory.create(tmp_path, RunConfig.make("pmnist", "finetune", ["tasks=2"], seed=0, device="cuda"))
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "was begun on CUDA" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_the_gpu_is_named() -> None:
+    assert "gpu" not in machine()
+    assert machine("cuda")["gpu"] == "Model 7"
+    assert "Model 7" in described(machine("cuda"))
+    machine.cache_clear()
+
+
+def test_generators_of_the_device_are_left_as_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.Generator()  # in the place of the GPU's
+    monkeypatch.setattr("steppe.runtime.rng._global_generators", lambda device: [torch.default_generator, own])
+    before = copy.deepcopy([torch.get_rng_state(), own.get_state()])
+    with borrowed_global_generator(CUDA):
+        torch.rand(3)
+        torch.rand(3, generator=own)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(own.get_state(), before[1])
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_whoever_computes_there_does_it_repeatably(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Runs and landscapes both: seen by the devices that they ask for."""
+    asked: list[str] = []
+
+    def noted(device: str) -> None:
+        asked.append(device)
+        raise KeyboardInterrupt  # before anything gets there
+
+    monkeypatch.setattr("steppe.experiments.run.compute_repeatably", noted)
+    monkeypatch.setattr("steppe.runtime.devices.compute_repeatably", noted)
+    with pytest.raises(KeyboardInterrupt):
+        run(RunConfig.make("pmnist", "er", ["tasks=2"], seed=0, device="cuda"), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        landscape.measure(
+            tmp_path / "run",
+            None,
+            LandscapeSettings(),
+            Wanted(),
+            device="cuda",
+            resume=False,
+            command="steppe landscape",
+        )
+    assert asked == ["cuda", "cuda"]
+
+
+@pytest.mark.parametrize(("device", "told"), [("cpu", ""), ("cuda", " --device cuda")])
+def test_a_landscape_tells_its_device(device: str, told: str) -> None:
+    options = argparse.Namespace(after=None, task=None, surface=False, hessian=False)
+    assert landscape._command(options, LandscapeSettings(), device) == f"steppe landscape RUN{told}"
+
+
+def test_predictions_are_where_the_inputs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(nn.Linear(2, 2), steppe.ER())
+    learner.learn(Task((torch.rand(4, 2), torch.arange(4) % 2)))
+    moved: list[torch.device] = []
+    whole = torch.cat
+
+    class Answered(Tensor):
+        def to(self, *given: Any, **options: Any) -> Any:
+            moved.append(given[0])
+            return super().to(*given, **options)
+
+    monkeypatch.setattr("steppe.learning.evaluation.torch.cat", lambda found: whole(found).as_subclass(Answered))
+    x = torch.rand(3, 2)
+    learner.predict(x)
+    assert moved == [x.device]

@@ -1,0 +1,85 @@
+"""Updates elsewhere than on a CPU: nobody waits for the device.
+
+On torch's meta device there are no numbers. Whoever asks for one fails there, where on a GPU the program would wait for
+it, and whoever makes a tensor on a CPU by mistake fails as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from steppe import Learner, Task
+from steppe.methods.base import MethodSettings
+from steppe.methods.ewc import Penalty
+from steppe.methods.parts.reservoir import Reservoir
+from steppe.models.lenet import LeNet
+from steppe.models.mlp import MLP
+from steppe.network.linear_chain import find_chain
+from steppe.projection.memory import GradientMemory
+from steppe.projection.projector import SoftProjector
+from steppe.registry import METHODS
+from steppe.tensors.batch import Batch
+
+NETS = {"mlp": (lambda: MLP(), (784,)), "lenet": (lambda: LeNet(10, 12), (3, 12, 12))}
+NAMES = [
+    *("fs-dgpm", "fs-gpm", "fs-sgpm", "la-dgpm", "dgpm"),
+    *("er", "fs-er", "gpm", "sgp", "la-maml", "der++", "sam-er", "finetune", "ewc"),
+]
+
+
+def elsewhere(found: Any) -> Any:
+    """The same with its tensors on the other device, containers and objects of the library included."""
+    if isinstance(found, Tensor):
+        return found.to("meta")
+    if isinstance(found, dict):
+        return {key: elsewhere(value) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return type(found)(map(elsewhere, found))
+    if isinstance(found, Batch):
+        return Batch(*map(elsewhere, (found.x, found.y, found.task)))
+    if isinstance(found, SoftProjector):
+        return SoftProjector(elsewhere(found.basis), elsewhere(found.importance))
+    if isinstance(found, Penalty):
+        found.importance, found.centre, found._scatter = elsewhere(found.importance), elsewhere(found.centre), None
+    if isinstance(found, Reservoir):
+        vars(found).update({key: elsewhere(value) for key, value in vars(found).items()})
+    if isinstance(found, GradientMemory):
+        found.projectors = elsewhere(dict(found.projectors))
+    return found
+
+
+def moved_away(learner: Learner, method: Any) -> None:
+    """Network and method as they would be on another device."""
+    network = learner.network
+    network.model.to("meta")
+    network.parameters, network.device = dict(network.model.named_parameters()), torch.device("meta")
+    network._room, network._numbers, network._shares = {}, {}, {}
+    network._chain = find_chain(network.model)
+    for name in method.kept:
+        setattr(method, name, elsewhere(getattr(method, name)))
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_waits_for_no_device(name: str, net: str) -> None:
+    build, shape = NETS[net]
+    entry = METHODS[name]
+    values = {**entry.values("pmnist"), **entry.variant}
+    settings = entry.settings.from_mapping({**values, **({"thresholds": "0.95"} if "thresholds" in values else {})})
+    assert isinstance(settings, MethodSettings)
+    learner = Learner(build(), settings)
+    learner.learn(Task((torch.rand(30, *shape), torch.arange(30) % 10)), batch_size=10)
+    method: Any = learner.check(Task((torch.rand(4, *shape), torch.arange(4))))
+    learner.network.open_head(None, 10)
+    moved_away(learner, method)
+    method.begin_task()
+    batch = elsewhere(Batch(torch.rand(10, *shape), torch.arange(10), torch.ones(10).long()))
+    with learner.network.mode(training=True):
+        for _ in range(2):
+            loss = method.observe(batch)
+    with pytest.raises(RuntimeError, match="meta"):
+        float(loss)

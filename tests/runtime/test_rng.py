@@ -1,0 +1,59 @@
+"""Named streams: independent of one another, of the global generators, and the same from the same seed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from steppe.runtime.rng import Streams
+
+CPU = torch.device("cpu")
+
+
+def test_a_name_gives_the_same_object_every_time() -> None:
+    streams = Streams(3)
+    assert streams.generator("order") is streams.generator("order")
+    assert streams.picker("order") is streams.picker("order")
+    assert streams.generator("order") is not streams.generator("other")
+
+
+def test_streams_do_not_shift_one_another() -> None:
+    """What one purpose draws, or whether it exists at all, is nothing to another."""
+    busy, quiet = Streams(3), Streams(3)
+    torch.rand(100, generator=busy.generator("a"))
+    busy.picker("b").random()
+    with busy.ambient(CPU):
+        torch.rand(7)
+    assert torch.equal(torch.rand(5, generator=busy.generator("c")), torch.rand(5, generator=quiet.generator("c")))
+    assert busy.picker("d").random() == quiet.picker("d").random()
+
+
+def test_seeds_and_names_give_different_streams() -> None:
+    seeds = {Streams(seed).derived(name) for seed in range(50) for name in ("a", "b", "1/a", "")}
+    assert len(seeds) == 200
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert Streams(7).derived("order") == Streams(7).derived("order")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ambient_gives_the_global_generator_back(fails: bool) -> None:
+    """And goes on where it stopped, whatever happened outside; Python's generator is not touched."""
+    streams, twin = Streams(3), Streams(3)
+    with twin.ambient(CPU):
+        expected = torch.rand(6)
+    found, python = torch.get_rng_state(), random.getstate()
+    try:
+        with streams.ambient(CPU):
+            first = torch.rand(2)
+            if fails:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert torch.equal(torch.get_rng_state(), found)
+    assert random.getstate() == python
+    torch.rand(11)
+    with streams.ambient(CPU):
+        rest = torch.rand(4)
+    assert torch.equal(torch.cat((first, rest)), expected)

@@ -1,0 +1,270 @@
+"""Thousands of damaged files for every reader of files that come from elsewhere: IDX, CIFAR-100 in both of its forms,
+states, and learners made of states.
+
+    python tests/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
+
+Each input is a good file with a few changes that the seed decides: flipped bits, cuts, splices, numbers set to extremes
+where lengths stand; in states also changes of the header and of the tree, with a hash that is right, so that what lies
+behind the hash is reached. An input must be read or refused by a SteppeError, within 2 seconds of CPU time, and the
+process must not grow by more than 300 MB. Prints JSON; exit code 1 if an input did worse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import pickle
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import torch
+from hostile import closed, opened, rehashed
+from own_models import bright, mlp
+from safetensors.torch import save
+from small_cifar100 import binary, python, small_set
+
+import steppe
+from steppe.checkpoint import io as saving
+from steppe.checkpoint.io import parsed_state
+from steppe.checkpoint.tree import packed, unpacked
+from steppe.data import cifar100, idx, restricted_pickle
+from steppe.errors import SteppeError
+from steppe.runtime.environment import machine
+from steppe.version import versions
+
+SLOWEST, GROWTH = 2.0, 300.0  # seconds, megabytes
+EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
+ODD: tuple[Any, ...] = (None, True, -1, 0, 10**15, 2**70, -0.5, math.inf, "", "x", [], {}, range(10**6), range(10**12))
+
+
+def place(chance: random.Random, length: int) -> int:
+    """Somewhere in a file, more often near its ends, where lengths and instructions stand."""
+    near = min(length, 200)
+    return chance.choice([chance.randrange(length), chance.randrange(near), length - 1 - chance.randrange(near)])
+
+
+def changed(raw: bytes, chance: random.Random) -> bytes:
+    """A file with a few changes."""
+    data = bytearray(raw)
+    for _ in range(chance.choice([1, 1, 1, 2, 4])):
+        if not data:
+            break
+        at, kind = place(chance, len(data)), chance.randrange(7)
+        if kind == 0:
+            data[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            data[at] = chance.randrange(256)
+        elif kind == 2:
+            del data[at:]
+        elif kind == 3:
+            del data[at : at + chance.randint(1, 16)]
+        elif kind == 4:  # a splice of another place
+            start = place(chance, len(data))
+            data[at:at] = data[start : start + chance.randint(1, 64)]
+        elif kind == 5:
+            data += chance.randbytes(chance.randint(1, 64))
+        else:
+            width = chance.choice([1, 2, 4, 8])
+            number = chance.choice(EXTREMES) % 256**width
+            data[at : at + width] = number.to_bytes(width, chance.choice(["big", "little"]))
+    return bytes(data)
+
+
+def changed_header(raw: bytes, chance: random.Random) -> bytes:
+    """A state whose header says something else of a tensor or of itself."""
+    header, numbers = opened(raw)
+    name = chance.choice(list(header))
+    entry = header[name]
+    if name == "__metadata__":
+        key = chance.choice(list(entry))
+        entry[key] = changed(entry[key].encode(), chance).decode("utf-8", "replace")
+    else:
+        key = chance.choice(["shape", "data_offsets", "dtype"])
+        if key == "dtype":
+            entry[key] = chance.choice(["F64", "F32", "F16", "BF16", "I64", "U8", "BOOL", "F8_E5M2", "C64", "x", 5])
+        else:
+            entry[key] = [*entry[key], *[chance.choice(EXTREMES)] * chance.randrange(2)]
+            if entry[key]:
+                entry[key][chance.randrange(len(entry[key]))] = chance.choice([*EXTREMES, -1, 0.5, "x"])
+    return closed(header, numbers)
+
+
+def changed_tree(tree: Any, chance: random.Random) -> Any:
+    """A tree of which a part is something else, or is not there, or is there twice."""
+    if isinstance(tree, (dict, list)) and tree and chance.random() < 0.8:
+        copy = dict(tree) if isinstance(tree, dict) else list(tree)
+        key = chance.choice(list(tree)) if isinstance(tree, dict) else chance.randrange(len(tree))
+        if chance.random() < 0.1:
+            del copy[key]
+        elif chance.random() < 0.05:
+            copy = {**copy, "more": copy[key]} if isinstance(copy, dict) else [*copy, copy[key]]
+        else:
+            copy[key] = changed_tree(copy[key], chance)
+        return copy
+    if isinstance(tree, torch.Tensor) and tree.ndim and chance.random() < 0.5:
+        others = tree[:0], tree.flatten(), tree[None], tree.double(), tree.to(torch.uint8), -tree.double()
+        return chance.choice(others)
+    return chance.choice(ODD)
+
+
+class Readers:
+    """The readers by name: each makes an input of its own and reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.images, self.labels = small_set(100, 0)
+        self.binary, self.python = binary(self.images, self.labels), python(self.images, self.labels)
+        few = {b"data": self.images[:2], b"fine_labels": [1, 2], b"coarse_labels": [3, 300], b"batch_label": b"x"}
+        self.pickles = [pickle.dumps(few, protocol) for protocol in (2, 3)]
+        self.digits = bytes((0, 0, 8, 3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 6)) + bytes(range(120))
+        self.file = folder / "learner.safetensors"
+        methods = steppe.FSDGPM(buffer=9), steppe.EWC(), steppe.GEM(tasks=2)
+        self.learners = [state for method in methods for state in self._states(method)]
+        tree = {"a": {"b": torch.arange(6.0).reshape(2, 3)}, "c": [1, 0.5, "x", range(3), None]}
+        self.state = self._written("run", tree)
+        self.by_name: dict[str, Callable[[random.Random], object]] = {
+            "idx": lambda chance: idx.parse(changed(self.digits, chance), "digits"),
+            "cifar-100 binary": self._binary,
+            "cifar-100 python": self._python,
+            "pickle": lambda chance: restricted_pickle.read(changed(chance.choice(self.pickles), chance), "file"),
+            "state": self._state,
+            "learner": self._changed_learner,
+        }
+
+    @staticmethod
+    def _states(method: steppe.MethodSettings) -> list[Any]:
+        """A learner's state in the middle of a task, with validation, and after it."""
+        learner, states = steppe.Learner(mlp(), method), []
+
+        def watch(event: object) -> None:
+            states.append(unpacked(*packed(learner.state())))
+
+        task = steppe.Task(bright(8)(24, 0), valid=bright(8)(8, 0), head=range(4))
+        learner.learn(task, epochs=2, patience=1, watch=watch)
+        return [states[0], learner.state()]
+
+    @staticmethod
+    def _written(kind: str, tree: Any) -> bytes:
+        content, tensors = packed(tree)
+        own = {name: saving._apart(tensor) for name, tensor in tensors.items()}
+        said = {"format": saving.FORMAT, "kind": kind, "version": str(saving.VERSION), "content": json.dumps(content)}
+        return save(own, metadata={**said, "sha256": saving._digest(said, own)})
+
+    def _binary(self, chance: random.Random) -> object:
+        return cifar100._canonical(cifar100._of_binary(changed(self.binary, chance), "file"), "test", "file")
+
+    def _python(self, chance: random.Random) -> object:
+        return cifar100._canonical(cifar100._of_python(changed(self.python, chance), "file"), "test", "file")
+
+    def _state(self, chance: random.Random) -> object:
+        change = chance.choice([changed, changed_header])
+        raw = change(self.state, chance)
+        return parsed_state(rehashed(raw) if chance.random() < 0.8 else raw, "run", "file")
+
+    def _changed_learner(self, chance: random.Random) -> object:
+        self.file.write_bytes(self._written("learner", changed_tree(chance.choice(self.learners), chance)))
+        return steppe.load(self.file, mlp())
+
+
+SHARES = {"idx": 25, "cifar-100 binary": 5, "cifar-100 python": 10, "pickle": 30, "state": 20, "learner": 10}
+
+
+@contextmanager
+def small_cifar(readers: Readers) -> Iterator[None]:
+    """Let a hundred random images be CIFAR-100's test images."""
+    pairs = zip(readers.images, readers.labels.tolist(), strict=True)
+    keys = sorted(bytes((label,)) + hashlib.sha256(image).digest() for image, label in pairs)
+    found = cifar100.IMAGES["test"], cifar100.FINGERPRINTS["test"]
+    cifar100.IMAGES["test"], cifar100.FINGERPRINTS["test"] = 100, hashlib.sha256(b"".join(keys)).hexdigest()
+    try:
+        yield
+    finally:
+        cifar100.IMAGES["test"], cifar100.FINGERPRINTS["test"] = found
+
+
+def megabytes() -> float:
+    """The most memory that the process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def fuzz(inputs: int, seed: int) -> dict[str, Any]:
+    """Give the readers so many inputs in all, and tell what became of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        readers = Readers(Path(folder))
+        before = megabytes()
+        with small_cifar(readers):
+            found = {
+                name: _fuzz(name, read, inputs * SHARES[name] // 100, seed) for name, read in readers.by_name.items()
+            }
+    growth = megabytes() - before
+    faults = [fault for one in found.values() for fault in one.pop("faults")]
+    if growth > GROWTH:
+        faults.append(f"the process grew by {growth:.0f} MB")
+    return {
+        "seed": seed,
+        **{key: sum(one[key] for one in found.values()) for key in ("inputs", "refused", "accepted")},
+        "slowest_seconds": max(one["slowest_seconds"] for one in found.values()),
+        "peak_growth_mb": round(growth, 1),
+        "readers": found,
+        "faults": faults,
+    }
+
+
+def _fuzz(name: str, read: Callable[[random.Random], object], inputs: int, seed: int) -> dict[str, Any]:
+    refused, accepted, slowest, faults = 0, 0, 0.0, []
+    for number in range(inputs):
+        started = time.process_time()
+        try:
+            read(random.Random(f"{seed}/{name}/{number}"))
+            accepted += 1
+        except SteppeError:
+            refused += 1
+        except Exception as error:
+            faults.append(f"{name} {number}: {type(error).__name__}: {error}")
+        spent = time.process_time() - started
+        slowest = max(slowest, spent)
+        if spent > SLOWEST:
+            faults.append(f"{name} {number}: {spent:.1f} s")
+    return {
+        "inputs": inputs,
+        "refused": refused,
+        "accepted": accepted,
+        "slowest_seconds": round(slowest, 4),
+        "faults": faults,
+    }
+
+
+def main() -> int:
+    """Fuzz, and write what was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="inputs in all (default: 100000)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides the changes (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there as well")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started = time.process_time()
+    found = fuzz(options.inputs, options.seed)
+    command = " ".join(["python", "tests/fuzz_readers.py", *sys.argv[1:]])
+    seconds = round(time.process_time() - started, 1)
+    text = json.dumps(
+        {"command": command, "versions": versions(), "machine": machine(), "cpu_seconds": seconds, **found}, indent=1
+    )
+    print(text)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n", encoding="utf-8")
+    return 1 if found["faults"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

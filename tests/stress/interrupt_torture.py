@@ -1,0 +1,287 @@
+"""Interrupt learners at random instants, and look whether each is whole afterwards, saves, and learns on.
+
+    python tests/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
+
+Every trial takes a method and a model, and interrupts `learn`, `evaluate` or `predict`: by SIGINT (Ctrl-C), by SIGALRM
+whose handler raises, or by an exception that another thread raises in this one. A learner counts as broken if its model
+is left in another mode, with hooks or with weights that it has after no update; if a sample in its memory is none that
+was shown, or stands with another one's label; if the process is left with other handlers, threads or random numbers; or
+if it cannot be saved, loaded and taught on, unless it refuses to go on by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import steppe
+from steppe.registry import METHODS
+from steppe.runtime.environment import machine
+from steppe.version import versions
+
+KINDS = ("SIGINT", "SIGALRM", "from a thread")
+HOW: dict[str, Any] = {"epochs": 2, "batch_size": 8, "patience": 1}
+SMALLER = {"buffer": 20, "memory": 20, "exemplars": 20, "basis_samples": 10, "tasks": 4}
+
+
+class StruckError(BaseException):
+    """What is raised from outside."""
+
+
+def main() -> int:
+    """Interrupt, print and write the figures; 1 if a learner was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--interrupts", type=int, default=2000, metavar="N", help="how many (default: 2000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants and the cases (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as directory:
+        figures = tortured(options.interrupts, options.seed, Path(directory))
+    command = f"python tests/interrupt_torture.py --interrupts {options.interrupts} --seed {options.seed}"
+    found = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
+    text = json.dumps(found, indent=1) + "\n"
+    print(text, end="")
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text, encoding="utf-8")
+    return 1 if figures["broken"] else 0
+
+
+def tortured(interrupts: int, seed: int, directory: Path) -> dict[str, int]:
+    """Trial after trial until there were so many interrupts; what happened, counted."""
+    choice, count = random.Random(seed), Counter[str]()
+    made = [(method, model) for method in sorted(METHODS) for model in (convolutional, chain)]
+    cases = [Case(method, model, directory) for method, model in made]
+    while count["interrupts"] < interrupts:
+        case = choice.choice(cases)
+        kind, act = choice.choice(KINDS), choice.choice(("learn", "learn", "learn", "evaluate", "predict"))
+        count["trials"] += 1
+        try:
+            case.trial(kind, act, choice, count)
+        except Exception:
+            count["broken"] += 1
+            print(f"broken: {case.name}, {kind} in {act}\n{traceback.format_exc()}", file=sys.stderr)
+        if count["trials"] % 200 == 0:
+            print(f"{count['interrupts']} interrupts, {count['broken']} broken", file=sys.stderr)
+    kinds = ("trials", "interrupts", *KINDS, "in learn", "in evaluate", "in predict", "refused by name", "broken")
+    return {name: count[name] for name in kinds} | {"methods": len({case.method for case in cases})}
+
+
+def convolutional() -> nn.Module:
+    """With BatchNorm and dropout."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Flatten(),
+        nn.Linear(96, 16),
+        nn.ReLU(),
+        nn.Linear(16, 8),
+    )
+
+
+def chain() -> nn.Module:
+    """Taken the quick way."""
+    return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def task(number: int) -> steppe.Task:
+    """The n-th task, on a head of its own."""
+    generator = torch.Generator().manual_seed(number)
+    y = torch.arange(24) % 2 + 2 * number
+    x = torch.rand(24, 16, generator=generator) + 0.3 * y[:, None]
+    return steppe.Task((x, y), (x[:10], y[:10]), valid=(x[10:], y[10:]), head=range(2 * number, 2 * number + 2))
+
+
+TASKS = [task(number) for number in range(3)]
+LABELS = {tuple(x.tolist()): int(y) for task in TASKS for x, y in zip(task.train.x, task.train.y, strict=True)}
+
+
+class Case:
+    """A method with a model: a learner that has learnt one task, in a file, and what the next leads through."""
+
+    def __init__(self, method: str, model: Callable[[], nn.Module], directory: Path) -> None:
+        self.method, self.model, self.name = method, model, f"{method} on {model.__name__}"
+        self.file, self.again = directory / f"{self.name}", directory / "again"
+        entry = METHODS[method]
+        known = {key: value for key, value in SMALLER.items() if key in entry.settings.__dataclass_fields__}
+        settings = entry.settings(**{**entry.variant, **known})
+        self.apart = settings.schedule != "sequential"
+        torch.manual_seed(0)
+        learner = steppe.Learner(model(), settings, seed=1, threads=1)
+        if not self.apart:
+            learner.learn(TASKS[0], **HOW)
+        learner.save(self.file)
+        self.boundaries, self.seconds = self._walked()
+
+    def loaded(self) -> steppe.Learner:
+        return steppe.load(self.file, self.model())
+
+    def learn(self, learner: steppe.Learner) -> None:
+        learner.learn(TASKS[:2] if self.apart else TASKS[1], **HOW)
+
+    def _walked(self) -> tuple[set[bytes], dict[str, float]]:
+        """The weights after each update, and how long each act takes."""
+        learner = self.loaded()
+        method = learner.check(TASKS[:2] if self.apart else TASKS[1])
+        found, observe = {weights(learner)}, method.observe
+
+        def observed(batch: steppe.Batch) -> Tensor:
+            loss = observe(batch)
+            found.add(weights(learner))
+            return loss
+
+        method.observe = observed  # type: ignore[method-assign]
+        seconds = {}
+        for name, act in self.acts(learner).items():
+            started = time.perf_counter()
+            act()
+            seconds[name] = time.perf_counter() - started
+        return found, seconds
+
+    def acts(self, learner: steppe.Learner) -> dict[str, Callable[[], object]]:
+        return {
+            "learn": lambda: self.learn(learner),
+            "evaluate": lambda: [learner.evaluate(TASKS) for _ in range(5)],
+            "predict": lambda: [learner.predict(TASKS[0].train.x) for _ in range(5)],
+        }
+
+    def trial(self, kind: str, act: str, choice: random.Random, count: Counter[str]) -> None:
+        """One learner, interrupted once."""
+        learner = self.loaded()
+        learner.model.eval()
+        learner.model[-1].train()  # a mode of its user's
+        before, torch_before = state_of(learner.model), state_of_process()
+        if not interrupted(kind, self.acts(learner)[act], choice.uniform(0, 1.1 * self.seconds[act])):
+            return
+        count["interrupts"] += 1
+        count[kind] += 1
+        count[f"in {act}"] += 1
+        assert state_of(learner.model) == before, "the model's modes or hooks"
+        assert state_of_process() == torch_before, "the process"
+        assert weights(learner) in self.boundaries, "the weights are those of no update"
+        learner.model.train()
+        try:
+            learner.evaluate(TASKS[0])
+        except steppe.UsageError as error:
+            if "load a saved learner" not in str(error):
+                raise
+            count["refused by name"] += 1
+            return
+        check_memory(learner)
+        learner.save(self.again)
+        twin = steppe.load(self.again, self.model())
+        for each in (learner, twin):
+            if not self.apart:
+                each.learn(TASKS[2], **HOW)
+            elif each.tasks_learnt == 0:
+                self.learn(each)
+            each.evaluate(TASKS[0])
+            check_memory(each)
+        assert weights(learner) == weights(twin), "a loaded one learns something else"
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).isfinite().all()
+
+
+def interrupted(kind: str, act: Callable[[], object], delay: float) -> bool:
+    """Whether an act was interrupted, after so many seconds, before it came to its end."""
+    main, over, struck = threading.get_ident(), threading.Event(), threading.Event()
+
+    def strike() -> None:
+        time.sleep(delay)
+        if over.is_set():
+            return
+        struck.set()
+        if kind == "from a thread":
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(StruckError))
+        else:
+            os.kill(os.getpid(), getattr(signal, kind))
+
+    def raised(number: int, frame: object) -> None:
+        raise StruckError
+
+    signal.signal(signal.SIGALRM, raised)
+    striker = threading.Thread(target=strike)
+    hit = False
+    try:
+        striker.start()
+        act()
+        over.set()
+    except (StruckError, KeyboardInterrupt):
+        hit = True
+    for _ in range(3):  # what comes too late for the act comes here
+        with suppress(StruckError, KeyboardInterrupt):
+            over.set()
+            striker.join()
+            time.sleep(0.0005)
+    return hit
+
+
+def weights(learner: steppe.Learner) -> bytes:
+    return b"".join(p.detach().numpy().tobytes() for p in learner.model.parameters())
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    return [
+        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks), "forward" in vars(module))
+        for module in model.modules()
+    ]
+
+
+def state_of_process() -> list[Any]:
+    smallest = torch.full((1,), torch.finfo(torch.float64).tiny, dtype=torch.float64)
+    return [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_cache_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        bool(smallest / 2),
+        torch.get_num_threads(),
+        torch.get_rng_state().tolist(),
+        signal.getsignal(signal.SIGINT),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),
+    ]
+
+
+def check_memory(learner: steppe.Learner) -> None:
+    """Every sample that is held was shown, with its label; every number is one."""
+    assert all(bool(p.isfinite().all()) for p in learner.model.parameters()), "weights"
+    for batch in batches(learner.state()["method"]):
+        for x, y in zip(batch.x, batch.y, strict=True):
+            assert LABELS.get(tuple(x.tolist())) == int(y), "a sample that nobody gave"
+
+
+def batches(tree: Any) -> Iterator[steppe.Batch]:
+    if isinstance(tree, steppe.Batch):
+        yield tree
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from batches(part)
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from batches(part)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

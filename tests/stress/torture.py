@@ -1,0 +1,245 @@
+"""Kill real runs at random instants, damage what they leave, fill their disk, resume them, and compare.
+
+    python tests/torture.py --kills 300 --out results/reliability/torture.json
+
+Every trial takes a benchmark and a method, and goes on with the same run until it is finished, however often it is
+killed. It counts as lost if it cannot be finished, and as different if its result (times aside), its weights or its log
+are not, bit for bit, those of a run that nothing happened to. Runs are forked from a process that has torch loaded, so
+that most of the time is spent where kills are wanted; some go through the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import pictures
+import torch
+from small_runs import CASES, SMALL, assert_same_run, small
+
+from steppe.errors import RunError
+from steppe.experiments.config import RunConfig
+from steppe.experiments.run import run
+from steppe.experiments.run_directory import CHECKPOINTS, RESULT
+from steppe.learning import loop as training
+from steppe.runtime.environment import machine
+from steppe.version import versions
+
+MORE = ("split-mnist", "rotated-mnist")
+SMALL.update(dict.fromkeys(MORE, ("benchmark.tasks=2", "benchmark.samples=60")))
+KILLED, FAILED = (-signal.SIGKILL, -signal.SIGXFSZ), 1
+PLUGIN = Path(pictures.__file__).resolve().with_name("pictures_plugin.py")
+
+
+def main() -> int:
+    """Torture, print and write the figures; 1 if anything was lost or different."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=300, metavar="N", help="how often to kill at least (default: 300)")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants, the cases and the damage (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        figures = tortured(options.kills, options.seed, Path(directory))
+    command = f"python tests/torture.py --kills {options.kills} --seed {options.seed}"
+    text = (
+        json.dumps({"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}, indent=1)
+        + "\n"
+    )
+    print(text, end="")
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text, encoding="utf-8")
+    return 1 if figures["lost"] or figures["different"] else 0
+
+
+def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
+    """Trial after trial until there were so many kills; what happened, counted."""
+    torch.set_num_threads(1)
+    pictures.register()
+    choice, count = random.Random(seed), Counter[str]()
+    cases = [*CASES, *((name, method) for name in MORE for method in ("fs-dgpm", "gem", "la-maml", "oracle"))]
+    seen: set[tuple[str, str]] = set()
+    while count["kills"] < kills or count["full disks"] < 2:
+        case = choice.choice(cases)
+        seen.add(case)
+        trial = Trial(small(*case), directory, choice, count)
+        kind = Trial.on_a_full_disk if count["full disks"] < 2 else Trial.killed_and_damaged
+        kind(trial)
+        count["trials"] += 1
+        if sys.stderr.isatty() or count["trials"] % 20 == 0:
+            print(f"{count['kills']} kills, {count['lost']} lost, {count['different']} different", file=sys.stderr)
+    kinds = ("trials", "kills", "kills inside a write", "damaged checkpoints", "both checkpoints damaged", "full disks")
+    figures = {name: count[name] for name in (*kinds, "through the command line", "lost", "different")}
+    return figures | {"methods": len({method for _, method in seen}), "benchmarks": len({name for name, _ in seen})}
+
+
+class Trial:
+    """One run, however often it is killed."""
+
+    def __init__(self, config: RunConfig, directory: Path, choice: random.Random, count: Counter[str]) -> None:
+        self.config, self.choice, self.count = config, choice, count
+        self.whole = directory / f"{config.benchmark} {config.method}"
+        if not self.whole.exists():
+            assert self._ended(self._started(self.whole)) == 0
+        self.out = Path(tempfile.mkdtemp(dir=directory)) / "run"
+
+    def killed_and_damaged(self) -> None:
+        """Kill up to five times, damage now and then what is left, and go on to the end."""
+        for _ in range(self.choice.randint(1, 5)):
+            if self._killed_once() == 0:
+                break
+            self._damage()
+        self._finish()
+        shutil.rmtree(self.out.parent)
+
+    def on_a_full_disk(self) -> None:
+        """A disk too small for the run, on which room is then made."""
+        size = self.choice.randint(16, 1000) * 4096
+        with small_disk(self.out.parent / "disk", size) as made:
+            self.out = self.out.parent / "disk" / "run"
+            limited = (lambda: None) if made else (lambda: limit_files(size // 8, deadly=False))
+            code = self._ended(self._started(self.out, before=limited))
+            assert code in (0, FAILED), f"a full disk ended the run with {code}"
+            self.count["full disks"] += code == FAILED
+            if made:
+                assert mount("-o", "remount,size=256m", str(self.out.parent))
+            self._finish()
+
+    def _killed_once(self) -> int:
+        how, number = self.choice.random(), self.choice.randint(1, 60)
+        if how < 0.25:
+            code = self._ended(self._started(self.out, before=lambda: kill_at_step(number)))
+        elif how < 0.45:
+            size = self.choice.randint(1, 600_000)
+            code = self._ended(self._started(self.out, before=lambda: limit_files(size, deadly=True)))
+        else:
+            by_command = how > 0.97
+            process = self._commanded() if by_command else self._started(self.out)
+            time.sleep(self.choice.uniform(0, 5.0 if by_command else 0.8))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+            code = self._ended(process)
+            self.count["through the command line"] += by_command
+        self.count["kills inside a write"] += how < 0.45 and code in KILLED
+        self.count["kills"] += code in KILLED
+        return code
+
+    def _damage(self) -> None:
+        """Cut a checkpoint short, or flip a bit of it; sometimes of both that are there."""
+        states = sorted((self.out / CHECKPOINTS).glob("state-*"))
+        if not states or self.choice.random() > 0.4:
+            return
+        chosen = states if self.choice.random() < 0.3 else states[-1:]
+        for file in chosen:
+            content = bytearray(file.read_bytes())
+            if self.choice.random() < 0.5:
+                del content[self.choice.randrange(len(content)) :]
+            else:
+                content[self.choice.randrange(len(content))] ^= 1 << self.choice.randrange(8)
+            file.write_bytes(content)
+        self.count["damaged checkpoints"] += len(chosen)
+        self.count["both checkpoints damaged"] += len(chosen) > 1
+
+    def _finish(self) -> None:
+        """To the end, and compare."""
+        if self._ended(self._started(self.out)) != 0 or not (self.out / RESULT).exists():
+            self.count["lost"] += 1
+            return
+        try:
+            assert_same_run(self.whole, self.out)
+        except (AssertionError, RunError) as error:
+            print(f"different: {self.config.benchmark} {self.config.method}: {error}", file=sys.stderr)
+            self.count["different"] += 1
+
+    def _started(self, out: Path, before: Callable[[], None] = lambda: None) -> int:
+        """The run, or what is left of it, in a process of its own that checkpoints at every chance."""
+        process = os.fork()
+        if process:
+            return process
+        code = 2
+        try:
+            training._REPORT_EVERY = 0.0
+            before()
+            run(self.config, out, resume=True, checkpoint_every=0)
+            code = 0
+        except RunError:
+            code = FAILED
+        finally:
+            os._exit(code)
+
+    def _commanded(self) -> int:
+        """The same by the command line."""
+        words = [self.config.benchmark, self.config.method, "--out", str(self.out), "--resume", "--plugin", str(PLUGIN)]
+        changes = [part for key, value in self.config.changes().items() for part in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "steppe", "run", *words, *changes, "--checkpoint-every", "0"]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid
+
+    @staticmethod
+    def _ended(process: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def kill_at_step(number: int) -> None:
+    """End this process by SIGKILL at its n-th step of putting a file in place: before and after it is flushed, moved to
+    its place, and an old one taken away.
+    """
+    left = iter(range(number))
+
+    def stepping(found: Callable[..., object]) -> Callable[..., object]:
+        def stepped(*args: object, **kwargs: object) -> object:
+            for act in (None, lambda: found(*args, **kwargs)):
+                result = act() if act else None
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return stepped
+
+    for name in ("fsync", "replace", "unlink"):
+        setattr(os, name, stepping(getattr(os, name)))
+
+
+def limit_files(size: int, *, deadly: bool) -> None:
+    """No file of this process grows beyond the size: trying to kills it in the middle of the write, or is refused."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL if deadly else signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: int) -> Iterator[bool]:
+    """A disk of so many bytes at the place, where we may make one; whether we may."""
+    place.mkdir(parents=True)
+    if not mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def mount(*words: str) -> bool:
+    try:
+        return subprocess.run(["mount", *words], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Kill workers of real studies at random instants, and see that every study ends and names the runs that were killed.
+
+    python tests/torture_workers.py --kills 200 --out results/reliability/workers.json
+
+Workers are killed by SIGKILL, as by the system when memory runs out, while they start, learn and tell; most of what
+they tell is longer than a channel holds, so that many die in the middle of a message. Now and then the server that
+workers are forked from is killed as well. A study counts as hung if it takes longer than five minutes; a run as unnamed
+if it has neither a result nor a failure, or one that does not say how its process ended. Each study is then resumed,
+and its results compared with those of a study that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from steppe.experiments.config import RunConfig
+from steppe.experiments.study import Job, run_all
+from steppe.runtime.environment import machine
+from steppe.version import versions
+
+PLUGIN = Path(__file__).resolve().parents[1] / "support" / "dying_plugin.py"
+SEEDS = [seed for seed in range(96) if seed % 4]  # those with which the plugin does not die by itself
+LONGEST = 300.0  # seconds
+
+
+def main() -> int:
+    """Torture, print and write the figures; 1 if a study hung, or a run was unnamed or different."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, metavar="N", help="how often to kill at least (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants and of who is killed (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
+    parser.add_argument("--study", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.study is not None:
+        return study(options.study)
+    with tempfile.TemporaryDirectory() as directory:
+        figures = tortured(options.kills, options.seed, Path(directory))
+    command = f"python tests/torture_workers.py --kills {options.kills} --seed {options.seed}"
+    told = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
+    text = json.dumps(told, indent=1) + "\n"
+    print(text, end="")
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text, encoding="utf-8")
+    return 1 if figures["hung"] or figures["unnamed"] or figures["different"] else 0
+
+
+def study(out: Path) -> int:
+    """One study, in this process, gone on with where it is there; prints what came of each run."""
+    changes = ["benchmark.samples=40", "benchmark.test_samples=20", "benchmark.tasks=3", "told=1000000"]
+    jobs = [
+        Job(RunConfig.make("pmnist", "dying", changes, seed=seed, plugins=[str(PLUGIN)]), out / str(seed))
+        for seed in SEEDS
+    ]
+    outcome = run_all(jobs, 4, lambda number, message: None, resume=True, checkpoint_every=0)
+    results = {SEEDS[number]: result["accuracy"] for number, result in outcome.results.items()}
+    failures = {SEEDS[number]: failure.reason for number, failure in outcome.failures.items()}
+    print(json.dumps({"results": results, "failures": failures}))
+    return 0
+
+
+def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
+    """Study after study until there were so many kills; what happened, counted."""
+    choice, count = random.Random(seed), Counter[str]()
+    whole = told_by(started(directory / "whole"), choice, count, kill=False)
+    assert whole is not None, "the study that nothing happens to does not end"
+    assert not whole["failures"], whole["failures"]
+    while count["workers killed"] < kills:
+        count["studies"] += 1
+        out = directory / str(count["studies"])
+        for _ in range(3):  # what was killed is resumed, and killed again
+            found = told_by(started(out), choice, count, kill=True)
+            if found is None:
+                continue
+            named = {seed for seed, reason in found["failures"].items() if "process" in reason}
+            count["runs named"] += len(named)
+            count["unnamed"] += len(SEEDS) - len(found["results"].keys() | named)
+        for _ in range(3):  # a worker that outlived its server may still be at work in its directory
+            resumed = told_by(started(out), choice, count, kill=False)
+            if resumed is None or not resumed["failures"]:
+                break
+        count["different"] += resumed is not None and resumed != whole
+        print(f"{dict(count)}", file=sys.stderr)
+    names = ("studies", "workers killed", "servers killed", "runs named", "unnamed", "hung", "different")
+    return {name: count[name] for name in names}
+
+
+def started(out: Path) -> subprocess.Popen[str]:
+    """A study in a process of its own."""
+    command = [sys.executable, __file__, "--study", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def told_by(
+    process: subprocess.Popen[str], choice: random.Random, count: Counter[str], *, kill: bool
+) -> dict[str, dict[str, object]] | None:
+    """What a study prints at its end; None if it does not come to one."""
+    end = time.monotonic() + LONGEST
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(choice.uniform(0, 0.3))
+        servers = children([process.pid], "forkserver")
+        workers = children(servers)
+        if kill and workers and choice.random() < 0.01:
+            count["servers killed"] += killed(choice.choice(servers))
+        elif kill and workers:
+            count["workers killed"] += killed(choice.choice(workers))
+    if process.poll() is None:
+        count["hung"] += 1
+        servers = children([process.pid], "forkserver")
+        for pid in [process.pid, *servers, *children(servers)]:
+            killed(pid)
+    text, _ = process.communicate()
+    return json.loads(text) if process.returncode == 0 else None
+
+
+def killed(pid: int) -> bool:
+    """Whether there was such a process to kill."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def children(parents: Sequence[int], word: str = "") -> list[int]:
+    """The processes that these have started, with this in their command line; ended ones have none."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[1])
+            command = (entry / "cmdline").read_text(encoding="utf-8", errors="replace")
+        except (OSError, ValueError):
+            continue
+        if parent in parents and command and word in command:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

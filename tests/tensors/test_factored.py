@@ -1,0 +1,60 @@
+"""Matrices kept as factors: what is done with the factors is what is done with the matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steppe.methods.parts.sgd import scaled
+from steppe.tensors.factored import Outer, averaged, multiplied
+
+
+def drawn(rows: int, columns: int, seed: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(
+    samples=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    shape=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    dense=st.sets(st.integers(0, 3)),
+    shared=st.booleans(),
+)
+def test_the_mean_of_factors_is_that_of_the_matrices(
+    samples: list[int], shape: tuple[int, int], dense: set[int], shared: bool
+) -> None:
+    out, inputs = shape
+    same = drawn(samples[0], inputs, 0)
+    parts: list[torch.Tensor | Outer] = []
+    for place, count in enumerate(samples):
+        right = same if shared else drawn(count, inputs, place)
+        whole = Outer(drawn(len(right), out, 10 + place), right)
+        parts.append(whole.dense() if place in dense else whole)
+    expected = sum((multiplied(part) for part in parts), torch.zeros(out, inputs, dtype=torch.float64)) / len(parts)
+    before = [multiplied(part) for part in parts]
+    torch.testing.assert_close(multiplied(averaged(parts)), expected)
+    assert all(torch.equal(multiplied(part), then) for part, then in zip(parts, before, strict=True))
+
+
+def test_the_mean_stays_factors_while_they_are_smaller() -> None:
+    same = drawn(3, 4, 0)
+    of_the_same = averaged([Outer(drawn(3, 2, seed), same) for seed in (1, 2)])
+    assert isinstance(of_the_same, Outer)
+    assert of_the_same.right is same
+    few = averaged([Outer(drawn(3, 7, seed), drawn(3, 4, seed)) for seed in (1, 2)])
+    assert isinstance(few, Outer)
+    assert len(few.left) == 6
+    assert isinstance(averaged([Outer(drawn(3, 6, seed), drawn(3, 4, seed)) for seed in (1, 2)]), torch.Tensor)
+
+
+@pytest.mark.parametrize(("out", "inputs"), [(3, 8), (8, 3), (4, 4)])
+@pytest.mark.parametrize("factor", [0.25, torch.tensor(0.25, dtype=torch.float64)], ids=["number", "tensor"])
+def test_only_the_smaller_factor_is_multiplied(out: int, inputs: int, factor: float | torch.Tensor) -> None:
+    whole, plain = Outer(drawn(5, out, 0), drawn(5, inputs, 1)), drawn(2, 3, 2)
+    found = scaled({"factors": whole, "plain": plain}, factor)
+    torch.testing.assert_close(multiplied(found["factors"]), factor * multiplied(whole))
+    assert torch.equal(multiplied(found["plain"]), factor * plain)
+    kept = found["factors"]
+    assert isinstance(kept, Outer)
+    assert (kept.left is whole.left, kept.right is whole.right) == (out > inputs, out <= inputs)
