@@ -23,8 +23,8 @@ from update_cost import BENCHMARKS
 
 from steppe import Learner, Task
 from steppe.experiments.config import RunConfig
-from steppe.projection.hooks import captured_calls
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.hooks import capture_inputs
+from steppe.projection.layers import ProjectedWeight
 
 THRESHOLD = 0.98
 
@@ -34,11 +34,11 @@ def prepared(net: str, samples: int) -> tuple[Any, Any, Tensor]:
     benchmark, shape = BENCHMARKS[net]
     config = RunConfig.make(benchmark, "fs-dgpm")
     model = config.benchmark_settings.model(0)
-    learner = Learner(model, config.method_settings, prepare=config.benchmark_settings.prepare)
+    learner = Learner(model, config.method_settings, input_transform=config.benchmark_settings.input_transform)
     generator = torch.Generator().manual_seed(0)
     rough = torch.rand(samples, *shape[:-2], *(side // 4 for side in shape[-2:]), generator=generator)
     x = (torch.nn.functional.interpolate(rough, shape[-2:], mode="bilinear") * 255).to(torch.uint8)
-    method: Any = learner.check(Task((x, torch.arange(samples) % 5), head=range(5)))
+    method: Any = learner.validate(Task((x, torch.arange(samples) % 5), head=range(5)))
     return learner.network, method.memory, x
 
 
@@ -46,10 +46,10 @@ def full_svd(network: Any, memory: Any, x: Tensor) -> dict[str, Tensor]:
     """All columns of every layer, then their SVD."""
     collected: dict[str, list[Tensor]] = {name: [] for name in memory.covered}
 
-    def collect(weight: CoveredWeight, layer: nn.Module, x: Tensor) -> None:
+    def collect(weight: ProjectedWeight, layer: nn.Module, x: Tensor) -> None:
         collected[weight.name].append(weight.rule(layer, x)[0])
 
-    with torch.no_grad(), network.mode(training=False), captured_calls(memory.covered, collect):
+    with torch.no_grad(), network.mode(training=False), capture_inputs(memory.covered, collect):
         network.model(network.prepare_inputs(x))
     bases = {}
     for name, parts in collected.items():

@@ -20,7 +20,7 @@ from report import report
 from torch import nn
 from update_cost import AtWork, at_work, reached
 
-from steppe.runtime.contexts import denormals_flushed
+from steppe.runtime.contexts import flush_denormals
 from steppe.runtime.malloc import keep_freed_memory
 
 
@@ -40,7 +40,7 @@ def measured(threads: int, rounds: int) -> dict[str, Any]:
     ranks = reached("lenet")
     ways = (at_work("lenet", ranks), with_torch_s(at_work("lenet", ranks)))
     spent: tuple[list[float], ...] = ([], [])
-    with denormals_flushed(), ways[0].network.mode(training=True), ways[1].network.mode(training=True):
+    with flush_denormals(), ways[0].network.mode(training=True), ways[1].network.mode(training=True):
         for turn in range(rounds + 2):
             for way, times in zip(ways, spent, strict=True):
                 started = time.perf_counter()

@@ -12,7 +12,7 @@ from torch import Tensor
 import steppe
 from steppe.methods.finetune import Finetune
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.runtime.rng import Streams
 
 
@@ -20,7 +20,7 @@ from steppe.runtime.rng import Streams
 class Fragile(Finetune):
     """Settings of the fragile method: those of Finetune."""
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> steppe.Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> steppe.Method:
         """Every tenth seed dies, raises or diverges, in turn."""
         method = super().start(network, covered, streams)
         if streams.seed % 10 == 0:

@@ -17,7 +17,7 @@ from report import report
 
 from steppe import GEM, PMNIST, Batch, Finetune, Method
 from steppe.network.network import Network
-from steppe.runtime.contexts import denormals_flushed
+from steppe.runtime.contexts import flush_denormals
 from steppe.runtime.rng import Streams
 
 TASKS = (10, 20)
@@ -45,15 +45,15 @@ def main() -> None:
     network, plain = Network(benchmark.model(0)), Network(benchmark.model(0))
     gem, sgd = GEM().start(network, {}, Streams(0)), Finetune().start(plain, {}, Streams(0))
     found = {}
-    with denormals_flushed():
+    with flush_denormals():
         for number, task in enumerate(benchmark.stream(0), start=1):
             batches = [Batch(x, y, torch.full_like(y, number - 1)) for x, y in task.train.batches(10, None)]
-            network.open_head(None, 10)
-            plain.open_head(None, 10)
+            network.add_head(None, 10)
+            plain.add_head(None, 10)
             gem.begin_task()
             for batch in batches:
                 gem.observe(batch)
-                gem.remember(batch)
+                gem.after_batch(batch)
             if number in TASKS:
                 times = fastest({"gem": cycling(gem, batches), "sgd": cycling(sgd, batches)}, rounds)
                 found[f"task {number}"] = {

@@ -37,7 +37,7 @@ def stream(name: str, count: int) -> dict[str, Any]:
         x = torch.randint(256, (SAMPLES, INPUTS), generator=generator, dtype=torch.uint8)
         task = Task((x, torch.arange(SAMPLES) % 10))
         started = time.process_time()
-        learnt = learner.learn(task, batch_size=10, glances=2)
+        learnt = learner.learn(task, batch_size=10, updates_per_batch=2)
         seconds.append(time.process_time() - started)
         held.append(sum(learnt.bytes.values()))
         memory.append(resident_mb())
@@ -57,10 +57,10 @@ def replay(size: int) -> dict[str, float]:
     reservoir = Reservoir(size, random.Random(0), random.Random(1))
     batch = Batch(torch.zeros(10, 32, dtype=torch.uint8), torch.zeros(10, dtype=torch.int64), torch.zeros(10).long())
     large = Batch(torch.zeros(size, 32, dtype=torch.uint8), torch.zeros(size).long(), torch.zeros(size).long())
-    reservoir.push(large)
-    works = {"draw_us": lambda: reservoir.draw(10), "push_us": lambda: reservoir.push(batch)}
+    reservoir.add(large)
+    works = {"draw_us": lambda: reservoir.sample(10), "push_us": lambda: reservoir.add(batch)}
     times = fastest(works, rounds=20, block=100)
-    return {"size": size, "bytes": reservoir.bytes_held(), **{name: 1e3 * ms for name, ms in times.items()}}
+    return {"size": size, "bytes": reservoir.memory_bytes(), **{name: 1e3 * ms for name, ms in times.items()}}
 
 
 def main() -> None:

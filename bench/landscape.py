@@ -18,7 +18,7 @@ from report import report
 from torch import nn
 
 from steppe.landscape.directions import direction
-from steppe.landscape.profile import Surroundings, profile
+from steppe.landscape.profile import LossProbe, profile
 from steppe.landscape.settings import LandscapeSettings
 from steppe.models.alexnet import AlexNet
 from steppe.models.lenet import LeNet
@@ -42,11 +42,11 @@ def measured(name: str, samples: int, rounds: int) -> dict[str, object]:
     if len(shape) == 3:
         x = x.to(memory_format=torch.channels_last)  # as benchmarks of images prepare it
     labels = torch.arange(samples) % 10
-    network.open_head(None, 100)
+    network.add_head(None, 100)
     batch = Batch(x, labels, torch.zeros_like(labels))
     alphas = LandscapeSettings(points=points, radius=1.0).alphas
     d = direction(network, 0, 0)
-    quick, calls = Surroundings(network, batch), Surroundings(network, batch, quick=False)
+    quick, calls = LossProbe(network, batch), LossProbe(network, batch, quick=False)
 
     @torch.no_grad()
     def forward() -> None:

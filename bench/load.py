@@ -28,13 +28,13 @@ def thousand_tasks(method: str) -> dict[str, Any]:
     """Resident memory after every two hundredth task of a run with its directory and checkpoints."""
     seen: dict[str, float] = {}
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         if isinstance(event, TaskEnded) and (event.task + 1) % 200 == 0:
             seen[f"mb_after_{event.task + 1}"] = resident_mb()
 
     changes = ["benchmark.tasks=1000", "benchmark.samples=20", "benchmark.test_samples=20"]
     with tempfile.TemporaryDirectory() as directory:
-        result = run(RunConfig.make("pmnist", method, changes), Path(directory) / "run", watch)
+        result = run(RunConfig.make("pmnist", method, changes), Path(directory) / "run", callback)
     return {"method": method, **seen, "bytes_held": sum(result["bytes"].values())}
 
 

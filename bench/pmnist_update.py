@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from steppe import PMNIST, Batch, Learner, Task
 from steppe.experiments.config import RunConfig
-from steppe.runtime.contexts import denormals_flushed
+from steppe.runtime.contexts import flush_denormals
 
 
 def batches(task: Task) -> list[Batch]:
@@ -53,9 +53,9 @@ def update(name: str, learnt: int) -> tuple[Callable[[], None], dict[str, int]]:
     tasks = config.benchmark_settings.stream(0)
     learner = Learner(config.benchmark_settings.model(0), config.method_settings)
     for task in tasks[:-1]:
-        learner.learn(task, batch_size=10, glances=5)
-    method = learner.check(tasks[-1])
-    learner.network.open_head(None, 10)
+        learner.learn(task, batch_size=10, updates_per_batch=5)
+    method = learner.validate(tasks[-1])
+    learner.network.add_head(None, 10)
     method.begin_task()
     ready = [Batch(batch.x, batch.y, batch.task + learnt) for batch in batches(tasks[-1])]
     place = 0
@@ -65,7 +65,7 @@ def update(name: str, learnt: int) -> tuple[Callable[[], None], dict[str, int]]:
         method.observe(ready[place % len(ready)])
         place += 1
 
-    ranks: dict[str, Any] = method.record().get("ranks", {})
+    ranks: dict[str, Any] = method.diagnostics().get("ranks", {})
     return observe, {layer: entry["rank"] for layer, entry in ranks.items()}
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)
     made = {name: update(name, options.tasks) for name in options.methods}
     works = {"plain": plain_step(PMNIST(tasks=1).stream(0)[0]), **{name: work for name, (work, _) in made.items()}}
-    with denormals_flushed():
+    with flush_denormals():
         times = fastest(works, options.rounds)
     found = [
         {
@@ -90,7 +90,7 @@ def main() -> None:
         }
         for name in options.methods
     ]
-    report(tasks_learnt=options.tasks, plain_ms=times["plain"], updates=found)
+    report(num_tasks=options.tasks, plain_ms=times["plain"], updates=found)
 
 
 if __name__ == "__main__":

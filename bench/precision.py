@@ -15,9 +15,9 @@ import torch
 from report import report
 from update_cost import AtWork, at_work, in_turn, reached
 
-from steppe.runtime.contexts import denormals_flushed, loaded_left_alone
+from steppe.runtime.contexts import flush_denormals, gc_frozen
 from steppe.runtime.malloc import keep_freed_memory
-from steppe.tensors.factored import multiplied
+from steppe.tensors.factored import to_dense
 
 NETS = ("lenet", "alexnet", "four-conv")
 
@@ -27,10 +27,10 @@ def measured(net: str, rounds: int) -> dict[str, Any]:
     found = at_work(net, reached(net))
 
     def mixed() -> None:
-        with found.network.multiplying_in("bfloat16"):
+        with found.network.autocast_to("bfloat16"):
             found.update()
 
-    with denormals_flushed(), loaded_left_alone(), found.network.mode(training=True):
+    with flush_denormals(), gc_frozen(), found.network.mode(training=True):
         whole, half = in_turn((found.update, mixed), rounds)
     times = {"float32_ms": whole, "bfloat16_ms": half, "times_faster": whole / half}
     return {"net": net, **times, **perturbed(found)}
@@ -39,19 +39,19 @@ def measured(net: str, rounds: int) -> dict[str, Any]:
 def perturbed(found: AtWork) -> dict[str, float]:
     """What is left of v once w + v is rounded to bfloat16."""
     network, current = found.network, found.network.prepare(found.batch)
-    _, gradient = network.gradient(current, statistics=False)
-    v = {name: found.method.settings.ascent_lr * multiplied(g) for name, g in gradient.items()}
-    place = network.moved(v)
+    _, gradient = network.loss_and_grad(current, statistics=False)
+    v = {name: found.method.settings.ascent_lr * to_dense(g) for name, g in gradient.items()}
+    place = network.perturbed(v)
     left = {
-        name: place[name].bfloat16().float() - p.detach().bfloat16().float() for name, p in network.parameters.items()
+        name: place[name].bfloat16().float() - p.detach().bfloat16().float() for name, p in network.trainable.items()
     }
     moved = sum(int((d != 0).sum()) for d in left.values()) / sum(d.numel() for d in left.values())
     along = sum(float((left[name] * v[name]).sum()) for name in v) / sum(float((d * d).sum()) for d in v.values())
     rises = {}
     with network.mode(training=False):
         for precision in ("float32", "bfloat16"):
-            with network.multiplying_in(precision):
-                before, after = (network.gradient(current, at=at, statistics=False)[0] for at in (None, place))
+            with network.autocast_to(precision):
+                before, after = (network.loss_and_grad(current, at=at, statistics=False)[0] for at in (None, place))
             rises[f"{precision}_rise"] = float(after - before)
     return {"weights_moved": moved, "along_v": along, **rises}
 

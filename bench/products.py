@@ -22,8 +22,8 @@ from report import report
 from update_cost import at_work, reached
 
 from steppe.benchmarks.pmnist import PMNIST
-from steppe.network.linear_chain import find_chain
-from steppe.runtime.contexts import denormals_flushed
+from steppe.network.linear_chain import find_linear_chain
+from steppe.runtime.contexts import flush_denormals
 from steppe.runtime.malloc import keep_freed_memory
 from steppe.tensors import matmul as products
 
@@ -49,7 +49,7 @@ def compared(work: Callable[[], object], rounds: int) -> dict[str, float]:
 def update(net: str, rounds: int) -> dict[str, Any]:
     """One update of FS-DGPM."""
     work = at_work(net, reached(net))
-    with denormals_flushed(), work.network.mode(training=True):
+    with flush_denormals(), work.network.mode(training=True):
         return {"net": net, **compared(work.update, rounds)}
 
 
@@ -61,7 +61,7 @@ def one_product(rounds: int) -> dict[str, Any]:
 
 def testing(rounds: int) -> dict[str, Any]:
     """Ten thousand digits of twenty tasks at once, as after the last of them."""
-    chain = find_chain(PMNIST().model(0))
+    chain = find_linear_chain(PMNIST().model(0))
     assert chain is not None
     first = chain.first_weights([torch.randperm(784) for _ in range(20)])
     x = torch.rand(1000, 784)

@@ -17,7 +17,7 @@ from measuring import fastest
 from report import report
 from torch import Tensor
 
-from steppe.runtime.contexts import denormals_flushed
+from steppe.runtime.contexts import flush_denormals
 from steppe.tensors.matmul import times_transposed
 
 SAMPLES, SIZES, LR, MOMENTUM = 20, ((100, 784), (100, 100), (10, 100)), 0.01, 0.9
@@ -72,7 +72,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     works: dict[str, Callable[[], None]] = {"1": one(), **{str(seeds): stacked(seeds) for seeds in (2, 3, 5)}}
-    with torch.no_grad(), denormals_flushed():
+    with torch.no_grad(), flush_denormals():
         times = fastest(works, rounds)
     found = [{"seeds": int(seeds), "ms": ms, "times_one": ms / times["1"]} for seeds, ms in times.items()]
     report(steps=found)

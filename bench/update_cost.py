@@ -28,7 +28,7 @@ from steppe import Learner, Task
 from steppe.experiments.config import RunConfig
 from steppe.network.network import Network
 from steppe.projection.projector import SoftProjector
-from steppe.runtime.contexts import denormals_flushed, loaded_left_alone
+from steppe.runtime.contexts import flush_denormals, gc_frozen
 from steppe.tensors.batch import Batch
 
 RUNS = {
@@ -66,7 +66,7 @@ def at_work(net: str, ranks: dict[str, int]) -> AtWork:
     config = RunConfig.make(benchmark, "fs-dgpm")
     size = config.training.batch_size
     model = VisionTransformer() if net == "transformer" else config.benchmark_settings.model(0)
-    learner = Learner(model, config.method_settings, prepare=config.benchmark_settings.prepare)
+    learner = Learner(model, config.method_settings, input_transform=config.benchmark_settings.input_transform)
     outputs = list(model.parameters())[-1].shape[0]
     generator = torch.Generator().manual_seed(0)
     count = 4 * size
@@ -74,7 +74,7 @@ def at_work(net: str, ranks: dict[str, int]) -> AtWork:
     y = torch.randint(outputs, (count,), generator=generator)
     head = None if benchmark == "pmnist" else range(outputs)
     learner.learn(Task((x, y), head=head), batch_size=size)
-    method: Any = learner.check(Task((x, y), head=head))
+    method: Any = learner.validate(Task((x, y), head=head))
     used, projectors = {}, {}
     for name, projector in method.memory.projectors.items():
         width = projector.basis.shape[1]
@@ -95,9 +95,9 @@ def measured(net: str, ranks: dict[str, int], rounds: int) -> dict[str, Any]:
 
     def passes() -> None:
         for part in parts:
-            torch.autograd.grad(network.loss(part), list(network.parameters.values()))
+            torch.autograd.grad(network.loss(part), list(network.trainable.values()))
 
-    with denormals_flushed(), loaded_left_alone(), network.mode(training=True):  # as while learning
+    with flush_denormals(), gc_frozen(), network.mode(training=True):  # as while learning
         times = in_turn((found.update, passes), rounds)
     return {
         "net": net,

@@ -4,8 +4,8 @@ from steppe.benchmarks import (
     PMNIST,
     CIFAR100Split,
     CIFAR100Superclass,
-    Folder,
-    LongPMNIST,
+    ImageFolder,
+    PMNIST60k,
     RotatedMNIST,
     SplitMNIST,
     TinyImageNet,
@@ -15,7 +15,7 @@ from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
 from steppe.learning.events import EpochEnded, Progress
 from steppe.learning.learner import Learner
-from steppe.learning.loop import Learnt
+from steppe.learning.loop import TaskResult
 from steppe.learning.metrics import AccuracyMatrix
 from steppe.learning.saved_learner import load
 from steppe.methods import (
@@ -34,9 +34,9 @@ from steppe.methods import (
     Multitask,
     Oracle,
 )
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.registry import register_benchmark, register_method
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 from steppe.tensors.batch import Batch
 from steppe.version import __version__
 
@@ -60,25 +60,25 @@ __all__ = [
     "DivergedError",
     "EpochEnded",
     "Finetune",
-    "Folder",
     "ICaRL",
+    "ImageFolder",
     "LaMAML",
     "Learner",
-    "Learnt",
-    "LongPMNIST",
     "Method",
-    "MethodSettings",
+    "MethodConfig",
     "ModelError",
     "Multitask",
     "Oracle",
+    "PMNIST60k",
     "Progress",
     "RotatedMNIST",
     "RunError",
     "SplitMNIST",
     "SteppeError",
     "Task",
+    "TaskResult",
     "TinyImageNet",
-    "Training",
+    "TrainingConfig",
     "UsageError",
     "__version__",
     "load",

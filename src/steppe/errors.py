@@ -46,15 +46,15 @@ class RunError(SteppeError):
     """A run directory cannot be written or read."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not among the known ones, with the nearest of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UsageError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}.")
+    return UsageError(f"unknown {kind} {short_repr(name)}.{hint} Known: {', '.join(names)}.")
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as an error's text shows it: never longer than a line."""
     try:
         text = repr(value)
@@ -63,17 +63,17 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
 
 
-def has_controls(text: str) -> bool:
+def has_control_characters(text: str) -> bool:
     """Whether there are signs in it that a terminal would obey instead of showing them, or halves of characters."""
     return any(unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t" for sign in text)
 
 
-def in_one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """What an error says, without the line breaks that other people's errors have."""
     return " ".join(part for line in str(error).splitlines() if (part := line.strip())) or type(error).__name__
 
 
-def disk_refusal(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Why the disk would not take something, in words."""
     return {
         errno.ENOSPC: "no space is left on the disk",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from steppe.errors import UsageError, shown, unknown
+from steppe.errors import UsageError, short_repr, unknown_name
 from steppe.settings import Settings
 
 S = TypeVar("S", bound=type[Settings])
@@ -84,7 +84,7 @@ def _check_name(kind: str, new: Entry, there: Entry | None) -> None:
     """
     if not re.fullmatch(r"\w[\w.+-]*", new.name):
         raise UsageError(
-            f"the {kind} {shown(new.name)} cannot be called so: use letters, digits and + - _ . in its name."
+            f"the {kind} {short_repr(new.name)} cannot be called so: use letters, digits and + - _ . in its name."
         )
     if there is None or there == new:
         return
@@ -96,12 +96,12 @@ def _check_name(kind: str, new: Entry, there: Entry | None) -> None:
 def find_method(name: str) -> MethodEntry:
     """The method of that name, or an error that lists them."""
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown_name("method", name, METHODS)
     return METHODS[name]
 
 
 def find_benchmark(name: str) -> BenchmarkEntry:
     """The benchmark of that name, or an error that lists them."""
     if name not in BENCHMARKS:
-        raise unknown("benchmark", name, BENCHMARKS)
+        raise unknown_name("benchmark", name, BENCHMARKS)
     return BENCHMARKS[name]

@@ -11,9 +11,9 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from steppe.errors import SteppeError, UsageError, has_controls, shown, unknown
+from steppe.errors import SteppeError, UsageError, has_control_characters, short_repr, unknown_name
 
 Value = bool | int | float | str
 _LARGEST = 2**63 - 1  # the largest whole number of tensors and of TOML
@@ -75,6 +75,9 @@ def setting(
 class Settings:
     """Base of settings dataclasses: checks every field when made, whoever makes it."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Current names of settings by their old names, which files of earlier versions contain."""
+
     def __post_init__(self) -> None:
         for name, (kind, limits) in self.schema().items():
             value = getattr(self, name)
@@ -84,7 +87,7 @@ class Settings:
                 allowed = limits.describe() or "finite"
                 if isinstance(value, float) and not math.isfinite(value):
                     allowed = "a finite number"
-                raise UsageError(f"{name} = {shown(value)} is out of range: it must be {allowed}.")
+                raise UsageError(f"{name} = {short_repr(value)} is out of range: it must be {allowed}.")
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -102,11 +105,16 @@ class Settings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Make the settings from untrusted keys and values; unknown keys are refused by name."""
-        known = cls.schema()
+        known, values = cls.schema(), cls.with_current_names(values)
         for key in values:
             if key not in known:
-                raise unknown(f"setting of {cls.__name__}", str(key), known)
+                raise unknown_name(f"setting of {cls.__name__}", str(key), known)
         return cls(**values)
+
+    @classmethod
+    def with_current_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The same values, with settings that have been renamed under their current names."""
+        return {cls.renamed.get(key, key): value for key, value in values.items()}
 
     @classmethod
     def alike(cls, key: str, one: str, other: str) -> bool:
@@ -140,13 +148,15 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
                 return value
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
         if kind is str and isinstance(value, str):
-            if has_controls(value):  # half a character too, as in a file's name that is not UTF-8
+            if has_control_characters(value):  # half a character too, as in a file's name that is not UTF-8
                 raise ValueError
             return value
         if kind is int and not isinstance(value, bool):
             whole = int(value)
             if not -_LARGEST <= whole <= _LARGEST:
-                raise UsageError(f"{name} = {shown(value)} is out of range: it must be at most {_LARGEST} ({owner}).")
+                raise UsageError(
+                    f"{name} = {short_repr(value)} is out of range: it must be at most {_LARGEST} ({owner})."
+                )
             if isinstance(value, str) or whole == value:
                 return whole
         if kind is float and not isinstance(value, bool):
@@ -154,16 +164,18 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
     except (ValueError, KeyError, TypeError, OverflowError):
         pass
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text that can be shown"}[kind]
-    raise UsageError(f"{name} = {shown(value)} is not {wanted} ({owner}).")
+    raise UsageError(f"{name} = {short_repr(value)} is not {wanted} ({owner}).")
 
 
 @dataclass(frozen=True)
-class Training(Settings):
+class TrainingConfig(Settings):
     """Epochs, batches, validation; a benchmark carries the paper's values."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"glances": "updates_per_batch"}
 
     epochs: int = setting(1, "passes over a task's samples", at_least=1)
     batch_size: int = setting(10, "samples of the current task in a batch", at_least=1)
-    glances: int = setting(1, "updates made on each batch", at_least=1)
+    updates_per_batch: int = setting(1, "updates made on each batch", at_least=1)
     patience: int = setting(
         0,
         "epochs without a better validation loss before the step sizes are cut; the best weights are kept in the end; "

@@ -17,8 +17,8 @@ from torch import nn
 from steppe.benchmarks import image_benchmark as image_tasks
 from steppe.benchmarks.cifar100_split import CIFAR100Split
 from steppe.benchmarks.cifar100_superclass import ORDERS, CIFAR100Superclass
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split
-from steppe.benchmarks.pmnist import PMNIST, LongPMNIST
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec
+from steppe.benchmarks.pmnist import PMNIST, PMNIST60k
 from steppe.benchmarks.rotated_mnist import RotatedMNIST, turned
 from steppe.benchmarks.split_mnist import SplitMNIST
 from steppe.benchmarks.tiny_imagenet import TinyImageNet
@@ -30,7 +30,7 @@ from steppe.errors import DataError
 from steppe.experiments.config import RunConfig
 from steppe.models.gpm_alexnet import GPMAlexNet
 from steppe.models.mlp import MLP
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 
 
 def contents(samples: Samples | None) -> list[tuple[int, int, int, int]]:
@@ -45,17 +45,17 @@ def contents(samples: Samples | None) -> list[tuple[int, int, int, int]]:
 class Fruit(ImageBenchmark):
     """Three classes out of their order, then two."""
 
-    training = Training()
+    training = TrainingConfig()
     tasks: int = setting(2, "number of tasks")
 
     def images(self) -> ImageSet:
         return synthetic(6)
 
-    def plans(self, seed: int) -> Sequence[Plan]:
-        return [Plan("first", (4, 0, 2), range(0, 3)), Plan("second", (5, 1), range(7, 9))][: self.tasks]
+    def plans(self, seed: int) -> Sequence[TaskSpec]:
+        return [TaskSpec("first", (4, 0, 2), range(0, 3)), TaskSpec("second", (5, 1), range(7, 9))][: self.tasks]
 
     def split(self, seed: int) -> Split:
-        return image_tasks.held_out(4, seed)
+        return image_tasks.holdout(4, seed)
 
     def network(self) -> nn.Module:
         return MLP(3072, 10, 9)
@@ -66,7 +66,7 @@ def test_labels_are_rows_of_the_head_in_the_plans_order() -> None:
         assert plan.classes is not None
         assert plan.head is not None
         row = dict(zip(plan.classes, plan.head, strict=True))
-        seen = contents(task.train) + contents(task.valid)
+        seen = contents(task.train) + contents(task.val)
         assert all(label == row[kind] and part == 0 for kind, _, part, label in seen)
         assert sorted((kind, number) for kind, number, _, _ in seen) == sorted(
             (kind, number) for kind in plan.classes for number in range(EACH)
@@ -79,26 +79,26 @@ def test_labels_are_rows_of_the_head_in_the_plans_order() -> None:
 def test_held_out_is_numpys_legacy_shuffle_of_each_task() -> None:
     y = torch.zeros(30, dtype=torch.int64)
     for seed in (0, 3):
-        train, valid = image_tasks.held_out(5, seed)(y)
+        train, valid = image_tasks.holdout(5, seed)(y)
         places = np.arange(30)
         np.random.RandomState(seed).shuffle(places)
         assert valid.tolist() == places[:5].tolist()
         assert train.tolist() == places[5:].tolist()
-    longest, other = (image_tasks.held_out(5, seed)(y)[1].tolist() for seed in (2**63 - 1, 2**62 - 1))
+    longest, other = (image_tasks.holdout(5, seed)(y)[1].tolist() for seed in (2**63 - 1, 2**62 - 1))
     assert len(set(longest)) == 5
     assert longest != other  # though their last 32 bits are the same
 
 
 def test_held_out_of_each_class() -> None:
     y = torch.tensor([7, 8, 9] * 20)
-    train, valid = image_tasks.held_out_of_each(4, 1)(y)
+    train, valid = image_tasks.holdout_per_class(4, 1)(y)
     assert sorted(train.tolist() + valid.tolist()) == list(range(60))
     assert y[valid].bincount()[7:].tolist() == [4, 4, 4]
-    assert valid.tolist() != image_tasks.held_out_of_each(4, 2)(y)[1].tolist()
+    assert valid.tolist() != image_tasks.holdout_per_class(4, 2)(y)[1].tolist()
 
 
 def test_chosen_samples_change_from_task_to_task() -> None:
-    split = image_tasks.chosen(10, 0, held_out=0.3)
+    split = image_tasks.random_subset(10, 0, held_out=0.3)
     y = torch.zeros(50, dtype=torch.int64)
     torch.manual_seed(0)
     for _ in range(3):
@@ -117,12 +117,12 @@ def test_a_run_is_validated_on_what_its_own_seed_holds_out(
     """The same places in every task: the first of numpy's legacy shuffle by the seed, in its order."""
     pictures = synthetic(each=60)
     monkeypatch.setattr(data, "load", lambda: pictures)
-    for task, plan in list(zip(made().stream(seed), made().plans(seed), strict=True))[:3]:
+    for task, plan in list(zip(made().stream(seed), made().task_specs(seed), strict=True))[:3]:
         x, _ = pictures.select("train", plan.classes)
         whole = [(int(flat[0]), int(flat[1])) for flat in x.flatten(1)]
         places = np.arange(len(whole))
         np.random.RandomState(seed).shuffle(places)
-        assert [(kind, number) for kind, number, *_ in contents(task.valid)] == [whole[i] for i in places[:count]]
+        assert [(kind, number) for kind, number, *_ in contents(task.val)] == [whole[i] for i in places[:count]]
         assert [(kind, number) for kind, number, *_ in contents(task.train)] == [whole[i] for i in places[count:]]
 
 
@@ -130,26 +130,26 @@ def test_tiny_imagenet_holds_out_by_the_seed_too(monkeypatch: pytest.MonkeyPatch
     pictures = synthetic(200, (3, 8, 8), each=60)
     monkeypatch.setattr(tiny_imagenet, "load", lambda: pictures)
     for seed in (0, 7):
-        task, plan = TinyImageNet().stream(seed)[0], TinyImageNet().plans(seed)[0]
+        task, plan = TinyImageNet().stream(seed)[0], TinyImageNet().task_specs(seed)[0]
         places = np.arange(60)
         np.random.RandomState(seed).shuffle(places)
         assert plan.classes is not None
-        held = contents(task.valid)
+        held = contents(task.val)
         for kind in plan.classes:
             assert sorted(number for other, number, *_ in held if other == kind) == sorted(places[:50].tolist())
 
 
-@pytest.mark.parametrize("made", [SplitMNIST, RotatedMNIST, PMNIST, LongPMNIST])
+@pytest.mark.parametrize("made", [SplitMNIST, RotatedMNIST, PMNIST, PMNIST60k])
 def test_digits_are_picked_by_the_seed(made: type[ImageBenchmark]) -> None:
     """By one generator for all tasks, which goes on from one to the next."""
     for seed in (0, 7):
         benchmark = made.from_mapping({"samples": 30, "tasks": 2})
         picks = torch.Generator().manual_seed(seed)
-        for task, plan in zip(benchmark.stream(seed), benchmark.plans(seed), strict=True):
+        for task, plan in zip(benchmark.stream(seed), benchmark.task_specs(seed), strict=True):
             x, _ = benchmark.images().select("train", plan.classes)
             chosen = x[torch.randperm(len(x), generator=picks)[:30]]
             expected = chosen if plan.view is None else plan.view(chosen)
-            parts = [part for part in (task.valid, task.train) if part is not None]
+            parts = [part for part in (task.val, task.train) if part is not None]
             seen = torch.cat([next(iter(part.batches(99, None)))[0] for part in parts])
             assert torch.equal(seen, expected)
 
@@ -162,14 +162,14 @@ def test_cifar100_split(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, task in enumerate(tasks):
         rows = range(10 * number, 10 * number + 10)
         assert task.head == rows
-        seen = contents(task.train) + contents(task.valid)
+        seen = contents(task.train) + contents(task.val)
         assert {kind for kind, *_ in seen} == set(rows)
         assert all(label == kind for kind, _, _, label in seen)
-        assert task.valid is not None
-        assert (len(task.train), len(task.valid)) == (250, 250)
+        assert task.val is not None
+        assert (len(task.train), len(task.val)) == (250, 250)
         assert task.augment is None
     x = torch.full((1, 3, 32, 32), 100, dtype=torch.uint8)
-    found = CIFAR100Split().prepare(x)[0, :, 0, 0]
+    found = CIFAR100Split().input_transform(x)[0, :, 0, 0]
     expected = [(100 - mean) / std for mean, std in ((125.3, 63.0), (123.0, 62.1), (113.9, 66.7))]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
@@ -204,10 +204,10 @@ def test_cifar100_superclass(order: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert task.head == range(5 * number, 5 * number + 5)
         assert {kind for kind, *_ in contents(task.train)} == set(classes[number])
         assert all(label == 5 * number + classes[number].index(kind) for kind, _, _, label in contents(task.train))
-        assert task.valid is not None
-        assert (len(task.train), len(task.valid)) == (125, 125)
+        assert task.val is not None
+        assert (len(task.train), len(task.val)) == (125, 125)
     x = torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8)
-    torch.testing.assert_close(CIFAR100Superclass().prepare(x), x / 255)
+    torch.testing.assert_close(CIFAR100Superclass().input_transform(x), x / 255)
 
 
 def test_the_scrambled_reading_is_only_had_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,9 +230,9 @@ def test_the_scrambled_reading_is_only_had_by_name(monkeypatch: pytest.MonkeyPat
 
 
 def _parts(task: Task) -> list[Samples]:
-    assert task.valid is not None
+    assert task.val is not None
     assert task.test is not None
-    return [task.train, task.valid, task.test]
+    return [task.train, task.val, task.test]
 
 
 def test_tiny_imagenet_takes_its_classes_from_the_seeds_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +245,8 @@ def test_tiny_imagenet_takes_its_classes_from_the_seeds_shuffle(monkeypatch: pyt
     assert TinyImageNet(augment=False).remarks() == ["training images stay as they are (augment = false)."]
     for number, task in enumerate(tasks):
         assert task.head == range(5 * number, 5 * number + 5)
-        assert task.valid is not None
-        assert (len(task.train), len(task.valid)) == (50, 250)
+        assert task.val is not None
+        assert (len(task.train), len(task.val)) == (50, 250)
         assert task.augment is not None
     other = TinyImageNet().stream(1)
     assert contents(other[0].test) != contents(tasks[0].test)
@@ -300,10 +300,10 @@ def test_rotated_mnist_turns_each_task_further() -> None:
 
 
 def test_long_pmnist_validates_on_a_tenth_and_standardises() -> None:
-    tasks = LongPMNIST(tasks=1, samples=100).stream(0)
-    assert tasks[0].valid is not None
-    assert (len(tasks[0].train), len(tasks[0].valid)) == (90, 10)
-    prepared = LongPMNIST().prepare(mnist.load().train_x)
+    tasks = PMNIST60k(tasks=1, samples=100).stream(0)
+    assert tasks[0].val is not None
+    assert (len(tasks[0].train), len(tasks[0].val)) == (90, 10)
+    prepared = PMNIST60k().input_transform(mnist.load().train_x)
     assert abs(float(prepared.mean())) < 1e-3
     assert float(prepared.std()) == pytest.approx(1, abs=1e-3)
 
@@ -312,12 +312,12 @@ def test_long_pmnist_validates_on_a_tenth_and_standardises() -> None:
 def test_the_cifar_protocol(benchmark: str) -> None:
     config = RunConfig.make(benchmark, "fs-dgpm")
     frozen = benchmark == "cifar100-superclass"
-    assert config.training == Training(epochs=50, batch_size=64, patience=6, freeze_norms=frozen)
+    assert config.training == TrainingConfig(epochs=50, batch_size=64, patience=6, freeze_norms=frozen)
     assert (config.training.lr_divisor, config.training.lr_min) == (2.0, 1e-5)
 
 
 def test_the_tiny_imagenet_protocol() -> None:
-    assert RunConfig.make("tiny-imagenet", "er").training == Training(epochs=10, batch_size=10)
+    assert RunConfig.make("tiny-imagenet", "er").training == TrainingConfig(epochs=10, batch_size=10)
 
 
 @pytest.mark.parametrize(
@@ -335,4 +335,4 @@ def test_the_tiny_imagenet_protocol() -> None:
     ],
 )
 def test_when_published_figures_apply(benchmark: str, change: list[str], full: bool) -> None:
-    assert RunConfig.make(benchmark, "fs-dgpm", change).full_length is full
+    assert RunConfig.make(benchmark, "fs-dgpm", change).is_canonical is full

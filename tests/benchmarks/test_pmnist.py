@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steppe import PMNIST, Learner, Task, Training
+from steppe import PMNIST, Learner, Task, TrainingConfig
 from steppe.data import mnist
 from steppe.registry import find_method
 
@@ -48,7 +48,7 @@ def test_learning_never_changes_the_tasks(method: str) -> None:
     entry = find_method(method)
     learner = Learner(benchmark.model(4), entry.settings.from_mapping(entry.values("pmnist")), seed=4)  # type: ignore[arg-type]
     for task in tasks:
-        learner.learn(task, glances=2)
+        learner.learn(task, updates_per_batch=2)
         learner.evaluate(tasks)
     assert torch.equal(torch.get_rng_state(), found)
     for (x, y), task, again in zip(before, tasks, benchmark.stream(4), strict=True):
@@ -70,4 +70,4 @@ def test_the_network_depends_on_the_seed_alone() -> None:
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
     assert not any(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
     assert sum(p.numel() for p in one.parameters()) == 89_400
-    assert benchmark.training == Training(epochs=1, batch_size=10, glances=5)
+    assert benchmark.training == TrainingConfig(epochs=1, batch_size=10, updates_per_batch=5)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import steppe
 from steppe.checkpoint.io import parsed_state, read_state, write_state
-from steppe.checkpoint.tree import packed, unpacked
+from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.errors import ModelError, RunError, SteppeError, UsageError
 from steppe.tensors.batch import Batch
 
@@ -67,8 +67,8 @@ def same(one: Any, other: Any) -> bool:
 
 @given(trees)
 def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
-    content, beside = packed(tree)
-    assert same(unpacked(json.loads(json.dumps(content)), beside), tree)
+    content, beside = flatten_tree(tree)
+    assert same(unflatten_tree(json.loads(json.dumps(content)), beside), tree)
     path = tmp_path_factory.mktemp("state") / "file"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not what is tested
@@ -177,7 +177,7 @@ class Unknown(steppe.Finetune):
     """A method that nobody registered."""
 
 
-def saved(method: steppe.MethodSettings, path: Path) -> None:
+def saved(method: steppe.MethodConfig, path: Path) -> None:
     learner = steppe.Learner(mlp(), method)
     learner.learn(steppe.Task((X, Y)))
     learner.save(path)
@@ -275,7 +275,7 @@ def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_method_keeps_must_fit(
-    method: steppe.MethodSettings, change: Callable[[Any], None], says: str, tmp_path: Path
+    method: steppe.MethodConfig, change: Callable[[Any], None], says: str, tmp_path: Path
 ) -> None:
     saved(method, tmp_path / "file")
     hostile.forged(tmp_path / "file", "learner", change)

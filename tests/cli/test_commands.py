@@ -209,10 +209,10 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.C
     assert "| finetune | 1 |" in captured.out
 
 
-@pytest.mark.parametrize(("sent", "told"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(("to_device", "told"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 @pytest.mark.parametrize("words", ["run pmnist fs-dgpm", "study pmnist fs-dgpm --seeds 1"])
 def test_stopped_cleanly_and_nothing_is_lost(
-    words: str, sent: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
+    words: str, to_device: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "steppe", *words.split(), "--out", "stopped runs/one"],
@@ -224,9 +224,9 @@ def test_stopped_cleanly_and_nothing_is_lost(
     deadline = time.monotonic() + 60
     while not list(Path("stopped runs").rglob("log.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(sent)
+    process.send_signal(to_device)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + sent
+    assert process.returncode == 128 + to_device
     assert f"steppe: stopped by {told}; steppe resume 'stopped runs/one' goes on with it." in err
     assert "Traceback" not in err
     assert "Warning" not in err
@@ -246,7 +246,7 @@ def test_list(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
         None: [*METHODS, "pmnist"],
         "fs-dgpm": ["threshold_step = 0.0005", "cifar100-split: ascent_lr=0.001", "76.96 ± 0.51"],
         "er": ["pmnist: lr=0.005"],
-        "pmnist": ["tasks = 20", "glances = 5", "fs-sgpm"],
+        "pmnist": ["tasks = 20", "updates_per_batch = 5", "fs-sgpm"],
     }[name]:
         assert word in out
 

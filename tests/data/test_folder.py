@@ -243,4 +243,4 @@ def test_a_study_of_a_folder_names_it_and_runs_from_anywhere(
     config = RunConfig.load(out / "finetune" / "seed-0" / "config.toml")
     assert config.as_dict()["benchmark"]["path"] == str(whole.resolve())
     assert json.loads((out / "finetune" / "seed-0" / "result.json").read_text(encoding="utf-8"))["full_length"] is False
-    assert RunConfig.make(f"folder:{whole}", "finetune").full_length
+    assert RunConfig.make(f"folder:{whole}", "finetune").is_canonical

@@ -183,7 +183,7 @@ def test_loaders_with_a_sampler_are_learnt_from() -> None:
     loader = DataLoader(TensorDataset(x, y), batch_size=10, sampler=late)
     for data in (loader, DataLoader(TensorDataset(x, y), batch_size=None, sampler=BatchSampler(late, 10, False))):
         learner = steppe.Learner(torch.nn.Linear(6, 4), steppe.ER())
-        assert learner.learn(steppe.Task(data, data, valid=data, head=range(2, 4)), patience=1).updates == 2
+        assert learner.learn(steppe.Task(data, data, val=data, head=range(2, 4)), patience=1).updates == 2
         with pytest.raises(DataError, match=r"digits: the training data has labels [23] to [23], outside the head"):
             learner.learn(steppe.Task(data, head=range(0, 2), name="digits"))
 

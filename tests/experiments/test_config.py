@@ -14,7 +14,7 @@ from steppe.cli.main import main
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
 from steppe.registry import BENCHMARKS, METHODS
-from steppe.settings import Limits, Training
+from steppe.settings import Limits, TrainingConfig
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -75,7 +75,11 @@ def values_of(kind: type, limits: Limits) -> st.SearchStrategy[Any]:
 @settings(max_examples=5)
 @given(st.data())
 def test_any_values_survive_the_file(method: str, benchmark: str, data: st.DataObject) -> None:
-    kinds = {"benchmark": BENCHMARKS[benchmark].settings, "method": METHODS[method].settings, "training": Training}
+    kinds = {
+        "benchmark": BENCHMARKS[benchmark].settings,
+        "method": METHODS[method].settings,
+        "training": TrainingConfig,
+    }
     overrides = [
         f"{section}.{name}={data.draw(values_of(kind, limits), label=name)!r}".replace("'", "")
         for section, settings in kinds.items()
@@ -99,9 +103,9 @@ def test_presets_then_variants_then_overrides() -> None:
 
 
 def test_what_makes_a_run_comparable() -> None:
-    assert RunConfig.make("pmnist", "er", ["lr=0.1"]).full_length
-    assert not RunConfig.make("pmnist", "er", ["tasks=3"]).full_length
-    assert not RunConfig.make("pmnist", "er", ["epochs=2"]).full_length
+    assert RunConfig.make("pmnist", "er", ["lr=0.1"]).is_canonical
+    assert not RunConfig.make("pmnist", "er", ["tasks=3"]).is_canonical
+    assert not RunConfig.make("pmnist", "er", ["epochs=2"]).is_canonical
 
 
 def test_the_command_gives_the_run_again() -> None:

@@ -78,13 +78,13 @@ class BrokenError(Exception):
 def broken_off(plugin: str, out: str) -> None:
     """A run that stops in its second task, with a state to go on from."""
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         if isinstance(event, EpochEnded) and event.task == 1:
             raise BrokenError
 
     changes = ["benchmark.samples=20", "benchmark.test_samples=20", "benchmark.tasks=2"]
     with pytest.raises(BrokenError):
-        run(RunConfig.make("pmnist", "mine", changes, plugins=[plugin]), Path(out), watch)
+        run(RunConfig.make("pmnist", "mine", changes, plugins=[plugin]), Path(out), callback)
 
 
 def test_a_run_goes_on_with_its_plugin_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

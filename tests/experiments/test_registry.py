@@ -18,7 +18,7 @@ HEAD = (
 METHOD = HEAD + "class Mine(steppe.Finetune):\n    {field}\nsteppe.register_method('{name}', Mine, '')\n"
 BARE = (
     HEAD
-    + "class Bare(steppe.MethodSettings):\n    def start(self, *given): ...\nsteppe.register_method('bare', Bare, '')\n"
+    + "class Bare(steppe.MethodConfig):\n    def start(self, *given): ...\nsteppe.register_method('bare', Bare, '')\n"
 )
 POINTS = """
 from dataclasses import dataclass

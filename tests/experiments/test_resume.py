@@ -21,16 +21,17 @@ from steppe.errors import DivergedError, UsageError
 from steppe.experiments import run as experiment
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import CHECKPOINTS, CONFIG, LOG, RESULT, locked, read_result
+from steppe.experiments.run_directory import locked, read_result
 from steppe.experiments.study import Job, read_plan, run_all, write_plan
 from steppe.learning import loop as training
 from steppe.learning.events import Event, RunStarted
-from steppe.learning.task_group import Curriculum
+from steppe.learning.task_group import TaskGroup
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import METHODS
+from steppe.results.layout import CHECKPOINTS, CONFIG, LOG, RESULT
 from steppe.runtime.rng import Streams
-from steppe.settings import Training
+from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
 
 pytestmark = pytest.mark.usefixtures("pictures_known")
@@ -97,12 +98,12 @@ def test_where_it_goes_on_is_told(epochs: int, tmp_path: Path) -> None:
             break
         started: list[Event] = []
 
-        def watch(event: Event, started: list[Event] = started) -> None:
+        def callback(event: Event, started: list[Event] = started) -> None:
             started.append(event)
             raise Broken
 
         with suppress(Broken):
-            run(config, tmp_path / f"{moment}", watch, resume=True)
+            run(config, tmp_path / f"{moment}", callback, resume=True)
         assert isinstance(started[0], RunStarted)
         places += started[0].remarks
     expected = [
@@ -117,16 +118,16 @@ def test_where_it_goes_on_is_told(epochs: int, tmp_path: Path) -> None:
     assert list(dict.fromkeys(place for place in places if place.startswith("resumed"))) == expected
 
 
-def erratic(curriculum: Curriculum, network: Network, outputs: int) -> float:
+def erratic(curriculum: TaskGroup, network: Network, outputs: int) -> float:
     """A validation loss that depends on the weights alone and goes up as often as down."""
-    first = next(iter(network.parameters.values()))
+    first = next(iter(network.trainable.values()))
     return float(first.detach().double().abs().sum()) * 1e4 % 1.0
 
 
 @pytest.mark.parametrize("method", ["fs-dgpm", "la-maml"])
 def test_what_validation_decided_is_kept(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With step sizes cut and cuts under way wherever the run breaks off."""
-    monkeypatch.setattr(Curriculum, "validation_loss", erratic)
+    monkeypatch.setattr(TaskGroup, "validation_loss", erratic)
     changes = ["benchmark.tasks=2", "training.epochs=8", "training.patience=2", "training.lr_min=0"]
     config = RunConfig.make("pictures", method, changes)
     events: list[Event] = []
@@ -164,7 +165,7 @@ def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:
         for values in (state["config"]["method"], state["learner"]["settings"]["values"]):
             assert values.pop("clip") == ER().clip
         for values in (state["config"]["training"], state["learner"]["fitting"]["training"]):
-            assert values.pop("lr_divisor") == Training().lr_divisor
+            assert values.pop("lr_divisor") == TrainingConfig().lr_divisor
         assert state["config"]["benchmark"].pop("samples") == type(config.benchmark_settings)().samples  # type: ignore[attr-defined]
         write_state(file, "run", state)
     run(config, tmp_path / "out", resume=True)
@@ -217,7 +218,7 @@ def test_numbers_that_go_wrong_stop_the_run_and_spare_the_last_state(
     assert_same_run(tmp_path / "whole", tmp_path / "out")
 
 
-def _started(config: RunConfig) -> tuple[Network, dict[str, CoveredWeight], Streams]:
+def _started(config: RunConfig) -> tuple[Network, dict[str, ProjectedWeight], Streams]:
     return Network(config.benchmark_settings.model(0)), {}, Streams(0)
 
 

@@ -150,7 +150,7 @@ def test_the_tasks_do_not_depend_on_the_method() -> None:
         tasks = benchmark.stream(5)
         learner = steppe.Learner(benchmark.model(5), method, seed=5)
         for task, (x, y) in zip(tasks, wanted, strict=True):
-            learner.learn(task, glances=2)
+            learner.learn(task, updates_per_batch=2)
             found_x, found_y = task.train.take(torch.arange(50))
             assert torch.equal(found_x, x)
             assert torch.equal(found_y, y)
@@ -163,7 +163,7 @@ def test_library_and_command_line_agree(finished: tuple[Path, dict[str, Any]]) -
     learner = steppe.Learner(benchmark.model(3), steppe.FSDGPM(), seed=3)
     matrix = steppe.AccuracyMatrix()
     for place, task in enumerate(tasks):
-        learner.learn(task, epochs=1, batch_size=10, glances=5)
+        learner.learn(task, epochs=1, batch_size=10, updates_per_batch=5)
         matrix.append(learner.evaluate(tasks[: place + 1]))
     assert matrix.square() == result["accuracy"]
 
@@ -178,7 +178,7 @@ def test_forward_transfer_is_measured_before_each_task() -> None:
     ahead = []
     for place, task in enumerate(tasks):
         ahead += learner.evaluate(task) if place else []
-        learner.learn(task, epochs=1, batch_size=10, glances=5)
+        learner.learn(task, epochs=1, batch_size=10, updates_per_batch=5)
     assert result["ahead"] == ahead
     expected = sum(found - chance for found, chance in zip(ahead, result["untrained"][1:], strict=True)) / 2
     assert result["forward_transfer"] == pytest.approx(expected)
@@ -212,14 +212,14 @@ def test_figures_that_are_not_the_papers_own_are_marked() -> None:
     file = Path(__file__).parents[2] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
     own = json.loads(file.read_text(encoding="utf-8"))
     assert "†" not in summary(own) + markdown([own])
-    copied = {**own, "benchmark": "tiny-imagenet"}
-    assert "48.32 ± 1.51†" in summary(copied)
-    assert "48.32 ± 1.51†" in markdown([copied])
-    assert "† The paper took this figure from another" in summary(copied)
-    assert "† The paper took this figure from another" in markdown([copied])
-    assert r"$48.32 \pm 1.51^\dagger$" in latex([copied])
-    assert r"\footnotesize \dag{} The paper took" in latex([copied])
-    assert json.loads(as_json([copied], "x"))["rows"][0]["paper"]["acc"]["note"] == [
+    clone_tree = {**own, "benchmark": "tiny-imagenet"}
+    assert "48.32 ± 1.51†" in summary(clone_tree)
+    assert "48.32 ± 1.51†" in markdown([clone_tree])
+    assert "† The paper took this figure from another" in summary(clone_tree)
+    assert "† The paper took this figure from another" in markdown([clone_tree])
+    assert r"$48.32 \pm 1.51^\dagger$" in latex([clone_tree])
+    assert r"\footnotesize \dag{} The paper took" in latex([clone_tree])
+    assert json.loads(as_json([clone_tree], "x"))["rows"][0]["paper"]["acc"]["note"] == [
         "† The paper took this figure from another, whose network or training differs."
     ]
     unprinted = {**own, "benchmark": "cifar100-split", "method": "a-gem"}

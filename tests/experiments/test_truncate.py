@@ -13,11 +13,12 @@ from steppe.cli.main import main
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import CONFIG, RESULT, RunDirectory, kept_weights, read_result
+from steppe.experiments.run_directory import RunDirectory, kept_weights, read_result
 from steppe.experiments.study import read_plan
-from steppe.experiments.truncate import end_after
+from steppe.experiments.truncate import truncate_runs
 from steppe.learning import loop as training
 from steppe.learning.events import Event
+from steppe.results.layout import CONFIG, RESULT
 
 pytestmark = pytest.mark.usefixtures("pictures_known")
 SHORT = ["--set", "benchmark.samples=40", "--set", "benchmark.test_samples=50"]
@@ -32,14 +33,14 @@ def begun(config: RunConfig, out: Path, tasks: int, told: str = "Progress", ever
     """A run that broke off in the task with this number, counted from 1, when such an event was told."""
     ended = 0
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         nonlocal ended
         ended += type(event).__name__ == "TaskEnded"
         if ended == tasks - 1 and type(event).__name__ == told:
             raise Broken
 
     with pytest.raises(Broken):
-        run(config, out, watch, resume=True, checkpoint_every=every)
+        run(config, out, callback, resume=True, checkpoint_every=every)
 
 
 @pytest.mark.parametrize("method", ["fs-dgpm", "gpm", "ewc", "la-maml", "a-gem", "oracle"])
@@ -50,7 +51,7 @@ def test_to_the_bit(method: str, stopped_in: int, tmp_path: Path) -> None:
     fewer = RunConfig.from_mapping({**described, "benchmark": {**described["benchmark"], "tasks": 2}})
     run(fewer, tmp_path / "short")
     begun(config, tmp_path / "cut", stopped_in)
-    (shorter,) = end_after({tmp_path / "cut": config}, 2)
+    (shorter,) = truncate_runs({tmp_path / "cut": config}, 2)
     assert shorter == fewer
     run(shorter, tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "cut")
@@ -61,7 +62,7 @@ def test_one_that_has_begun_more_goes_back_to_where_it_had_not(tmp_path: Path) -
     config = small("pmnist", "er")
     run(RunConfig.make("pmnist", "er", ["tasks=2", "samples=40", "test_samples=50"]), tmp_path / "short")
     begun(config, tmp_path / "cut", 3, "EpochEnded", every=1e9)
-    run(*end_after({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
+    run(*truncate_runs({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "cut")
 
 
@@ -70,7 +71,7 @@ def test_begun_more_and_nothing_older_is_refused_and_spared(tmp_path: Path) -> N
     begun(config, tmp_path, 3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
     with pytest.raises(UsageError, match="cannot end after 1 task: it has begun more"):
-        end_after({tmp_path: config}, 1)
+        truncate_runs({tmp_path: config}, 1)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
     run(config, tmp_path, resume=True)
 
@@ -81,7 +82,7 @@ def test_where_one_run_is_refused_none_is_changed(tmp_path: Path) -> None:
     begun(config, tmp_path / "late", 3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match="late cannot end after 1 task"):
-        end_after({tmp_path / "early": config, tmp_path / "late": config}, 1)
+        truncate_runs({tmp_path / "early": config, tmp_path / "late": config}, 1)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -97,8 +98,8 @@ def test_killed_in_the_middle_it_is_repeated(moment: str, tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, moment, killed)
         with pytest.raises(Broken):
-            end_after({tmp_path / "cut": config}, 2)
-    run(*end_after({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
+            truncate_runs({tmp_path / "cut": config}, 2)
+    run(*truncate_runs({tmp_path / "cut": config}, 2), tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "cut")
 
 
@@ -116,7 +117,7 @@ def test_what_is_refused(benchmark: str, method: str, tasks: int, told: str, tmp
     broken_off(config, tmp_path, 2)
     before = (tmp_path / CONFIG).read_bytes()
     with pytest.raises(UsageError, match=told):
-        end_after({tmp_path: config}, tasks)
+        truncate_runs({tmp_path: config}, tasks)
     assert (tmp_path / CONFIG).read_bytes() == before
 
 

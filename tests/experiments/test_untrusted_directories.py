@@ -24,9 +24,9 @@ from steppe.errors import UsageError
 from steppe.experiments import plugins
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import RESULT
 from steppe.learning.events import TaskEnded
 from steppe.registry import METHODS
+from steppe.results.layout import RESULT
 
 SHORT = ["--set", "benchmark.samples=20", "--set", "benchmark.test_samples=20", "--tasks", "2"]
 CODE = "import pathlib, steppe\npathlib.Path(__file__).with_name('ran').touch()\n"
@@ -400,10 +400,10 @@ def test_a_run_does_not_go_on_after_its_directory_was_made_to_lead_out(tmp_path:
     out, target = tmp_path / "d", tmp_path / "precious"
     config = RunConfig.make("pmnist", "finetune", ["benchmark.samples=20", "benchmark.test_samples=20", "tasks=2"])
 
-    def watch(event: object) -> None:
+    def callback(event: object) -> None:
         if isinstance(event, TaskEnded) and event.task == 0:
             (out / RESULT).symlink_to(target)
 
     with pytest.raises(steppe.SteppeError, match=r"result\.json leads out of"):
-        run(config, out, watch)
+        run(config, out, callback)
     assert not target.exists()

@@ -40,7 +40,7 @@ from steppe.learning.events import EpochEnded, Event, Progress
 from steppe.registry import BENCHMARKS, METHODS
 
 DIRECTORY = Path(__file__).with_name("compat")
-HOW = {"epochs": 3, "batch_size": 6, "glances": 2, "patience": 2, "freeze_norms": True}
+HOW = {"epochs": 3, "batch_size": 6, "updates_per_batch": 2, "patience": 2, "freeze_norms": True}
 FITTING = {
     "gem": {"tasks": 3, "memory": 9},
     "a-gem": {"tasks": 3, "memory": 9},
@@ -49,11 +49,11 @@ FITTING = {
 }
 CHAINS = ("er", "fs-dgpm", "gpm", "la-maml")  # once more on a chain of linear layers, with one head
 LANDSCAPE = ("--points", "5", "--directions", "2", "--samples", "18", "--radius", "1")
-_SIZES = ("tasks=2", "samples=20", "test_samples=20", "glances=1")
+_SIZES = ("tasks=2", "samples=20", "test_samples=20", "updates_per_batch=1")
 STUDY = ("pmnist", "er", "finetune", "--seeds", "1", "--out", "study", "--jobs", "1")
 STUDY = (*STUDY, *(part for size in _SIZES for part in ("--set", size)))
 
-Watch = Callable[[Event], None]
+Callback = Callable[[Event], None]
 
 
 class SmallNet(nn.Module):
@@ -97,7 +97,7 @@ def task(number: int, *, heads: bool, slow: bool = False) -> steppe.Task:
     start = head.start if head else 0
     (x, y), (u, v), (s, t) = images(number, 18, 0), images(number, 20, 7), images(number, 10, 3)
     return steppe.Task(
-        (x, y + start), (u, v + start), valid=(s, t + start), head=head, augment=augmented, name=f"compat {number + 1}"
+        (x, y + start), (u, v + start), val=(s, t + start), head=head, augment=augmented, name=f"compat {number + 1}"
     )
 
 
@@ -105,7 +105,7 @@ def task(number: int, *, heads: bool, slow: bool = False) -> steppe.Task:
 class Compat(steppe.Benchmark):
     """The tasks as a benchmark."""
 
-    training = steppe.Training(epochs=3, batch_size=6, glances=2, patience=2, freeze_norms=True)
+    training = steppe.TrainingConfig(epochs=3, batch_size=6, updates_per_batch=2, patience=2, freeze_norms=True)
 
     tasks: int = steppe.setting(3, "number of tasks", at_least=1, at_most=3)
 
@@ -173,9 +173,9 @@ def described(learner: steppe.Learner, saved: Saved) -> dict[str, Any]:
         outputs = learner.model(saved.task(0).test.first()[0][:3].float() / 255)
     learner.model.train()
     return {
-        "tasks": learner.tasks_learnt,
-        "interrupted": learner.interrupted,
-        "accuracy": learner.evaluate([saved.task(number) for number in range(learner.tasks_learnt)]),
+        "tasks": learner.num_tasks,
+        "interrupted": learner.has_pending_task,
+        "accuracy": learner.evaluate([saved.task(number) for number in range(learner.num_tasks)]),
         "outputs": [[round(value, 5) for value in row] for row in outputs.tolist()],
     }
 
@@ -203,7 +203,7 @@ def write_learner(saved: Saved, file: Path) -> None:
     else:
         learner.learn(saved.task(0), **HOW)
     if saved.within:
-        learner.learn(saved.task(1, slow=True), **HOW, watch=keep)
+        learner.learn(saved.task(1, slow=True), **HOW, callback=keep)
     else:
         learner.save(file)
 
@@ -238,7 +238,7 @@ def runs() -> dict[str, Any]:
     rmtree("study/finetune")
     rmtree("study/er/seed-0/checkpoints")  # a network of 360 kB, twice
     whole: list[Event] = []
-    accuracy = run(stopped, watch=whole.append)["accuracy"]
+    accuracy = run(stopped, callback=whole.append)["accuracy"]
     losses = [event.loss for event in whole if isinstance(event, EpochEnded)]
     found = {"finished": finished["accuracy"], "stopped": accuracy, "missing": missing["accuracy"]}
     return {**found, "losses of stopped": losses}

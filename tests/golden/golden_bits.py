@@ -44,7 +44,7 @@ from steppe.registry import METHODS
 
 FILE = Path(__file__).with_name("golden_bits.json")
 HERE = {
-    "pmnist": ("benchmark.tasks=2", "benchmark.samples=60", "benchmark.test_samples=100", "glances=3"),
+    "pmnist": ("benchmark.tasks=2", "benchmark.samples=60", "benchmark.test_samples=100", "updates_per_batch=3"),
     "pictures": ("benchmark.tasks=2", "epochs=3"),
 }
 FITTING = {
@@ -79,7 +79,7 @@ class Case:
     """A method, a model made anew for each seed, tasks, and how they are learnt."""
 
     method: str
-    settings: steppe.MethodSettings
+    settings: steppe.MethodConfig
     model: Callable[[int], nn.Module]
     tasks: list[steppe.Task]
     how: dict[str, object]
@@ -111,7 +111,7 @@ def benchmarked(benchmark: str, method: str, overrides: Iterable[str]) -> Case:
         made.model,
         list(made.stream(0)),
         config.training.as_dict(),
-        made.prepare,
+        made.input_transform,
     )
 
 
@@ -146,7 +146,7 @@ def digests_of(case: Case, directory: Path) -> dict[str, str]:
     """What a learner is after each task, and what one loaded from a file after the first becomes."""
     torch.manual_seed(9)
     first, file = case.model(0), directory / "learner"
-    learner = steppe.Learner(first, case.settings, seed=0, prepare=case.prepare)
+    learner = steppe.Learner(first, case.settings, seed=0, input_transform=case.prepare)
     found = {}
     if case.settings.schedule == "sequential":
         learner.learn(case.tasks[0], **case.how)
@@ -157,7 +157,7 @@ def digests_of(case: Case, directory: Path) -> dict[str, str]:
         learner.learn(case.tasks, **case.how)
         learner.save(file)
     found["after both"] = digest(learner, case.tasks)
-    loaded = steppe.load(file, case.model(1), prepare=case.prepare)
+    loaded = steppe.load(file, case.model(1), input_transform=case.prepare)
     if case.settings.schedule == "sequential":
         loaded.learn(case.tasks[1], **case.how)
     found["loaded"] = digest(loaded, case.tasks)

@@ -19,14 +19,14 @@ from steppe.errors import DivergedError
 from steppe.landscape.bound import Noisy, bound, complexity, gaussian_kl, noisy
 from steppe.landscape.directions import noise
 from steppe.landscape.flatness import Estimate
-from steppe.landscape.profile import Surroundings
+from steppe.landscape.profile import LossProbe
 
 
 def test_expected_loss_of_a_parabola() -> None:
     """E q(w + v) = q(w) + σ² tr(A) / 2."""
     model, matrix = bowl(torch.Generator().manual_seed(1))
     network, batch = standing(model, torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, dtype=torch.int64))
-    found = noisy(Surroundings(network, batch), network.parameters, 0.5, 1000, seed=0)
+    found = noisy(LossProbe(network, batch), network.trainable, 0.5, 1000, seed=0)
     w = model.weight.detach().reshape(-1)
     start = 1 + float(w @ matrix @ w) / 2
     assert found.loss == pytest.approx(start)
@@ -43,7 +43,7 @@ def test_expected_error_of_one_weight_by_integration() -> None:
         model.weight.copy_(torch.tensor([[0.0], [0.3]]))
     x, y = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.int64)
     network, batch = standing(model, x, y)
-    found = noisy(Surroundings(network, batch), network.parameters, 0.5, 1500, seed=0)
+    found = noisy(LossProbe(network, batch), network.trainable, 0.5, 1500, seed=0)
     spread = 0.5 * math.sqrt(2)  # of the difference of the two logits
     assert found.error == 0
     assert found.noisy_error.mean == pytest.approx(1 - norm.cdf(0.3 / spread), abs=0.04)
@@ -55,8 +55,8 @@ def test_draw_by_draw() -> None:
     x, y = bright(8)(30, 0)
     model = OWN["mlp"].build()
     network, batch = standing(model, x, y)
-    found = noisy(Surroundings(network, batch), network.parameters, 0.2, 5, seed=7)
-    draws = [noise(network.parameters, 7, number) for number in range(5)]
+    found = noisy(LossProbe(network, batch), network.trainable, 0.2, 5, seed=7)
+    draws = [noise(network.trainable, 7, number) for number in range(5)]
     losses = [loss_at(model, x, y, [v], [0.2], None) for v in draws]
     errors = [float((moved(model, [v], [0.2])(x.double()).argmax(1) != y).double().mean()) for v in draws]
     assert found.noisy_loss.mean == pytest.approx(statistics.fmean(losses), rel=1e-5)
@@ -119,7 +119,7 @@ def test_a_bound_without_a_number_is_refused() -> None:
 def test_noise_that_leaves_no_loss_is_refused(sigma: float) -> None:
     network, batch = standing(OWN["mlp"].build(), *bright(8)(30, 0))
     with pytest.raises(DivergedError, match=r"with noise of sigma = 1e\+.*: give a smaller --sigma"):
-        noisy(Surroundings(network, batch), network.parameters, sigma, 3, seed=0)
+        noisy(LossProbe(network, batch), network.trainable, sigma, 3, seed=0)
 
 
 @pytest.mark.parametrize("power", [1, 100, 307, 320])

@@ -24,7 +24,7 @@ from steppe.runtime.rng import Streams
 @pytest.mark.parametrize("name", OWN)
 def test_every_filter_has_the_norm_of_the_weights_and_vectors_stay(name: str) -> None:
     network = Network(OWN[name].build())
-    weights = network.parameters
+    weights = network.trainable
     found = direction(network, seed=3, number=1)
     assert found.keys() == weights.keys()
     for key, weight in weights.items():
@@ -85,7 +85,7 @@ def test_directions_of_the_networks_of_the_benchmarks_are_those_of_old(build: Ca
     network = Network(build())
     generator = torch.Generator().manual_seed(Streams(3).derived("landscape direction 2"))
     found = direction(network, seed=3, number=2)
-    for name, weight in network.parameters.items():
+    for name, weight in network.trainable.items():
         if weight.ndim < 2:
             assert not found[name].any()
             continue

@@ -21,7 +21,7 @@ from steppe.tensors.batch import Batch
 
 def dense(network: Network, batch: Batch, head: range | None) -> Tensor:
     """The whole Hessian, of the loss written down anew."""
-    names, shapes = list(network.parameters), [p.shape for p in network.parameters.values()]
+    names, shapes = list(network.trainable), [p.shape for p in network.trainable.values()]
 
     def loss(flat: Tensor) -> Tensor:
         pieces = torch.split(flat, [shape.numel() for shape in shapes])
@@ -31,7 +31,7 @@ def dense(network: Network, batch: Batch, head: range | None) -> Tensor:
             return cross_entropy(output, batch.y)
         return cross_entropy(output[:, head.start : head.stop], batch.y - head.start)
 
-    flat = torch.cat([p.detach().reshape(-1) for p in network.parameters.values()])
+    flat = torch.cat([p.detach().reshape(-1) for p in network.trainable.values()])
     return torch.autograd.functional.hessian(loss, flat, vectorize=True)
 
 
@@ -44,7 +44,7 @@ def test_equal_to_the_dense_hessian(name: str, head: range | None, monkeypatch: 
     network, batch = standing(own.build().double(), x.double(), y if head is None else y % 3 + 1, head)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         matrix = dense(network, batch, head)
-    v = noise(network.parameters, 0, 0)
+    v = noise(network.trainable, 0, 0)
     found = hessian_product(network, batch, v)
     flat = torch.cat([each.reshape(-1) for each in v.values()])
     torch.testing.assert_close(torch.cat([each.reshape(-1) for each in found.values()]), matrix @ flat)

@@ -22,7 +22,7 @@ from steppe.experiments.run import run
 from steppe.landscape import measure as surveying
 from steppe.landscape.directions import direction
 from steppe.landscape.files import read_landscape
-from steppe.landscape.measure import Step, Wanted, survey
+from steppe.landscape.measure import Request, Step, measure
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network.network import Network
 from steppe.registry import BENCHMARKS
@@ -49,7 +49,7 @@ def own(finished: Path, tmp_path: Path) -> Path:
 def test_every_task_seen_after_every_task(finished: Path, tmp_path: Path) -> None:
     """All training samples, against copies of the network moved one by one."""
     settings = QUICK.replace(samples=10**6)
-    found = survey(finished, tmp_path / "a.json", settings)
+    found = measure(finished, tmp_path / "a.json", settings)
     assert sorted(found.pairs) == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
     config = RunConfig.load(finished / "config.toml")
     tasks, model = config.benchmark_settings.stream(3), config.benchmark_settings.model(0)
@@ -67,7 +67,7 @@ def test_every_task_seen_after_every_task(finished: Path, tmp_path: Path) -> Non
 
 
 def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path) -> None:
-    found = survey(finished, tmp_path / "a.json", QUICK)
+    found = measure(finished, tmp_path / "a.json", QUICK)
     assert sorted(found.bounds) == [2, 3]
     bound = found.bounds[3]
     assert bound.error.stability == pytest.approx(
@@ -88,7 +88,7 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
 
 def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
-    written = survey(finished, out, QUICK, Wanted(hessian=True, surface=True, after=[1, 3], tasks=[1, 2]))
+    written = measure(finished, out, QUICK, Request(hessian=True, surface=True, after=[1, 3], tasks=[1, 2]))
     found = read_landscape(out)
     assert found.run == {"benchmark": "split-mnist", "method": "er", "seed": 3, "config": written.run["config"]}
     assert (found.settings, found.weights, found.versions) == (QUICK, written.weights, written.versions)
@@ -107,16 +107,16 @@ def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:
 
 
 def test_only_what_is_asked_for(finished: Path, tmp_path: Path) -> None:
-    found = survey(finished, tmp_path / "a.json", QUICK, Wanted(after=[3, 2], tasks=[2]))
+    found = measure(finished, tmp_path / "a.json", QUICK, Request(after=[3, 2], tasks=[2]))
     assert sorted(found.pairs) == [(2, 2), (3, 2)]
     assert found.bounds == {}
     assert all(pair.surface is None and pair.eigenvalue is None for pair in found.pairs.values())
 
 
 def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_path: Path) -> None:
-    wanted = Wanted(after=[2])
+    wanted = Request(after=[2])
     first, again, other = (
-        survey(finished, tmp_path / f"{name}.json", QUICK.replace(seed=seed), wanted)
+        measure(finished, tmp_path / f"{name}.json", QUICK.replace(seed=seed), wanted)
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     )
     assert first.pairs == again.pairs
@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_pa
 
 def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
     config = RunConfig.load(finished / "config.toml")
-    surveyor = surveying._Surveyor(finished, config, QUICK, Wanted(), "cpu")
+    surveyor = surveying._Surveyor(finished, config, QUICK, Request(), "cpu")
     train = surveyor.tasks[1].train
     x, y = train.take(torch.arange(len(train)))
     batch = surveyor._samples(1)
@@ -139,7 +139,7 @@ def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
 
 def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveying, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # quicker
-    whole = survey(finished, tmp_path / "whole.json", QUICK, Wanted(hessian=True, surface=True))
+    whole = measure(finished, tmp_path / "whole.json", QUICK, Request(hessian=True, surface=True))
     out = tmp_path / "parts.json"
 
     def stop(step: Step) -> None:
@@ -147,12 +147,12 @@ def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        survey(finished, out, QUICK, watch=stop)
+        measure(finished, out, QUICK, callback=stop)
     assert sorted(read_landscape(out).pairs) == [(1, 1), (2, 1), (2, 2)]
-    survey(finished, out, QUICK, resume=True)
+    measure(finished, out, QUICK, resume=True)
     measured: list[object] = []
     monkeypatch.setattr(surveying, "profile", lambda *given: measured.append(given))
-    survey(finished, out, QUICK, Wanted(hessian=True, surface=True), resume=True)
+    measure(finished, out, QUICK, Request(hessian=True, surface=True), resume=True)
     assert measured == []  # only what lacked was added
     assert read_landscape(out).as_dict() == whole.as_dict()
 
@@ -166,24 +166,24 @@ def test_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        survey(finished, out, QUICK, watch=stop)
+        measure(finished, out, QUICK, callback=stop)
     assert (3, 2) in read_landscape(out).pairs
 
 
 def test_progress_ends_at_its_total(finished: Path, tmp_path: Path) -> None:
     for resume in (False, True):
         steps: list[Step] = []
-        survey(finished, tmp_path / "a.json", QUICK, Wanted(surface=True), resume=resume, watch=steps.append)
+        measure(finished, tmp_path / "a.json", QUICK, Request(surface=True), resume=resume, callback=steps.append)
         assert steps[-1].done == steps[-1].total
         assert [step.done for step in steps] == sorted(step.done for step in steps)
 
 
 def test_weights_of_a_run_done_again_are_measured_again(own: Path) -> None:
     out = own / "landscape.json"
-    before = survey(own, out, QUICK)
+    before = measure(own, out, QUICK)
     file = own / "checkpoints" / "task-002.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(file).items()}, file)
-    after = survey(own, out, QUICK, resume=True)
+    after = measure(own, out, QUICK, resume=True)
     assert after.pairs[2, 1] != before.pairs[2, 1]
     assert after.bounds[2] != before.bounds[2]
     assert after.as_dict()["profiles"]["3"] == before.as_dict()["profiles"]["3"]
@@ -191,22 +191,22 @@ def test_weights_of_a_run_done_again_are_measured_again(own: Path) -> None:
 
 def test_what_is_there_is_not_overwritten(own: Path) -> None:
     out = own / "landscape.json"
-    survey(own, out, QUICK)
+    measure(own, out, QUICK)
     with pytest.raises(UsageError, match="--resume"):
-        survey(own, out, QUICK)
+        measure(own, out, QUICK)
     with pytest.raises(UsageError, match="samples = 30, not 20"):
-        survey(own, out, QUICK.replace(samples=20), resume=True)
+        measure(own, out, QUICK.replace(samples=20), resume=True)
     config = (own / "config.toml").read_text(encoding="utf-8")
     (own / "config.toml").write_text(config.replace("seed = 3", "seed = 4"), encoding="utf-8")
     with pytest.raises(UsageError, match="another run"):
-        survey(own, out, QUICK, resume=True)
+        measure(own, out, QUICK, resume=True)
 
 
 def test_unfinished_runs_have_a_landscape_too(own: Path) -> None:
     (own / "result.json").unlink()
     (own / "checkpoints" / "task-003.safetensors").unlink()
     (own / "checkpoints" / "task-001.safetensors").unlink()
-    found = survey(own, own / "landscape.json", QUICK)
+    found = measure(own, own / "landscape.json", QUICK)
     assert sorted(found.pairs) == [(2, 1), (2, 2)]
     assert found.bounds[2].kl_previous is None
 
@@ -214,15 +214,15 @@ def test_unfinished_runs_have_a_landscape_too(own: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "named"),
     [
-        (Wanted(after=[4]), "3 tasks"),
-        (Wanted(after=[1], tasks=[2]), "leave nothing"),
-        (Wanted(tasks=[0]), "--task: tasks count from 1"),
-        (Wanted(after=[-1]), "--after: tasks count from 1"),
+        (Request(after=[4]), "3 tasks"),
+        (Request(after=[1], tasks=[2]), "leave nothing"),
+        (Request(tasks=[0]), "--task: tasks count from 1"),
+        (Request(after=[-1]), "--after: tasks count from 1"),
     ],
 )
-def test_tasks_that_are_not_there(finished: Path, tmp_path: Path, wanted: Wanted, named: str) -> None:
+def test_tasks_that_are_not_there(finished: Path, tmp_path: Path, wanted: Request, named: str) -> None:
     with pytest.raises(UsageError, match=named):
-        survey(finished, tmp_path / "a.json", QUICK, wanted)
+        measure(finished, tmp_path / "a.json", QUICK, wanted)
     assert not list(tmp_path.iterdir())
 
 
@@ -234,13 +234,13 @@ def test_weights_that_are_missing_or_spoilt(own: Path) -> None:
         runs.task_weights(own, 1)
     save_file({"other": torch.zeros(3)}, file)
     with pytest.raises(RunError, match="after task 2 do not fit the network"):
-        survey(own, own / "a.json", QUICK)
+        measure(own, own / "a.json", QUICK)
     file.unlink()
     assert runs.kept_weights(own) == [0, 2]
     with pytest.raises(UsageError, match=r"task-002\.safetensors is not there.*not kept"):
         runs.task_weights(own, 1)
     with pytest.raises(UsageError, match=r"task-002\.safetensors is not there"):
-        survey(own, own / "b.json", QUICK, Wanted(after=[2]))
+        measure(own, own / "b.json", QUICK, Request(after=[2]))
 
 
 def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
@@ -276,7 +276,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
 )
 def test_files_that_are_no_landscape(finished: Path, tmp_path: Path, change: Callable[[str], str]) -> None:
     out = tmp_path / "a.json"
-    survey(finished, out, QUICK, Wanted(after=[2]))
+    measure(finished, out, QUICK, Request(after=[2]))
     assert read_landscape(out).pairs
     out.write_text(change(out.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(RunError, match=r"a\.json cannot be read as a landscape: "):
@@ -324,7 +324,7 @@ def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) ->
         "@steppe.register_benchmark('plain', 'Plain.')\n"
         "@dataclass(frozen=True)\n"
         "class Plain(steppe.Benchmark):\n"
-        "    training = steppe.Training()\n"
+        "    training = steppe.TrainingConfig()\n"
         "    def stream(self, seed):\n"
         "        x = torch.randn(40, 6, generator=torch.Generator().manual_seed(seed))\n"
         "        y = (x[:, 0] > 0).long()\n"

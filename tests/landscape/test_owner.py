@@ -14,7 +14,7 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import read_result
 from steppe.landscape.files import identity, read_landscape_of
-from steppe.landscape.measure import Wanted, survey
+from steppe.landscape.measure import Request, measure
 from steppe.landscape.settings import LandscapeSettings
 
 QUICK = LandscapeSettings(samples=5, directions=1, points=3, radius=1.0)
@@ -64,7 +64,7 @@ def test_one_of_another_run_is_refused(other: dict[str, Any], told: str, tmp_pat
 
 def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
     out = finished / "landscape.json"
-    survey(finished, out, QUICK, Wanted(after=[1]))
+    measure(finished, out, QUICK, Request(after=[1]))
     assert read_landscape_of(finished, read_result(finished)) is not None
     out.unlink()
     # A result from before a setting was known: measured today, it is still that run's.
@@ -72,7 +72,7 @@ def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
     result["config"]["method"].pop("lr")
     (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
     for resume in (False, True):
-        survey(finished, out, QUICK, Wanted(after=[1]), resume=resume)
+        measure(finished, out, QUICK, Request(after=[1]), resume=resume)
         assert read_landscape_of(finished, read_result(finished)) is not None
 
 
@@ -82,7 +82,7 @@ def test_what_an_earlier_version_measured_is_still_the_runs(finished: Path) -> N
     out.unlink(missing_ok=True)
     whole = RunConfig.load(finished / "config.toml").as_dict()
     result = read_result(finished)
-    survey(finished, out, QUICK, Wanted(after=[1]))
+    measure(finished, out, QUICK, Request(after=[1]))
     told = json.loads(out.read_text(encoding="utf-8"))
     told["run"]["config"] = identity({**result, "config": whole})["config"]
     out.write_text(json.dumps(told), encoding="utf-8")
@@ -90,7 +90,7 @@ def test_what_an_earlier_version_measured_is_still_the_runs(finished: Path) -> N
     (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
     assert identity(result)["config"] != told["run"]["config"]
     assert read_landscape_of(finished, read_result(finished)) is not None
-    survey(finished, out, QUICK, Wanted(after=[1]), resume=True)
+    measure(finished, out, QUICK, Request(after=[1]), resume=True)
     result["config"]["run"]["plugins"] = ["nowhere.py"]  # which nobody runs for it
     with pytest.raises(RunError, match="other settings"):
         read_landscape_of(finished, result)

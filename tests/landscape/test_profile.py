@@ -13,7 +13,7 @@ from torch import nn
 from steppe.errors import DivergedError
 from steppe.landscape import profile as profiles
 from steppe.landscape.directions import direction, noise
-from steppe.landscape.profile import Surroundings, cross_entropy, profile, surface, zero_one
+from steppe.landscape.profile import LossProbe, cross_entropy, profile, surface, zero_one
 from steppe.learning.evaluation import predicted
 from steppe.network.network import Network
 
@@ -36,10 +36,10 @@ def test_a_parabola_in_closed_form(seed: int, floor: float) -> None:
     d, e = direction(network, seed, 0), direction(network, seed, 1)
     w, a, b = model.weight.detach().reshape(-1), d["weight"].reshape(-1), e["weight"].reshape(-1)
     start = floor + float(w @ matrix @ w) / 2
-    found = profile(Surroundings(network, batch), d, ALPHAS)
+    found = profile(LossProbe(network, batch), d, ALPHAS)
     expected = [start + t * float(w @ matrix @ a) + t * t * float(a @ matrix @ a) / 2 for t in ALPHAS]
     assert found == pytest.approx(expected, rel=1e-9)
-    grid = surface(Surroundings(network, batch), d, e, ALPHAS)
+    grid = surface(LossProbe(network, batch), d, e, ALPHAS)
     for row, alpha in zip(grid, ALPHAS, strict=True):
         for value, beta in zip(row, ALPHAS, strict=True):
             at = w + alpha * a + beta * b
@@ -54,7 +54,7 @@ def test_equal_to_copies_moved_one_by_one(name: str, head: range | None) -> None
     x, y = own.data(37, 0)
     y = y if head is None else y % 3 + 1
     network, batch = standing(model, x, y, head)
-    surroundings = Surroundings(network, batch)
+    surroundings = LossProbe(network, batch)
     first, second = (direction(network, 0, number) for number in (0, 1))
     expected = [loss_at(model, x, y, [first], [alpha], head) for alpha in ALPHAS]
     assert profile(surroundings, first, ALPHAS) == pytest.approx(expected, rel=1e-5)
@@ -72,10 +72,10 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
     x, y = bright(1, 4, 4)(41, 0) if name == "tanh" else bright(8)(41, 0)
     y = y if head is None else y % 3 + 1
     network, batch = standing(model, x.double(), y, head)
-    quick, slow = Surroundings(network, batch), Surroundings(network, batch, quick=False)
+    quick, slow = LossProbe(network, batch), LossProbe(network, batch, quick=False)
     assert quick._chain is not None
     assert slow._chain is None
-    directions = [direction(network, 0, 0), noise(network.parameters, 0, 0)]  # noise moves biases too
+    directions = [direction(network, 0, 0), noise(network.trainable, 0, 0)]  # noise moves biases too
     points = [(a, b) for a in ALPHAS for b in (0.0, 0.1)]
     both = cross_entropy, zero_one
     torch.testing.assert_close(quick.means(directions, points, both), slow.means(directions, points, both))
@@ -87,8 +87,8 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
 def test_zero_one_is_the_share_of_wrong_predictions(quick: bool) -> None:
     x, y = OWN["mlp"].data(50, 0)
     network, batch = standing(OWN["mlp"].build(), x, y)
-    v = noise(network.parameters, 0, 0)
-    found = Surroundings(network, batch, quick=quick).means([v], [(0.0,), (0.5,)], [zero_one])[:, 0].tolist()
+    v = noise(network.trainable, 0, 0)
+    found = LossProbe(network, batch, quick=quick).means([v], [(0.0,), (0.5,)], [zero_one])[:, 0].tolist()
     for sigma, error in zip((0.0, 0.5), found, strict=True):
         highest = moved(network.model, [v], [sigma])(x.double()).argmax(1)
         assert error == pytest.approx(float((highest != y).double().mean()))
@@ -103,9 +103,9 @@ def test_zero_one_counts_ties_as_prediction_does_and_no_number_as_wrong(
     rows: list[list[float]], label: int, head: range | None
 ) -> None:
     network = Network(nn.Linear(1, 6))
-    network.open_head(head, 6)
+    network.add_head(head, 6)
     outputs = torch.tensor(rows, dtype=torch.float64)
-    logits = network.within_heads(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
+    logits = network.mask_logits(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
     found = zero_one(logits, torch.full((len(rows),), label)).tolist()
     for row, output, error in zip(rows, outputs, found, strict=True):
         seen = row if head is None else row[head.start : head.stop]
@@ -124,8 +124,8 @@ def test_a_network_that_says_nothing_is_right_where_prediction_is(quick: bool) -
     x = torch.rand(40, 8)
     y = torch.arange(40) % 10
     network, batch = standing(model, x, y)
-    at_rest = {name: torch.zeros_like(p) for name, p in network.parameters.items()}
-    found = Surroundings(network, batch, quick=quick).means([at_rest], [(1.0,)], [zero_one])
+    at_rest = {name: torch.zeros_like(p) for name, p in network.trainable.items()}
+    found = LossProbe(network, batch, quick=quick).means([at_rest], [(1.0,)], [zero_one])
     assert float(found) == pytest.approx(0.9)
 
 
@@ -136,7 +136,7 @@ def test_weights_and_statistics_are_left_bit_for_bit(name: str) -> None:
     network, batch = standing(own.build(), x, y)
     places = {key: tensor.data_ptr() for key, tensor in network.model.state_dict().items()}
     before = {key: tensor.clone() for key, tensor in network.model.state_dict().items()}
-    surroundings = Surroundings(network, batch)
+    surroundings = LossProbe(network, batch)
     d, e = (direction(network, 0, number) for number in (0, 1))
     profile(surroundings, d, ALPHAS)
     surface(surroundings, d, e, ALPHAS)
@@ -162,7 +162,7 @@ class Counting(nn.Module):
 
 def test_even_buffers_that_eval_mode_moves_stay() -> None:
     network, batch = standing(Counting(), *bright(8)(8, 0))
-    surroundings = Surroundings(network, batch)
+    surroundings = LossProbe(network, batch)
     before = float(network.model.calls)
     profile(surroundings, direction(network, 0, 0), ALPHAS)
     assert float(network.model.calls) == before
@@ -175,7 +175,7 @@ def test_frozen_weights_do_not_move() -> None:
     network, batch = standing(model, x, y)
     d = direction(network, 0, 0)
     assert "0.weight" not in d
-    found = profile(Surroundings(network, batch), d, [1.0])
+    found = profile(LossProbe(network, batch), d, [1.0])
     whole = {**d, "0.weight": torch.zeros_like(model[0].weight)}
     assert found == pytest.approx([loss_at(model, x, y, [whole], [1.0], None)], rel=1e-5)
 
@@ -187,7 +187,7 @@ def test_losses_that_are_not_finite_are_refused(quick: bool) -> None:
     network, batch = standing(model, x, y)
     d = {"weight": torch.full((4, 8), 1e38)}
     with pytest.raises(DivergedError, match="--range"):
-        profile(Surroundings(network, batch, quick=quick), d, [0.0, 100.0])
+        profile(LossProbe(network, batch, quick=quick), d, [0.0, 100.0])
 
 
 def test_the_network_stands_where_it_stood_when_asked() -> None:
@@ -195,8 +195,8 @@ def test_the_network_stands_where_it_stood_when_asked() -> None:
     model = OWN["mlp"].build()
     x, y = bright(8)(10, 0)
     network, batch = standing(model, x, y)
-    first = float(Surroundings(network, batch).means())
+    first = float(LossProbe(network, batch).means())
     model.load_state_dict(OWN["mlp"].build().state_dict())
-    second = float(Surroundings(network, batch).means())
+    second = float(LossProbe(network, batch).means())
     assert first != second
     assert second == pytest.approx(Network(model).loss(batch).item(), rel=1e-6)

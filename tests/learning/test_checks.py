@@ -27,8 +27,8 @@ def test_a_prepare_that_works_in_place_is_refused(case: str) -> None:
     """A batch is prepared at every glance and then kept: it would be learnt from and remembered as something else."""
     x, model = X.clone(), nn.Linear(6, 4)
     before = model.weight.detach().clone()
-    learner = steppe.Learner(model, steppe.ER(), prepare=IN_PLACE[case])
-    with pytest.raises(steppe.UsageError, match="`prepare` changes its input in place"):
+    learner = steppe.Learner(model, steppe.ER(), input_transform=IN_PLACE[case])
+    with pytest.raises(steppe.UsageError, match="`input_transform` changes its input in place"):
         learner.learn(steppe.Task((x, Y), (x, Y)))
     assert torch.equal(x, X)
     assert torch.equal(model.weight, before)
@@ -41,9 +41,9 @@ def test_a_prepare_that_leaves_its_input_alone_serves(prepare: Callable[[Tensor]
     for x, own in ((X, prepare), (prepare(X), None)):
         torch.manual_seed(0)
         model = nn.Linear(6, 4)
-        learner = steppe.Learner(model, steppe.ER(buffer=9), prepare=own)
+        learner = steppe.Learner(model, steppe.ER(buffer=9), input_transform=own)
         for _ in range(2):
-            learner.learn(steppe.Task((x, Y)), glances=2)
+            learner.learn(steppe.Task((x, Y)), updates_per_batch=2)
         weights.append(model.weight)
     assert torch.equal(*weights)
 
@@ -80,31 +80,31 @@ TAKE_TYPES = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", REFUSE_TYPES, ids=repr)
 def test_weights_of_several_types_are_refused_before_anything_is_learnt(
-    method: steppe.MethodSettings, dtype: torch.dtype
+    method: steppe.MethodConfig, dtype: torch.dtype
 ) -> None:
     model = TwoTypes(dtype)
     before = [p.detach().clone() for p in model.parameters()]
     learner = steppe.Learner(model, method)
-    for call in (learner.check, learner.learn):
+    for call in (learner.validate, learner.learn):
         with pytest.raises(steppe.ModelError, match=rf"several types.*torch.float32 on cpu.*'head.weight' {dtype}"):
             call(steppe.Task((X, Y)))
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", TAKE_TYPES, ids=repr)
-def test_methods_that_take_weights_of_several_types_still_do(method: steppe.MethodSettings, dtype: torch.dtype) -> None:
+def test_methods_that_take_weights_of_several_types_still_do(method: steppe.MethodConfig, dtype: torch.dtype) -> None:
     learner = steppe.Learner(TwoTypes(dtype), method)
     for _ in range(3):
         learner.learn(steppe.Task((X, Y)))
-    assert learner.tasks_learnt == 3
+    assert learner.num_tasks == 3
 
 
 def test_a_weight_of_another_type_may_be_left_out() -> None:
     learner = steppe.Learner(TwoTypes(torch.bfloat16), steppe.FSDGPM(), exclude=("head",))
     for _ in range(2):
-        assert set(learner.learn(steppe.Task((X, Y))).record["ranks"]) == {"body.weight"}
+        assert set(learner.learn(steppe.Task((X, Y))).diagnostics["ranks"]) == {"body.weight"}
 
 
 class Waves(nn.Module):
@@ -137,10 +137,10 @@ def test_weights_made_in_inference_mode_are_refused() -> None:
 
 @pytest.mark.parametrize("given", [None, 5, [1.0]])
 def test_a_prepare_that_gives_no_tensor_is_named(given: object) -> None:
-    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), prepare=lambda x: given)  # type: ignore[arg-type, return-value]
-    with pytest.raises(steppe.UsageError, match=f"`prepare` gives a {type(given).__name__}: let it return"):
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), input_transform=lambda x: given)  # type: ignore[arg-type, return-value]
+    with pytest.raises(steppe.UsageError, match=f"`input_transform` gives a {type(given).__name__}: let it return"):
         learner.learn(steppe.Task((X, Y)))
-    with pytest.raises(steppe.UsageError, match="`prepare` gives a"):
+    with pytest.raises(steppe.UsageError, match="`input_transform` gives a"):
         learner.predict(X)
 
 
@@ -161,4 +161,4 @@ def test_an_augment_that_gives_no_variants_is_named(
     says = says.replace("10", "[0-9]+") if together else says
     with pytest.raises(steppe.DataError, match=f"digits: `augment` {says}"):
         learner.learn([task, task] if together else task)
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from steppe import ER, FSDGPM, DataError, Finetune, ICaRL, Learner, ModelError, Task
 from steppe.errors import ShapesDifferError
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.ring_buffer import Rings
+from steppe.methods.parts.ring_buffer import TaskRingBuffer
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
 
@@ -56,7 +56,7 @@ def test_outputs_that_only_train_mode_has_are_named(name: str, form: str) -> Non
         learner.learn(Task((X, Y), head=range(0, 2)))
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
     assert model.norm.num_batches_tracked <= 1  # to find out why leaves no trace
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0
 
 
 def test_other_errors_of_a_model_stay_as_they_are() -> None:
@@ -66,7 +66,7 @@ def test_other_errors_of_a_model_stay_as_they_are() -> None:
     class Told(Finetune):
         def start(self, *arguments: Any) -> Any:
             method = super().start(*arguments)
-            method.remember = lambda batch: batch.nothing  # type: ignore[assignment, return-value, method-assign]
+            method.after_batch = lambda batch: batch.nothing  # type: ignore[assignment, return-value, method-assign]
             return method
 
     model = nn.Sequential(nn.BatchNorm1d(8), mlp())
@@ -103,7 +103,7 @@ class Reader(nn.Module):
         return output
 
 
-def settings(method: str) -> MethodSettings:
+def settings(method: str) -> MethodConfig:
     return ICaRL() if method == "icarl" else settings_of(method, "cifar100-superclass")
 
 
@@ -129,10 +129,10 @@ def batch(*shape: int) -> Batch:
 
 def test_nothing_is_stretched_to_fit() -> None:
     """A row of one number could be written to one of five without an error."""
-    rings, streams = Rings(8, 2), Streams(0)
+    rings, streams = TaskRingBuffer(8, 2), Streams(0)
     rings.begin_task()
-    reservoir = Reservoir(8, streams.picker("draws"), streams.picker("pushes"))
-    for write in (rings.write, reservoir.push):
+    reservoir = Reservoir(8, streams.python_rng("draws"), streams.python_rng("pushes"))
+    for write in (rings.write, reservoir.add):
         write(batch(2, 5))
         with pytest.raises(ShapesDifferError, match=r"\(1,\) .* \(5,\)"):
             write(batch(2, 1))

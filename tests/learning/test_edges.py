@@ -9,11 +9,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import steppe
 from steppe.errors import DataError
-from steppe.methods.parts.sharpness import Ascent
+from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
-from steppe.projection.hooks import captured_calls
+from steppe.projection.hooks import capture_inputs
 from steppe.projection.importance import Ones, Spectral
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
 
@@ -36,18 +36,18 @@ class TwoOffsets(nn.Module):
 def test_gradients_that_share_memory_are_not_scaled_twice() -> None:
     model = TwoOffsets()
     network = Network(model)
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     batch = Batch(X, Y, torch.zeros_like(Y))
-    _, g = network.gradient(batch)
+    _, g = network.loss_and_grad(batch)
     seen = []
-    shifted = network.gradient
+    shifted = network.loss_and_grad
 
     def spy(part: Batch, at: dict[str, Tensor] | None = None, **options: object) -> object:
-        seen.append(None if at is None else {name: w - network.parameters[name].detach() for name, w in at.items()})
+        seen.append(None if at is None else {name: w - network.trainable[name].detach() for name, w in at.items()})
         return shifted(part, at, **options)  # type: ignore[arg-type]
 
-    network.gradient = spy  # type: ignore[assignment, method-assign]
-    Ascent(lr=0.1, steps=1)(network, GradientMemory(Ones()), batch, batch)
+    network.loss_and_grad = spy  # type: ignore[assignment, method-assign]
+    SharpnessAscent(lr=0.1, steps=1)(network, GradientMemory(Ones()), batch, batch)
     assert seen[-1] is not None
     for name in ("a", "b"):
         torch.testing.assert_close(seen[-1][name], 0.1 * g[name])
@@ -57,7 +57,7 @@ def test_a_weight_excluded_by_one_of_its_layers_is_excluded() -> None:
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
     second.weight = first.weight
     model = nn.Sequential(first, nn.ReLU(), second, nn.Linear(6, 4))
-    assert set(covered_weights(model, ("2",))) == {"3.weight"}
+    assert set(projected_weights(model, ("2",))) == {"3.weight"}
 
 
 def test_a_failed_task_does_not_spoil_the_next() -> None:
@@ -76,7 +76,7 @@ def test_an_excluded_head_does_not_make_the_layer_before_it_the_head() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     learner = steppe.Learner(model, steppe.FSDGPM(), exclude=("2",))
     learnt = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2)))
-    assert set(learnt.record["ranks"]) == {"0.weight", "1.weight"}
+    assert set(learnt.diagnostics["ranks"]) == {"0.weight", "1.weight"}
 
 
 def test_every_unprotected_matrix_is_named() -> None:
@@ -120,7 +120,7 @@ def test_a_rebound_buffer_moves_once_per_update(second_order: bool) -> None:
 
 def test_a_layer_that_saw_only_zeros_is_left_alone() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.Threshold(1e9, 0.0), nn.Linear(5, 4))
-    memory = GradientMemory(Spectral(2.0), covered_weights(model))
+    memory = GradientMemory(Spectral(2.0), projected_weights(model))
     memory.rebuild(Network(model), X, 0.99)
     assert set(memory.projectors) == {"0.weight"}
 
@@ -162,7 +162,7 @@ def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
 
 
 @pytest.mark.parametrize("method", [steppe.Multitask(), steppe.Oracle()])
-def test_upper_bounds_do_not_turn_into_finetune(method: steppe.MethodSettings) -> None:
+def test_upper_bounds_do_not_turn_into_finetune(method: steppe.MethodConfig) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), method)
     learner.learn([steppe.Task((X, Y)), steppe.Task((X, Y))])
     with pytest.raises(steppe.UsageError, match="all tasks at once"):
@@ -242,7 +242,7 @@ def test_a_loader_of_whole_batches_serves() -> None:
 def test_a_validation_loader_without_a_batch_is_named() -> None:
     empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=4, drop_last=True)
     with pytest.raises(DataError, match="the validation data gave no batch"):
-        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y), valid=empty), patience=1)
+        steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y), val=empty), patience=1)
 
 
 def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
@@ -251,7 +251,7 @@ def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
     for source in ((features, Y), DataLoader(TensorDataset(features, Y), batch_size=10)):
         learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
         learner.learn(steppe.Task(source))
-        method = learner.check(steppe.Task(source))
+        method = learner.validate(steppe.Task(source))
         drawn = method.replay.draw(5)  # type: ignore[attr-defined]
         assert not drawn.x.requires_grad
 
@@ -263,7 +263,7 @@ def test_augmentation_by_a_network_does_not_grow_a_graph(together: bool) -> None
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(buffer=20))
     for part in [tasks] if together else tasks:
         learner.learn(part)
-    drawn = learner.check(tasks[0]).replay.draw(20)  # type: ignore[attr-defined]
+    drawn = learner.validate(tasks[0]).replay.draw(20)  # type: ignore[attr-defined]
     assert not drawn.x.requires_grad
     rows = varied(X).detach()
     assert all(torch.isclose(rows, row).all(1).any() for row in drawn.x)  # varied samples are kept all the same
@@ -307,7 +307,7 @@ class Halved(nn.Module):
 @pytest.mark.parametrize(
     "method", [steppe.FSDGPM(), steppe.GPM(), steppe.ER()], ids=lambda method: type(method).__name__
 )
-def test_mixed_precision(method: steppe.MethodSettings) -> None:
+def test_mixed_precision(method: steppe.MethodConfig) -> None:
     learner = steppe.Learner(Halved(), method)
     for _ in range(2):
         learner.learn(steppe.Task((X, Y), (X, Y)), epochs=8)
@@ -317,8 +317,8 @@ def test_mixed_precision(method: steppe.MethodSettings) -> None:
 def test_bases_are_never_in_half_precision() -> None:
     model = Halved()
     seen: list[tuple[torch.dtype, bool]] = []
-    with captured_calls(
-        covered_weights(model), lambda weight, layer, x: seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
+    with capture_inputs(
+        projected_weights(model), lambda weight, layer, x: seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
     ):
         model(X)
     assert seen == [(torch.float32, False)] * 3
@@ -345,7 +345,7 @@ def test_heads_that_were_not_excluded_are_named() -> None:
             steppe.Learner(Heads(), steppe.GPM(), exclude=exclude).learn(task)
     learner = steppe.Learner(Heads(), steppe.GPM(), exclude=("first", "second"))
     learner.learn(task)
-    assert set(learner.check(task).memory.projectors) == {"body.0.weight"}  # type: ignore[attr-defined]
+    assert set(learner.validate(task).memory.projectors) == {"body.0.weight"}  # type: ignore[attr-defined]
 
 
 DEFAULTS = {

@@ -93,7 +93,7 @@ def test_parts_make_no_difference(samples: int, batch: int, at_once: int) -> Non
     """Neither how many samples nor how many orders are taken at a time."""
     listed = tasks(4, samples)
     learner = Learner(model(), ER())
-    learner.check(listed)
+    learner.validate(listed)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("steppe.learning.evaluation.BATCH", batch)
         patched.setattr("steppe.learning.evaluation._AT_ONCE", at_once)
@@ -108,7 +108,7 @@ def test_among_others(products: list[int]) -> None:
     twin = Task(one.train, TensorSamples(one.test.x.clone(), one.test.y, one.test.view))
     listed = [one, plain, other, two, twin]
     learner = Learner(model(), ER())
-    learner.check(listed)
+    learner.validate(listed)
     together = learner.evaluate(listed)
     assert sorted(products) == [1, 1, 2]
     assert together == [learner.evaluate(task)[0] for task in listed]
@@ -134,8 +134,8 @@ def ramp(x: Tensor) -> Tensor:
     ("make", "together"),
     [
         (lambda: Learner(model(), ER()), True),
-        (lambda: Learner(model(), ER(), prepare=Normalise((0.1,), (0.3,))), True),
-        (lambda: Learner(model(), ER(), prepare=ramp), False),
+        (lambda: Learner(model(), ER(), input_transform=Normalise((0.1,), (0.3,))), True),
+        (lambda: Learner(model(), ER(), input_transform=ramp), False),
         (lambda: Learner(nn.Sequential(model(), nn.Softmax(1)), ER()), False),
         (lambda: Learner(model(), Mirrored()), False),
     ],
@@ -144,7 +144,7 @@ def ramp(x: Tensor) -> Tensor:
 def test_only_where_order_makes_no_difference(products: list[int], make: Callable[[], Learner], together: bool) -> None:
     listed = tasks(3)
     learner = make()
-    learner.check(listed)
+    learner.validate(listed)
     found = learner.evaluate(listed)
     assert bool(products) == together
     for task, accuracy in zip(listed, found, strict=True):
@@ -156,7 +156,7 @@ def test_only_where_order_makes_no_difference(products: list[int], make: Callabl
 def test_whoever_looks_on_sees_every_test(products: list[int]) -> None:
     listed = tasks(3)
     learner = Learner(model(), ER())
-    learner.check(listed)
+    learner.validate(listed)
     seen: list[int] = []
     hook = learner.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     learner.evaluate(listed)
@@ -198,7 +198,7 @@ def test_any_number_of_samples_is_predicted_in_batches(own: type[ER], head: rang
     learner = Learner(nn.Sequential(model(), nn.Softmax(1)), own())
     x, y = torch.randn(1200, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(1200) % 3 + 2
     task = Task((x, y), (x, y), head=head)
-    learner.check(task)
+    learner.validate(task)
     seen: list[int] = []
     hook = learner.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     found = learner.predict(x, head)

@@ -20,7 +20,7 @@ import steppe
 from steppe import ER, GEM, DataError, DivergedError, Finetune, ICaRL, Learner, Task, UsageError
 from steppe.learning import loop as training
 from steppe.learning.events import EpochEnded, Event, Progress, ignore
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.methods.parts import reservoir as replay
 
 HOW = {"batch_size": 6, "freeze_norms": True, "freeze_statistics": True}
@@ -48,8 +48,8 @@ def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> No
             learner.save(tmp_path / "learner")
 
         with pytest.raises(DivergedError):
-            learner.learn(again, batch_size=12, watch=save if saves else ignore)
-        assert (learner.tasks_learnt, learner.network.heads) == (0, [])
+            learner.learn(again, batch_size=12, callback=save if saves else ignore)
+        assert (learner.num_tasks, learner.network.heads) == (0, [])
 
 
 class Freezing(nn.Module):
@@ -75,7 +75,7 @@ def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
     model.fails = True
     with pytest.raises(RuntimeError, match="boom"):
         learner.learn(Task((samples[0], samples[1] + 2), head=range(2, 4)))
-    assert (learner.tasks_learnt, learner.network.heads) == (1, [range(2)])
+    assert (learner.num_tasks, learner.network.heads) == (1, [range(2)])
 
 
 class FreezingLayer(Freezing):
@@ -124,9 +124,9 @@ def test_what_cannot_be_given_back_is_not_gone_on_with(
 def test_a_refused_check_leaves_what_is_covered_alone(tmp_path: Path) -> None:
     """A file must name the weights that the method at work covers."""
     learner = Learner(mlp(6), steppe.GPM(thresholds="0.9,0.9,0.9"))
-    learner.check(Task((X, Y)))
+    learner.validate(Task((X, Y)))
     with pytest.raises(UsageError, match="thresholds"):
-        learner.check(Task((X, Y), head=range(0, 2)))
+        learner.validate(Task((X, Y), head=range(0, 2)))
     learner.learn(Task((X, Y)))
     learner.save(tmp_path / "learner")
     assert steppe.load(tmp_path / "learner", mlp(6)).learn(Task((X, Y))).updates == 5
@@ -136,7 +136,7 @@ def test_momentum_ends_with_its_task() -> None:
     """Nothing uses it any more; a file, and the copy that is made before a task, are smaller by a model."""
     learner = Learner(mlp(6), ER())
     learner.learn(Task((X, Y)))
-    assert learner.state()["method"]["descent"]["velocity"] == {}
+    assert learner.state_dict()["method"]["descent"]["velocity"] == {}
 
 
 def test_what_was_only_checked_decides_nothing() -> None:
@@ -150,12 +150,12 @@ def test_what_was_only_checked_decides_nothing() -> None:
             with pytest.raises(steppe.ModelError, match="frozen after"):
                 learner.learn(Task(samples))
         else:
-            learner.check(Task(samples))
+            learner.validate(Task(samples))
         first.requires_grad_(True)
         learnt = learner.learn(Task(samples, head=range(2)))
-        assert list(learnt.record["ranks"]) == ["0.weight"]
+        assert list(learnt.diagnostics["ranks"]) == ["0.weight"]
     learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), steppe.FSDGPM())
-    learner.check(Task(samples))
+    learner.validate(Task(samples))
     learner.learn(Task((samples[0].reshape(12, 2, 2), samples[1])))
     with pytest.raises(DataError, match="those of earlier tasks"):
         learner.learn(Task(samples))
@@ -175,13 +175,13 @@ def test_after_a_failure_everything_goes_on_as_if_it_had_never_been(method: str,
                 failed.learn(failing_after(2, number), **HOW)
             assert any(not torch.equal(before[name], value) for name, value in failed.network.snapshot().items())
             failed.network.restore(before)
-        assert failed.tasks_learnt == never.tasks_learnt == number == len(failed.network.heads)
+        assert failed.num_tasks == never.num_tasks == number == len(failed.network.heads)
         one, other = failed.learn(task(number), **HOW), never.learn(task(number), **HOW)
-        assert (one.updates, one.bytes, one.record) == (other.updates, other.bytes, other.record)
+        assert (one.updates, one.bytes, one.diagnostics) == (other.updates, other.bytes, other.diagnostics)
         assert same(failed, never)
     assert failed.evaluate(task(0)) == never.evaluate(task(0))
     failed.save(tmp_path / "learner")
-    assert steppe.load(tmp_path / "learner", Small(6)).tasks_learnt == 3
+    assert steppe.load(tmp_path / "learner", Small(6)).num_tasks == 3
 
 
 def test_a_corrected_task_may_look_different() -> None:
@@ -191,7 +191,7 @@ def test_a_corrected_task_may_look_different() -> None:
     with pytest.raises(UsageError, match="give the tasks heads"):
         learner.learn(Task((x, y)))
     learner.learn(Task((x.reshape(20, 2, 4), y), head=range(0, 2)))
-    assert learner.tasks_learnt == 1
+    assert learner.num_tasks == 1
 
 
 def normed() -> nn.Module:
@@ -213,7 +213,7 @@ def test_a_last_batch_of_one_is_refused_before_anything_is_learnt(method: str, s
             learner.learn(bad, batch_size=size)
         assert all(torch.equal(before[name], value) for name, value in learner.network.snapshot().items())
     assert learner.learn(bad, batch_size=11).updates == 4
-    assert learner.tasks_learnt == 1
+    assert learner.num_tasks == 1
 
 
 @pytest.mark.parametrize("method", SEQUENTIAL)
@@ -244,19 +244,19 @@ def test_failed_tries_use_up_no_place() -> None:
 
 
 def quits(kind: type[BaseException]) -> Callable[[Event], None]:
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         if isinstance(event, EpochEnded):
             raise kind("enough")
 
-    return watch
+    return callback
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError, DataError])
 def test_what_is_stopped_on_purpose_stays_learnt(kind: type[BaseException]) -> None:
     learner = Learner(mlp(6), ER(buffer=30))
     with pytest.raises(kind, match="enough"):
-        learner.learn(Task((X, Y), head=range(0, 2)), epochs=3, watch=quits(kind))
-    assert (learner.tasks_learnt, learner.network.heads, learner.interrupted) == (1, [range(0, 2)], False)
+        learner.learn(Task((X, Y), head=range(0, 2)), epochs=3, callback=quits(kind))
+    assert (learner.num_tasks, learner.network.heads, learner.has_pending_task) == (1, [range(0, 2)], False)
     assert learner.learn(Task((X, Y + 2), head=range(2, 4))).updates == 5
     assert learner.network.heads == [range(0, 2), range(2, 4)]
 
@@ -276,9 +276,9 @@ def test_ctrl_c_within_an_update_stays_learnt() -> None:
     learner = Learner(Stopped(), ER())
     with pytest.raises(KeyboardInterrupt):
         learner.learn(Task((X, Y)))
-    assert learner.tasks_learnt == 1
+    assert learner.num_tasks == 1
     learner.learn(Task((X, Y)))
-    assert learner.tasks_learnt == 2
+    assert learner.num_tasks == 2
 
 
 def test_a_failure_after_going_on_leaves_the_task_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,11 +291,11 @@ def test_a_failure_after_going_on_leaves_the_task_begun(tmp_path: Path, monkeypa
         if isinstance(event, Progress) and not file.exists():
             learner.save(file)
 
-    whole = learner.learn(Task((X, Y)), watch=save_once)
+    whole = learner.learn(Task((X, Y)), callback=save_once)
     loaded = steppe.load(file, mlp(6))
     with pytest.raises(DataError, match="labels"):
         loaded.learn(Task(DataLoader(TensorDataset(X, Y + 9 * (torch.arange(41) > 20)), batch_size=10)))
-    assert loaded.tasks_learnt == 1
+    assert loaded.num_tasks == 1
     with pytest.raises(UsageError, match="failed after it had been gone on with: load a saved learner"):
         loaded.learn(Task((X, Y)))
     loaded = steppe.load(file, mlp(6))
@@ -314,17 +314,17 @@ class Silent(Finetune):
 
 
 @pytest.mark.parametrize("settings", [Finetune(), Silent()])
-def test_methods_that_say_nothing_lose_the_place_of_later_tasks_alone(settings: MethodSettings) -> None:
+def test_methods_that_say_nothing_lose_the_place_of_later_tasks_alone(settings: MethodConfig) -> None:
     learner = Learner(mlp(6), settings)
     broken = Task(DataLoader(TensorDataset(X, Y + 9 * (torch.arange(41) > 20)), batch_size=10))
     for _ in range(2):
         with pytest.raises(DataError):
             learner.learn(broken)
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0
     learner.learn(Task((X, Y)))
     with pytest.raises(DataError):
         learner.learn(broken)
-    assert learner.tasks_learnt == (2 if isinstance(settings, Silent) else 1)
+    assert learner.num_tasks == (2 if isinstance(settings, Silent) else 1)
 
 
 def test_a_first_label_outside_the_head_is_refused_whatever_the_form() -> None:

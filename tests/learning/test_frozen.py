@@ -53,7 +53,7 @@ class Adapted(nn.Module):
 def numbers(task: int) -> Task:
     generator = torch.Generator().manual_seed(task)
     pair = torch.randn(24, 6, generator=generator), torch.randint(0, 4, (24,), generator=generator)
-    return Task(pair, valid=pair, name=f"task {task}")
+    return Task(pair, val=pair, name=f"task {task}")
 
 
 UNTIL_CUT = {"epochs": 30, "batch_size": 6, "patience": 1, "lr_min": 1.0}  # the first cut ends it: no momentum is left
@@ -134,13 +134,13 @@ def test_saved_within_a_task_the_modes_are_those_before_it(tmp_path: Path) -> No
     learner = Learner(Adapted(rests=False), ER())
     learner.learn(numbers(0))
     how = {"batch_size": 6, "freeze_statistics": True}
-    learner.learn(numbers(1), **how, watch=lambda event: learner.save(tmp_path / "learner"))
+    learner.learn(numbers(1), **how, callback=lambda event: learner.save(tmp_path / "learner"))
     steppe.load(tmp_path / "learner", Adapted(rests=False)).learn(numbers(1), **how)
 
 
 def test_files_from_before_they_said_what_was_frozen(tmp_path: Path) -> None:
     learner = written(tmp_path / "learner", "er", Adapted(), **UNTIL_CUT)
-    state = learner.state()
+    state = learner.state_dict()
     del state["trainable"], state["at_rest"]
     write_state(tmp_path / "learner", "learner", state)
     steppe.load(tmp_path / "learner", Adapted()).learn(numbers(1))

@@ -55,7 +55,7 @@ def test_digits_in_other_orders_are_looked_at_too() -> None:
 
 
 def test_a_prepare_of_one_s_own_may_take_both() -> None:
-    learner = Learner(mlp(), ER(), prepare=lambda x: x / 255 if x.dtype == torch.uint8 else x)
+    learner = Learner(mlp(), ER(), input_transform=lambda x: x / 255 if x.dtype == torch.uint8 else x)
     learner.learn(Task((BYTES, Y), (BYTES.float() / 255, Y)))
     assert torch.equal(learner.predict(BYTES), learner.predict(BYTES / 255))
 

@@ -22,11 +22,11 @@ class EnoughError(Exception):
 
 
 def stop_after(epochs: int, kind: type[BaseException] = EnoughError) -> Any:
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         if isinstance(event, EpochEnded) and event.epoch + 1 == epochs:
             raise kind
 
-    return watch
+    return callback
 
 
 def made(method: str) -> Learner:
@@ -50,7 +50,7 @@ def values(state: Any) -> list[Any]:
 def test_whatever_comes_next_finds_the_task_ended(use: str, kind: type[BaseException], tmp_path: Path) -> None:
     learner = made("gpm")
     with pytest.raises(kind):
-        learner.learn(task(0), epochs=9, watch=stop_after(2, kind), **HOW)
+        learner.learn(task(0), epochs=9, callback=stop_after(2, kind), **HOW)
     if use == "learn":
         learner.learn(task(1), **HOW)
     elif use == "evaluate":
@@ -62,7 +62,7 @@ def test_whatever_comes_next_finds_the_task_ended(use: str, kind: type[BaseExcep
         learner = steppe.load(tmp_path / "learner", Small())
     method: Any = learner._method
     assert method.tasks_done == (2 if use == "learn" else 1)
-    assert method.bytes_held()["bases"] > 0
+    assert method.memory_bytes()["bases"] > 0
 
 
 @pytest.mark.parametrize("patience", [0, 1])
@@ -72,29 +72,29 @@ def test_it_is_the_same_as_fewer_epochs(method: str, patience: int) -> None:
     whole, broken = made(method), made(method)
     whole.learn(task(0), epochs=2, patience=patience, **HOW)
     with pytest.raises(EnoughError):
-        broken.learn(task(0), epochs=9, patience=patience, watch=stop_after(2), **HOW)
+        broken.learn(task(0), epochs=9, patience=patience, callback=stop_after(2), **HOW)
     assert broken.evaluate(task(0)) == whole.evaluate(task(0))
-    assert values(broken.state()) == values(whole.state())
+    assert values(broken.state_dict()) == values(whole.state_dict())
     for learner in (whole, broken):
         learner.learn(task(1), **HOW)
-    assert values(broken.state()) == values(whole.state())
+    assert values(broken.state_dict()) == values(whole.state_dict())
 
 
 def test_it_is_ended_once_and_not_from_within(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever watches may test and save: then the task still goes on."""
     learner = made("er")
     ended: list[int] = []
-    method: Any = learner.check(task(0))
-    monkeypatch.setattr(method, "end_task", lambda: ended.append(learner.tasks_learnt) or [])
+    method: Any = learner.validate(task(0))
+    monkeypatch.setattr(method, "end_task", lambda: ended.append(learner.num_tasks) or [])
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         learner.evaluate(task(0))
-        learner.state()
+        learner.state_dict()
         assert not ended
         stop_after(2)(event)
 
     with pytest.raises(EnoughError):
-        learner.learn(task(0), epochs=9, watch=watch, **HOW)
+        learner.learn(task(0), epochs=9, callback=callback, **HOW)
     assert not ended  # not before it is used
     for _ in range(2):
         learner.evaluate(task(0))

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from steppe import ER, FSDGPM, DataError, Finetune, Learner, ModelError, Task, UsageError
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 
 BRISK = {"lr": 0.05, "buffer": 40, "basis_samples": 30, "ascent_lr": 0.02}
-METHODS: dict[str, Callable[[], MethodSettings]] = {
+METHODS: dict[str, Callable[[], MethodConfig]] = {
     "fs-dgpm": lambda: FSDGPM(**BRISK),
     "fs-sgpm chunked": lambda: FSDGPM(**BRISK, importance="spectral", ascent_form="chunked"),
     "fs-er": lambda: ER(lr=0.05, buffer=40, ascent_steps=2, ascent_lr=0.02),
@@ -34,7 +34,7 @@ def built(own: Own, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def learnt(
-    own: Own, method: MethodSettings, *, seed: int = 0, dtype: torch.dtype = torch.float32, tasks: int = 2
+    own: Own, method: MethodConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, tasks: int = 2
 ) -> tuple[Learner, list[Task]]:
     learner = Learner(built(own, dtype), method, seed=seed)
     stream = [Task(own.source(40, t), own.source(16, t), name=f"task {t}") for t in range(tasks)]
@@ -56,7 +56,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_time_spent_on_the_memory_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that only updates and the task's end move on."""
     learner, task = Learner(mlp(), Finetune()), Task(bright(8)(20, 0))
-    method, now = learner.check(task), 0.0
+    method, now = learner.validate(task), 0.0
     observe, end_task = method.observe, method.end_task
 
     def taking(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +107,7 @@ def test_covered_weights_have_bases_and_unprotected_ones_are_named(own: str) -> 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = learner.learn(Task(case.source(30)))
-    assert set(result.record["ranks"]) == case.covered
+    assert set(result.diagnostics["ranks"]) == case.covered
     said = [str(w.message) for w in caught if "protection" in str(w.message)]
     assert len(said) == (case.unprotected is not None)
     assert case.unprotected is None or case.unprotected in said[0]
@@ -171,14 +171,14 @@ def test_the_seed_alone_decides(own: str, method: str) -> None:
 def test_a_copy_learns_on_by_itself(own: str, method: str) -> None:
     """The same as the original would, and without touching it."""
     learner, _ = learnt(OWN[own], METHODS[method]())
-    copied, before = copy.deepcopy(learner), state(learner.network.model)
+    clone_tree, before = copy.deepcopy(learner), state(learner.network.model)
     task = Task(OWN[own].source(40, 2), name="task 2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        copied.learn(task)
+        clone_tree.learn(task)
         assert same(before, state(learner.network.model))
         learner.learn(task)
-    assert same(state(copied.network.model), state(learner.network.model))
+    assert same(state(clone_tree.network.model), state(learner.network.model))
     assert not same(before, state(learner.network.model))
 
 
@@ -202,7 +202,7 @@ def test_a_multi_heads_head_is_found_and_left_uncovered() -> None:
     learner = Learner(built(OWN["mlp"]), FSDGPM(**BRISK))
     learner.learn(headed(0), epochs=12)
     unseen = learner.model[4].weight[2:].clone()  # type: ignore[index]
-    assert set(learner.learn(headed(1), epochs=1).record["ranks"]) == {"0.weight", "2.weight"}
+    assert set(learner.learn(headed(1), epochs=1).diagnostics["ranks"]) == {"0.weight", "2.weight"}
     assert not torch.equal(learner.model[4].weight[2:], unseen)  # type: ignore[index]
     assert learner.evaluate(headed(0))[0] > 60
 
@@ -240,12 +240,12 @@ def test_a_head_that_cannot_be_found_must_be_named() -> None:
     with pytest.raises(ModelError, match=r"exclude=\("):
         Learner(Halved(), FSDGPM(**BRISK)).learn(headed(0))
     named = Learner(Halved(), FSDGPM(**BRISK), exclude=["halves"])
-    assert set(named.learn(headed(0)).record["ranks"]) == {"body.weight"}
+    assert set(named.learn(headed(0)).diagnostics["ranks"]) == {"body.weight"}
 
 
 def test_exclusions() -> None:
     learner = Learner(built(OWN["mlp"]), FSDGPM(**BRISK), exclude=("2", "4.weight"))
-    assert set(learner.learn(Task(bright(8)(20, 0))).record["ranks"]) == {"0.weight"}
+    assert set(learner.learn(Task(bright(8)(20, 0))).diagnostics["ranks"]) == {"0.weight"}
     with pytest.raises(UsageError, match=r"'5\.weight'"):
         Learner(mlp(), FSDGPM(), exclude=("5.weight",))
 
@@ -255,7 +255,7 @@ def test_a_table_tied_to_a_linear_layer_is_refused() -> None:
     with pytest.raises(ModelError, match=r"'table\.weight' is shared"):
         Learner(Words(tied=True), FSDGPM()).learn(Task((words, labels)))
     learner = Learner(Words(tied=True), FSDGPM(), exclude=("head",))
-    assert set(learner.learn(Task((words, labels))).record["ranks"]) == {"hidden.weight"}
+    assert set(learner.learn(Task((words, labels))).diagnostics["ranks"]) == {"hidden.weight"}
 
 
 @pytest.mark.parametrize(("samples", "remarks"), [(25, 0), (500, 1)])
@@ -265,7 +265,7 @@ def test_more_basis_samples_than_the_buffer_holds_is_only_remarked(samples: int,
     assert len(result.remarks) == remarks
     assert all("500" in remark and "25" in remark for remark in result.remarks)
     assert result.bytes["replay"] == 25 * (8 * 4 + 8 + 8)
-    assert result.bytes["bases"] == sum(4 * rank["rank"] * rank["of"] for rank in result.record["ranks"].values())
+    assert result.bytes["bases"] == sum(4 * rank["rank"] * rank["of"] for rank in result.diagnostics["ranks"].values())
 
 
 class Failing(nn.Module):

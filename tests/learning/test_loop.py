@@ -11,7 +11,7 @@ import torch
 from own_models import bright, mlp
 from torch import Tensor
 
-from steppe import Batch, Learner, Method, MethodSettings, Task
+from steppe import Batch, Learner, Method, MethodConfig, Task
 from steppe.learning.events import EpochEnded
 
 X, Y = bright(8)(23, 0)
@@ -32,7 +32,7 @@ class Diary(Method):
         self.tasks += batch.task.tolist()
         return torch.tensor(float(len(self.entries)))
 
-    def remember(self, batch: Batch) -> None:
+    def after_batch(self, batch: Batch) -> None:
         self.entries.append(("remember", _numbers(batch)))
 
     def end_task(self) -> list[str]:
@@ -46,18 +46,20 @@ def _numbers(batch: Batch) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Writing(MethodSettings):
+class Writing(MethodConfig):
     def start(self, network: Any, covered: Mapping[str, Any], streams: Any) -> Method:
         return Diary()
 
 
-@pytest.mark.parametrize(("epochs", "glances"), [(1, 1), (1, 5), (3, 2)])
-def test_glances_and_remembering(epochs: int, glances: int) -> None:
+@pytest.mark.parametrize(("epochs", "updates_per_batch"), [(1, 1), (1, 5), (3, 2)])
+def test_glances_and_remembering(epochs: int, updates_per_batch: int) -> None:
     """Each batch is observed once per glance, then remembered once, in the first epoch only; epochs differ in order."""
     told: list[Any] = []
     learner = Learner(mlp(), Writing())
-    result = learner.learn(Task((X, Y), name="digits"), epochs=epochs, glances=glances, watch=told.append)
-    diary = learner.check(Task((X, Y)))
+    result = learner.learn(
+        Task((X, Y), name="digits"), epochs=epochs, updates_per_batch=updates_per_batch, callback=told.append
+    )
+    diary = learner.validate(Task((X, Y)))
     assert isinstance(diary, Diary)
     assert diary.entries[0][0] == "begin"
     assert diary.entries[-1][0] == "end"
@@ -65,7 +67,7 @@ def test_glances_and_remembering(epochs: int, glances: int) -> None:
     for epoch in range(epochs):
         seen: list[int] = []
         for size in (10, 10, 3):
-            batches = [next(middle) for _ in range(glances)]
+            batches = [next(middle) for _ in range(updates_per_batch)]
             assert all(kind == "observe" and numbers == batches[0][1] for kind, numbers in batches)
             assert len(batches[0][1]) == size
             if epoch == 0:
@@ -75,7 +77,7 @@ def test_glances_and_remembering(epochs: int, glances: int) -> None:
         orders.append(seen)
     assert next(middle, None) is None
     assert len({tuple(order) for order in orders}) == epochs
-    assert result.updates == 3 * epochs * glances
+    assert result.updates == 3 * epochs * updates_per_batch
     assert result.remarks == ["done"]
     ends = [event for event in told if isinstance(event, EpochEnded)]
     assert [(event.task, event.name, event.epoch) for event in ends] == [(0, "digits", e) for e in range(epochs)]
@@ -89,7 +91,7 @@ def test_samples_carry_the_place_of_their_task() -> None:
     learner = Learner(mlp(), Writing())
     for _ in range(3):
         learner.learn(Task((X, Y)))
-    diary = learner.check(Task((X, Y)))
+    diary = learner.validate(Task((X, Y)))
     assert isinstance(diary, Diary)
     assert diary.tasks == [0] * 23 + [1] * 23 + [2] * 23
-    assert learner.tasks_learnt == 3
+    assert learner.num_tasks == 3

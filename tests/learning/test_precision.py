@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import steppe
 from steppe import FSDGPM, Learner, Task
 from steppe.learning.events import EpochEnded, Event
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.models.lenet import LeNet
 from steppe.network.network import Network
 from steppe.registry import METHODS
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Outer, multiplied
+from steppe.tensors.factored import FactoredGrad, to_dense
 
 CHANCE = torch.Generator().manual_seed(0)
 IMAGES = torch.rand(48, 3, 8, 8, generator=CHANCE)
@@ -48,9 +48,9 @@ def chain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
 
 
-def settings(name: str) -> MethodSettings:
+def settings(name: str) -> MethodConfig:
     made = METHODS[name].settings.from_mapping(METHODS[name].values("cifar100-superclass"))
-    assert isinstance(made, MethodSettings)
+    assert isinstance(made, MethodConfig)
     return made
 
 
@@ -85,13 +85,13 @@ def test_validation_and_tests_meanwhile_are_float32() -> None:
     learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10))
     learner.model[4].register_forward_hook(lambda layer, args, output: seen.append((layer.training, output.dtype)))
     first = task(0)
-    validated = Task(first.train, first.test, valid=first.test, head=range(2))
+    validated = Task(first.train, first.test, val=first.test, head=range(2))
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         if isinstance(event, EpochEnded):
             learner.evaluate(first)
 
-    learner.learn(validated, **HALF, epochs=2, patience=1, watch=watch)
+    learner.learn(validated, **HALF, epochs=2, patience=1, callback=callback)
     assert {dtype for training, dtype in seen if not training} == {torch.float32}
     assert (True, torch.bfloat16) in seen
 
@@ -100,7 +100,7 @@ def test_float64_is_refused() -> None:
     learner = Learner(model().double(), FSDGPM())
     with pytest.raises(steppe.UsageError, match=r"bfloat16.*weights are torch\.float64.*model\.float\(\)"):
         learner.learn(task(0), **HALF)
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0
 
 
 def test_weights_of_several_types_keep_them() -> None:
@@ -113,13 +113,13 @@ def test_weights_of_several_types_keep_them() -> None:
             return self.head(self.body(x).double())
 
     network = Network(Sharp())
-    network.open_head(None, 60)
+    network.add_head(None, 60)
     batch = Batch(IMAGES[:8], torch.arange(8), torch.zeros(8, dtype=torch.int64))
-    with network.multiplying_in("bfloat16"):
-        _, found = network.gradient(batch, factored={"head.weight": [network.model.head]})  # type: ignore[dict-item]
-    assert isinstance(found["head.weight"], Outer)
-    assert multiplied(found["head.weight"]).dtype == torch.float64
-    assert multiplied(found["body.1.weight"]).dtype == torch.float32
+    with network.autocast_to("bfloat16"):
+        _, found = network.loss_and_grad(batch, factored={"head.weight": [network.model.head]})  # type: ignore[dict-item]
+    assert isinstance(found["head.weight"], FactoredGrad)
+    assert to_dense(found["head.weight"]).dtype == torch.float64
+    assert to_dense(found["body.1.weight"]).dtype == torch.float32
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -150,7 +150,7 @@ def test_an_autocast_that_does_not_serve_is_refused() -> None:
     learner = Learner(model(), steppe.ER())
     with torch.autocast("cpu", torch.float16), pytest.raises(steppe.UsageError, match=r"autocast to torch\.float16"):
         learner.learn(task(0))
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0
 
 
 def test_it_ends_with_a_task_that_fails() -> None:
@@ -163,17 +163,17 @@ def test_it_ends_with_a_task_that_fails() -> None:
 @pytest.mark.parametrize("factored", [True, False])
 def test_gradients_are_nearly_those_of_full_precision(factored: bool) -> None:
     network = Network(model())
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     y = torch.arange(8) % 4
     batch = Batch(IMAGES[:8], y, torch.zeros_like(y))
     named = {"4.weight": [network.model[4]]} if factored else {}  # type: ignore[index]
-    _, expected = network.gradient(batch, statistics=False)
-    with network.multiplying_in("bfloat16"):
-        loss, found = network.gradient(batch, factored=named, statistics=False)  # type: ignore[arg-type]
+    _, expected = network.loss_and_grad(batch, statistics=False)
+    with network.autocast_to("bfloat16"):
+        loss, found = network.loss_and_grad(batch, factored=named, statistics=False)  # type: ignore[arg-type]
     assert loss.dtype == torch.float32
-    assert isinstance(found["4.weight"], Outer) is factored
+    assert isinstance(found["4.weight"], FactoredGrad) is factored
     for name, g in found.items():
-        product = multiplied(g)
+        product = to_dense(g)
         assert product.dtype == torch.float32
         assert not torch.equal(product, expected[name])
         assert float((product - expected[name]).norm()) < 0.15 * float(expected[name].norm()), name
@@ -183,18 +183,18 @@ def test_perturbations_below_its_last_bit_are_not_lost() -> None:
     """Most weights stay where they are, but the others make up for them: the loss rises as in full precision."""
     torch.manual_seed(0)
     network = Network(LeNet(outputs=4, size=8))
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     y = torch.arange(48) % 4
     batch = Batch(IMAGES, y, torch.zeros_like(y))
     rises = []
     with network.mode(training=False):
-        _, gradient = network.gradient(batch)
-        place = network.moved(gradient, 0.1)
-        moved = [place[name].bfloat16() != p.bfloat16() for name, p in network.parameters.items()]
+        _, gradient = network.loss_and_grad(batch)
+        place = network.perturbed(gradient, 0.1)
+        moved = [place[name].bfloat16() != p.bfloat16() for name, p in network.trainable.items()]
         assert 0 < sum(int(each.sum()) for each in moved) < 0.3 * sum(each.numel() for each in moved)
         for precision in ("float32", "bfloat16"):
-            with network.multiplying_in(precision):
-                before, after = (network.gradient(batch, at=at)[0] for at in (None, place))
+            with network.autocast_to(precision):
+                before, after = (network.loss_and_grad(batch, at=at)[0] for at in (None, place))
             rises.append(float(after - before))
     assert rises[0] > 0
     assert rises[1] == pytest.approx(rises[0], rel=0.2)
@@ -215,10 +215,10 @@ def test_chains_rest_meanwhile() -> None:
     x, y = torch.rand(30, 6, generator=CHANCE), torch.arange(30) % 4
     chains: list[Any] = []
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         chains.append(learner.network.chain)
 
-    learner.learn(Task((x, y)), **HALF, watch=watch)
+    learner.learn(Task((x, y)), **HALF, callback=callback)
     assert chains
     assert all(chain is None for chain in chains)
     assert learner.network.chain is not None
@@ -239,7 +239,7 @@ def test_gone_on_with_it_ends_at_the_same_bits(precision: str, tmp_path: Path) -
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stopped.learn(task(0), **how, watch=save)
+        stopped.learn(task(0), **how, callback=save)
     again = steppe.load(tmp_path / "half-way", model())
     other = {**how, "precision": "float32" if precision == "bfloat16" else "bfloat16"}
     with pytest.raises(steppe.UsageError, match="precision"):

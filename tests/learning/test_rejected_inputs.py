@@ -25,7 +25,7 @@ from steppe import (
     UsageError,
 )
 from steppe.data import idx
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 
 X, Y = bright(8)(40, 0)
 
@@ -103,7 +103,7 @@ TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
     "no length": (lambda: Task(Endless()), DataError, "without a length"),
     "no places": (lambda: Task(Counted()), DataError, "an IterableDataset: give a map-style"),
     "unknown form": (lambda: Task({"x": X}), DataError, "given as dict"),
-    "validation": (lambda: Task((X, Y), valid=(X, Y.float())), DataError, "the validation data has labels"),
+    "validation": (lambda: Task((X, Y), val=(X, Y.float())), DataError, "the validation data has labels"),
     "head with gaps": (lambda: Task((X, Y), head=range(0, 4, 2), name="digits"), DataError, "digits: the head"),
     "head of nothing": (lambda: Task((X, Y), head=range(2, 2)), DataError, "the head"),
 }
@@ -183,7 +183,7 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
     "a loader of a stream": (mlp, lambda: Task(DataLoader(Stream())), DataError, "IterableDataset"),
     "validation shape": (
         mlp,
-        lambda: Task((X, Y), valid=(X[:, :5], Y)),
+        lambda: Task((X, Y), val=(X[:, :5], Y)),
         DataError,
         r"validation inputs have shape \(5,\)",
     ),
@@ -217,7 +217,7 @@ def test_what_a_model_cannot_learn(case: str) -> None:
     learner = Learner(model, FSDGPM())
     with pytest.raises(kind, match=message):
         learner.learn(make())
-    assert learner.tasks_learnt in (0, 1)  # 1: found out only while learning, the place stays taken
+    assert learner.num_tasks in (0, 1)  # 1: found out only while learning, the place stays taken
     if "dataset" not in case:
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
@@ -259,7 +259,7 @@ def test_batches_without_a_sample_are_no_test() -> None:
 
 
 def test_labels_of_a_validating_dataset_are_looked_at() -> None:
-    task = Task((X, Y % 2 + 2), valid=TensorDataset(X, Y % 2), head=range(2, 4), name="digits")
+    task = Task((X, Y % 2 + 2), val=TensorDataset(X, Y % 2), head=range(2, 4), name="digits")
     with pytest.raises(DataError, match="digits: the validation data has labels 0 to 1, outside the head"):
         Learner(mlp(), ER()).learn(task, patience=1)
 
@@ -314,14 +314,14 @@ def test_weights_that_would_not_be_learnt(change: str) -> None:
         (lambda: Learner("mlp", ER()), "the model is a str"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER(), seed=1.5), r"seed = 1\.5"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER(), device="banana"), "device 'banana' is unknown"),
-        (lambda: Learner(mlp(), ER(), prepare=5), "prepare is 5"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER(), input_transform=5), "prepare is 5"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER(), exclude="head"), "exclude is 'head': give a list"),
         (lambda: Learner(mlp(), ER()).learn(5), "a int is given as a task"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER()).learn(None), "a NoneType is given as a task"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER()).evaluate("ab"), "a str is given as a task"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), epochs=0), "epochs = 0"),
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), batch_size=0), "batch_size = 0"),
-        (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), glances=-1), "glances = -1"),
+        (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), updates_per_batch=-1), "updates_per_batch = -1"),
     ],
 )
 def test_values_out_of_range(make: Callable[[], object], message: str) -> None:
@@ -370,7 +370,7 @@ def test_a_loss_that_is_no_number_names_task_epoch_and_update(at: int, epoch: in
     """40 samples in batches of 10, two glances each: 8 updates an epoch, one forward an update."""
     learner = Learner(Breaking(at), Finetune())
     with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update}:"):
-        learner.learn(Task((X, Y), name="digits"), epochs=3, glances=2)
+        learner.learn(Task((X, Y), name="digits"), epochs=3, updates_per_batch=2)
 
 
 def test_weights_that_are_no_numbers_are_found_after_the_last_update() -> None:
@@ -380,11 +380,11 @@ def test_weights_that_are_no_numbers_are_found_after_the_last_update() -> None:
 
 
 @pytest.mark.parametrize("method", [FSDGPM(lr=1e22, clip=0.0), FSDGPM(lr=1e22, clip=0.0, threshold=1.0), GPM(lr=1e22)])
-def test_layers_whose_inputs_are_no_numbers_are_found_after_the_last_update(method: MethodSettings) -> None:
+def test_layers_whose_inputs_are_no_numbers_are_found_after_the_last_update(method: MethodConfig) -> None:
     """The weights are finite, what they make of the samples is not."""
     learner = Learner(mlp(), method)
     with pytest.raises(
         DivergedError, match=r"task 'digits': the inputs of .*'[24]\.weight' are no longer .*: lower the step"
     ):
         learner.learn(Task((1e3 * X, Y), name="digits"), batch_size=40)
-    assert (learner.tasks_learnt, learner.network.heads) == (0, [])
+    assert (learner.num_tasks, learner.network.heads) == (0, [])

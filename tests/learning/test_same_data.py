@@ -28,7 +28,7 @@ def broken_off(file: Path, given: Task | list[Task]) -> Learner:
             one.save(file)
 
     one = Learner(nn.Linear(6, 4), steppe.Finetune())
-    one.learn(given, epochs=2, watch=save_once)
+    one.learn(given, epochs=2, callback=save_once)
     return one
 
 
@@ -61,7 +61,7 @@ def test_other_data_of_the_same_name_is_not_gone_on_with(case: str, tmp_path: Pa
     with pytest.raises(UsageError, match=f"saved in the middle of 'task', and .*{message}"):
         other.learn(make(), epochs=2)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(other.model).items())
-    assert other.interrupted
+    assert other.has_pending_task
 
 
 def test_other_tasks_between_the_first_and_the_last_are_not_gone_on_with(tmp_path: Path) -> None:

@@ -57,31 +57,33 @@ def test_how_inputs_are_prepared_is_not_forgotten(tmp_path: Path) -> None:
     first, *_ = tasks()
     plain, own = tmp_path / "plain.safetensors", tmp_path / "own.safetensors"
     learner("er").save(plain)
-    one = Learner(BENCHMARK.model(0), small("pictures", "er").method_settings, prepare=lambda x: x.float() - 100)
+    one = Learner(
+        BENCHMARK.model(0), small("pictures", "er").method_settings, input_transform=lambda x: x.float() - 100
+    )
     one.learn(first, **HOW)
     one.save(own)
-    with pytest.raises(UsageError, match="as `prepare`, which no file can hold: give the same"):
+    with pytest.raises(UsageError, match="as `input_transform`, which no file can hold: give the same"):
         steppe.load(own, BENCHMARK.model(1))
-    with pytest.raises(UsageError, match="saved without `prepare`: leave it out"):
-        steppe.load(plain, BENCHMARK.model(1), prepare=lambda x: x.float() - 100)
-    other = steppe.load(own, BENCHMARK.model(1), prepare=lambda x: x.float() - 100)
+    with pytest.raises(UsageError, match="saved without `input_transform`: leave it out"):
+        steppe.load(plain, BENCHMARK.model(1), input_transform=lambda x: x.float() - 100)
+    other = steppe.load(own, BENCHMARK.model(1), input_transform=lambda x: x.float() - 100)
     assert one.evaluate([first]) == other.evaluate([first])
 
 
 def test_a_file_from_before_it_said_how_inputs_are_prepared(tmp_path: Path) -> None:
     file = tmp_path / "learner.safetensors"
-    one = Learner(BENCHMARK.model(0), small("pictures", "er").method_settings, prepare=lambda x: x.float() / 2)
-    state = one.state()
+    one = Learner(BENCHMARK.model(0), small("pictures", "er").method_settings, input_transform=lambda x: x.float() / 2)
+    state = one.state_dict()
     del state["prepared"]
     write_state(file, "learner", state)
-    assert steppe.load(file, BENCHMARK.model(0), prepare=lambda x: x.float() / 2).tasks_learnt == 0
+    assert steppe.load(file, BENCHMARK.model(0), input_transform=lambda x: x.float() / 2).num_tasks == 0
 
 
 def test_a_model_that_nothing_was_loaded_into_is_as_it_was(tmp_path: Path) -> None:
     file, model = tmp_path / "learner.safetensors", BENCHMARK.model(5)
     one = learner("er")
     one.learn(tasks()[0], **HOW)
-    write_state(file, "learner", {**one.state(), "streams": {}})  # the weights are read before these are missed
+    write_state(file, "learner", {**one.state_dict(), "streams": {}})  # the weights are read before these are missed
     before = weights(model)
     with pytest.raises(RunError, match="holds no learner"):
         steppe.load(file, model)
@@ -109,7 +111,7 @@ class Counting(nn.Module):
 
 def test_a_state_beside_weights_and_buffers_would_be_lost(tmp_path: Path) -> None:
     one = Learner(Counting(), small("pictures", "er").method_settings)
-    assert not one.can_be_saved
+    assert not one.is_saveable
     with pytest.raises(ModelError, match=r"the model has a state \(get_extra_state\) beside"):
         one.save(tmp_path / "learner.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -156,8 +158,8 @@ def test_buffers_that_a_model_fills_by_itself(kind: str, old: bool, tmp_path: Pa
     file = tmp_path / "learner.safetensors"
     one = Learner(Placed(kind), small("pictures", "fs-dgpm").method_settings)
     one.learn(first, **HOW)
-    assert one.can_be_saved
-    state = one.state()
+    assert one.is_saveable
+    state = one.state_dict()
     if old:
         del state["network"]["self_made"]
     write_state(file, "learner", state)
@@ -194,7 +196,7 @@ def test_a_passing_buffer_of_another_size_is_the_models_own(tmp_path: Path) -> N
 def test_a_buffer_that_loading_filled_is_empty_again_where_it_failed(tmp_path: Path) -> None:
     one = Learner(Placed("passing"), small("pictures", "er").method_settings)
     one.learn(tasks()[0], **HOW)
-    write_state(tmp_path / "file", "learner", {**one.state(), "streams": {}})
+    write_state(tmp_path / "file", "learner", {**one.state_dict(), "streams": {}})
     model = Placed("passing")
     with pytest.raises(RunError, match="holds no learner"):
         steppe.load(tmp_path / "file", model)
@@ -226,9 +228,9 @@ def test_saved_in_the_middle_of_a_task(tmp_path: Path, monkeypatch: pytest.Monke
         if isinstance(event, Progress) and not file.exists():
             one.save(file)
 
-    one.learn(second, **HOW, watch=save_once)
+    one.learn(second, **HOW, callback=save_once)
     other = steppe.load(file, BENCHMARK.model(99))
-    assert other.interrupted
+    assert other.has_pending_task
     with pytest.raises(UsageError, match="in the middle of 'pictures 2'"):
         other.learn(third, **HOW)
     with pytest.raises(UsageError, match="in the middle of 'pictures 2'"):
@@ -280,7 +282,7 @@ def test_a_directory_is_no_file_to_save_to(place: str, tmp_path: Path, monkeypat
 
 def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
     one = learner("er")
-    state = one.state()
+    state = one.state_dict()
     state["settings"]["kind"] = "Mine"
     write_state(tmp_path / "file", "learner", state)
     with pytest.raises(UsageError, match=r"Mine.*register it first"):
@@ -290,8 +292,8 @@ def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
 def test_a_method_that_does_not_say_what_is_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = learner("er")
     one.learn(tasks()[0], **HOW)
-    monkeypatch.setattr(type(one.check(tasks()[1])), "kept", None)
-    with pytest.raises(UsageError, match="`kept`"):
+    monkeypatch.setattr(type(one.validate(tasks()[1])), "state_attrs", None)
+    with pytest.raises(UsageError, match="`state_attrs`"):
         one.save(tmp_path / "file")
     assert not (tmp_path / "file").exists()
 
@@ -318,12 +320,12 @@ def test_as_many_heads_may_be_opened_as_may_be_loaded(tmp_path: Path, monkeypatc
     x, y = torch.randn(12, 6), torch.arange(12) % 2
     for head, most in ((range(2), 3), (None, 5)):
         one = Learner(nn.Linear(6, 4), steppe.ER())
-        asks = (partial(one.learn, Task((x, y), head=range(2))), partial(one.network.open_head, range(2), 4))
+        asks = (partial(one.learn, Task((x, y), head=range(2))), partial(one.network.add_head, range(2), 4))
         for _ in range(most):
             one.learn(Task((x, y), head=head))
         one.save(tmp_path / "learner")
-        assert steppe.load(tmp_path / "learner", nn.Linear(6, 4)).tasks_learnt == most
+        assert steppe.load(tmp_path / "learner", nn.Linear(6, 4)).num_tasks == most
         for ask in asks:
             with pytest.raises(UsageError, match=f"{most + 1} tasks.*12 at most"):
                 ask()
-            assert (one.tasks_learnt, one.network.heads) == (most, [head] * most)
+            assert (one.num_tasks, one.network.heads) == (most, [head] * most)

@@ -24,7 +24,7 @@ import steppe.methods.parts.reservoir
 from steppe import ER, GPM, Learner, Task, UsageError
 from steppe.learning.events import EpochEnded, Event, Progress
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.runtime.contexts import loaded_left_alone, twice_differentiable
+from steppe.runtime.contexts import gc_frozen, twice_differentiable
 from steppe.runtime.signals import HeldSignals, safe_point, signals_let_through
 from steppe.runtime.threads import SMALL, multiplications, suited, use_threads
 from steppe.runtime.turns import GENERATORS, Turn
@@ -101,7 +101,7 @@ def test_predictions_in_another_thread_change_nothing() -> None:
     alone = noisy(1)
     alone.learn(Task((X, Y)), epochs=6)
     learner = noisy(1)
-    learner.check(Task((X, Y)))
+    learner.validate(Task((X, Y)))
     twin = copy.deepcopy(learner)
     ended = threading.Event()
     predicted: list[int] = []
@@ -127,7 +127,7 @@ def test_the_callback_draws_its_users_own_numbers(made: Callable[[int], Learner]
     alone.learn(Task((X, Y)), epochs=3)
     drawn: list[float] = []
     torch.manual_seed(7)
-    learner.learn(Task((X, Y)), epochs=3, watch=lambda event: drawn.append(float(torch.rand(()))))
+    learner.learn(Task((X, Y)), epochs=3, callback=lambda event: drawn.append(float(torch.rand(()))))
     torch.manual_seed(7)
     assert drawn == [float(torch.rand(())) for _ in drawn]
     assert same(weights(learner), weights(alone))
@@ -137,7 +137,7 @@ def test_what_draws_nothing_leaves_the_generators_alone() -> None:
     """Other threads may draw from them meanwhile, without turns."""
     learner, data = plain(1), Task((X, Y), (X, Y))
     depths: list[int] = []
-    learner.learn(data, watch=lambda event: depths.append(GENERATORS.depth))
+    learner.learn(data, callback=lambda event: depths.append(GENERATORS.depth))
     with GENERATORS._mutex:
         owner = GENERATORS._owner
     assert (owner, set(depths)) == (None, {0})
@@ -158,7 +158,7 @@ def test_a_learner_learns_one_task_at_a_time() -> None:
         learner.learn(Task((X, Y)))
 
     with pytest.raises(UsageError, match=r"is learning .* not from its callback or another thread"):
-        learner.learn(Task((X, Y), name="digits"), watch=again)
+        learner.learn(Task((X, Y), name="digits"), callback=again)
 
 
 def test_turns_are_taken_in_order_and_again_within() -> None:
@@ -188,7 +188,7 @@ def test_turns_are_taken_in_order_and_again_within() -> None:
     assert turn.depth == 0
 
 
-@pytest.mark.parametrize("shared", [loaded_left_alone, lambda: twice_differentiable(nn.RNN(1, 1))])
+@pytest.mark.parametrize("shared", [gc_frozen, lambda: twice_differentiable(nn.RNN(1, 1))])
 def test_state_of_the_process_is_given_back_by_the_last(shared: Callable[[], AbstractContextManager[None]]) -> None:
     """However the times of two threads overlap."""
 
@@ -222,7 +222,7 @@ def test_small_models_use_one_thread_and_the_callers_number_is_given_back() -> N
             return super().forward(x)
 
     learner.model[1] = Spy()  # type: ignore[index, operator]
-    learner.learn(Task((X, Y), (X, Y)), watch=lambda event: seen.append(-torch.get_num_threads()))
+    learner.learn(Task((X, Y), (X, Y)), callback=lambda event: seen.append(-torch.get_num_threads()))
     learner.evaluate(Task((X, Y), (X, Y)))
     learner.predict(X)
     assert {number for number in seen[2:] if number > 0} <= {1, 2}
@@ -305,7 +305,7 @@ def test_ctrl_c_in_an_update_ends_it_first() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, own)
-    method = learner.check(Task((X, Y)))
+    method = learner.validate(Task((X, Y)))
     observe, after = method.observe, []
 
     def observed(batch: Batch) -> Tensor:
@@ -331,7 +331,7 @@ def test_an_end_that_is_broken_off_is_made_up_for_in_the_same_way() -> None:
     ]
     learners[1].model.load_state_dict(learners[0].model.state_dict())
     learners[0].learn(Task((X, Y)))
-    method: Any = learners[1].check(Task((X, Y)))
+    method: Any = learners[1].validate(Task((X, Y)))
     end = method.end_task
 
     def ending() -> list[str]:
@@ -359,7 +359,7 @@ def test_a_reservoir_never_counts_what_it_does_not_hold(monkeypatch: pytest.Monk
 
     for stop in range(1, 4):
         reservoir = Reservoir(6, random.Random(0), random.Random(0))
-        reservoir.push(batch(0))
+        reservoir.add(batch(0))
         writes = iter(range(1, 99))
 
         def written(places: Any, where: Tensor, rows: Any, stop: int = stop, writes: Iterator[int] = writes) -> None:
@@ -370,16 +370,16 @@ def test_a_reservoir_never_counts_what_it_does_not_hold(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(steppe.methods.parts.reservoir, "_write", written)
         with pytest.raises(KeyboardInterrupt):
-            reservoir.push(batch(4))
+            reservoir.add(batch(4))
         monkeypatch.undo()
-        held = reservoir.state()["stored"]
+        held = reservoir.state_dict()["stored"]
         assert torch.equal(held.x.squeeze(1).long(), held.y)
         assert torch.equal(held.y, held.task)
 
 
 def test_progress_and_ends_are_still_told() -> None:
     seen: list[type] = []
-    plain(1).learn(Task((X, Y)), epochs=2, watch=lambda event: seen.append(type(event)))
+    plain(1).learn(Task((X, Y)), epochs=2, callback=lambda event: seen.append(type(event)))
     assert [kind for kind in seen if kind is not Progress] == [EpochEnded, EpochEnded]
 
 

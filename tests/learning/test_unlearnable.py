@@ -64,20 +64,20 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("case", OUTPUTS)
-def test_outputs_that_are_no_logits(case: str, method: steppe.MethodSettings) -> None:
+def test_outputs_that_are_no_logits(case: str, method: steppe.MethodConfig) -> None:
     end, says = OUTPUTS[case]
     with pytest.raises(ModelError, match=says):
         Learner(Ending(end), method).learn(Task((X, Y)))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_an_output_that_is_no_number(method: steppe.MethodSettings) -> None:
+def test_an_output_that_is_no_number(method: steppe.MethodConfig) -> None:
     with pytest.raises(DivergedError, match="the loss became nan"):
         Learner(Ending(lambda o: o * torch.nan), method).learn(Task((X, Y)))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_a_model_may_leave_out_its_gradient_in_eval_mode(method: steppe.MethodSettings) -> None:
+def test_a_model_may_leave_out_its_gradient_in_eval_mode(method: steppe.MethodConfig) -> None:
     model = Ending(lambda o: o if model.training else o.detach())
     learner = Learner(model, method)
     assert learner.learn(Task((X, Y))).updates == 4
@@ -176,7 +176,7 @@ def test_samples_of_a_dataset(case: str, loaded: bool) -> None:
     learner = Learner(mlp(), steppe.ER())
     with pytest.raises(DataError, match=f"june: the training data .*{says}"):
         learner.learn(Task(data, name="june"))
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0
 
 
 AUGMENTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -192,13 +192,13 @@ AUGMENTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("method", [steppe.Finetune(), steppe.ER()], ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("case", AUGMENTS)
-def test_variants_that_are_not_like_the_inputs(case: str, method: steppe.MethodSettings) -> None:
+def test_variants_that_are_not_like_the_inputs(case: str, method: steppe.MethodConfig) -> None:
     augment, says = AUGMENTS[case]
     learner = Learner(mlp(), method)
     task = Task((X, Y), augment=lambda x, generator: augment(x), name="june")
     with pytest.raises(DataError, match=f"june: `augment` gives {says}: let it return"):
         learner.learn(task)
-    assert learner.tasks_learnt == 0
+    assert learner.num_tasks == 0
     learner.learn(Task((X, Y)))
 
 
@@ -240,35 +240,35 @@ def always_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("always_told")
 @pytest.mark.parametrize("call", ["learn", "check", "load_state"])
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
-def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: steppe.MethodSettings) -> None:
+def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: steppe.MethodConfig) -> None:
     learner = Learner(mlp(), method)
 
-    def watch(event: object) -> None:
+    def callback(event: object) -> None:
         if call == "load_state":
-            learner.load_state(learner.state())
+            learner.load_state_dict(learner.state_dict())
         else:
             getattr(learner, call)(Task((X, Y)))
 
     with pytest.raises(UsageError, match=r"is learning a task: call .* after `learn` has returned"):
-        learner.learn(Task((X, Y)), watch=watch)
-    assert learner.tasks_learnt == 1  # as with whatever else a watch breaks off
+        learner.learn(Task((X, Y)), callback=callback)
+    assert learner.num_tasks == 1  # as with whatever else a watch breaks off
     learner.learn(Task((X, Y)))
 
 
 @pytest.mark.usefixtures("always_told")
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
-def test_it_may_be_asked_and_saved_meanwhile(method: steppe.MethodSettings, tmp_path: Path) -> None:
+def test_it_may_be_asked_and_saved_meanwhile(method: steppe.MethodConfig, tmp_path: Path) -> None:
     found = []
     for asks in (True, False):
         torch.manual_seed(0)
         learner = Learner(mlp(), method)
 
-        def watch(event: object, learner: Learner = learner, asks: bool = asks) -> None:
+        def callback(event: object, learner: Learner = learner, asks: bool = asks) -> None:
             if asks:
                 learner.evaluate(Task((X, Y), (X, Y)))
                 learner.predict(X)
                 learner.save(tmp_path / "learner")
 
-        learner.learn(Task((X, Y)), epochs=2, watch=watch)
+        learner.learn(Task((X, Y)), epochs=2, callback=callback)
         found.append([*learner.model.parameters()])
     assert all(map(torch.equal, *found))

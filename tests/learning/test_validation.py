@@ -14,7 +14,7 @@ from small_tasks import SEQUENTIAL, Small, images, settings_of, task
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from steppe import ER, FSDGPM, DataError, Finetune, LaMAML, Learner, Task, Training
+from steppe import ER, FSDGPM, DataError, Finetune, LaMAML, Learner, Task, TrainingConfig
 from steppe.data import cifar100, tiny_imagenet
 from steppe.errors import DivergedError
 from steppe.experiments import run as experiment
@@ -22,8 +22,8 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.learning.events import EpochEnded, Event
 from steppe.learning.loop import Validation
-from steppe.learning.task_group import Curriculum
-from steppe.methods.base import MethodSettings
+from steppe.learning.task_group import TaskGroup
+from steppe.methods.base import MethodConfig
 from steppe.network.network import Network
 from steppe.registry import METHODS
 from steppe.tensors.batch import Batch
@@ -37,12 +37,12 @@ class Paced:
     def __init__(self, lr: float) -> None:
         self.lr = lr
 
-    def slow_down(self, divisor: float) -> float:
+    def decay_lr(self, divisor: float) -> float:
         self.lr /= divisor
         return self.lr
 
 
-class Scripted(Curriculum):
+class Scripted(TaskGroup):
     """Validation losses as written down; the weight counts the epochs."""
 
     def __init__(self, losses: list[float], network: Network) -> None:
@@ -60,7 +60,7 @@ def counting() -> Network:
     return Network(model)
 
 
-def expected(losses: list[float], lr: float, training: Training) -> tuple[int, float, list[float]]:
+def expected(losses: list[float], lr: float, training: TrainingConfig) -> tuple[int, float, list[float]]:
     """The specification, step by step: the epoch whose weights stay, the last lr, the lr after each epoch."""
     best, chosen, patience, lrs = math.inf, 0, training.patience, []
     for epoch, loss in enumerate(losses):
@@ -86,7 +86,7 @@ def expected(losses: list[float], lr: float, training: Training) -> tuple[int, f
 @example([0.1] * 20, 1, 0.005)  # a first cut to the least step size itself, which is not below it
 @example([0.1] * 20, 2, 0.00125)
 def test_validation_follows_the_rule(losses: list[float], patience: int, lr_min: float) -> None:
-    training = Training(epochs=len(losses), patience=patience, lr_min=lr_min)
+    training = TrainingConfig(epochs=len(losses), patience=patience, lr_min=lr_min)
     network, method = counting(), Paced(0.01)
     curriculum = Scripted(losses, network)
     validation = Validation(method, network, curriculum, 10, training)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_validation_follows_the_rule(losses: list[float], patience: int, lr_min:
         with torch.no_grad():
             network.model.weight.fill_(epoch)
             network.model.statistics.fill_(epoch)
-        goes_on = validation.goes_on()
+        goes_on = validation.should_continue()
         lrs.append(method.lr)
         if not goes_on:
             break
@@ -111,23 +111,23 @@ def test_the_validation_loss_is_that_of_all_heads_in_eval_mode() -> None:
     network = Network(Small())
     tasks = [task(0), task(1)]
     for number in range(2):
-        network.open_head(range(2 * number, 2 * number + 2), 4)
+        network.add_head(range(2 * number, 2 * number + 2), 4)
     before = network.snapshot()
     total = torch.zeros(())
     network.model.eval()
     for each in tasks:
-        assert each.valid is not None
+        assert each.val is not None
         assert each.head is not None
-        x, y = next(iter(each.valid.batches(99, None)))
+        x, y = next(iter(each.val.batches(99, None)))
         logits = network.model(x)[:, each.head.start : each.head.stop]
         total += cross_entropy(logits, y - each.head.start, reduction="sum").detach()
     network.model.train()
-    assert Curriculum(tasks, 0).validation_loss(network, 10, size=4) == pytest.approx(float(total) / 18, rel=1e-5)
+    assert TaskGroup(tasks, 0).validation_loss(network, 10, size=4) == pytest.approx(float(total) / 18, rel=1e-5)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.snapshot().items())
 
 
 @pytest.mark.parametrize("method", [Finetune(lr=0.2), ER(lr=0.2, buffer=10), FSDGPM(lr=0.2, buffer=10)])
-def test_learning_ends_with_the_best_weights_and_starts_anew_with_the_first_lr(method: MethodSettings) -> None:
+def test_learning_ends_with_the_best_weights_and_starts_anew_with_the_first_lr(method: MethodConfig) -> None:
     """Validation labels that are all wrong, so that learning makes it worse: the weights left are those of the best
     epoch, the running statistics too; the next task begins with the first step size.
     """
@@ -136,7 +136,7 @@ def test_learning_ends_with_the_best_weights_and_starts_anew_with_the_first_lr(m
     seen: list[EpochEnded] = []
     states: list[dict[str, Tensor]] = []
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         if isinstance(event, EpochEnded):
             seen.append(event)
             states.append(learner.network.snapshot())
@@ -146,8 +146,8 @@ def test_learning_ends_with_the_best_weights_and_starts_anew_with_the_first_lr(m
         states.clear()
         rows = range(2 * number, 2 * number + 2)
         x, y = images(9, rows, 90 + number)
-        contrary = Task(images(24, rows, number), valid=(x, 4 * number + 1 - y), head=rows)
-        learner.learn(contrary, epochs=8, batch_size=6, patience=1, watch=watch)
+        contrary = Task(images(24, rows, number), val=(x, 4 * number + 1 - y), head=rows)
+        learner.learn(contrary, epochs=8, batch_size=6, patience=1, callback=callback)
         losses = [event.validation_loss for event in seen]
         best = min(range(len(seen)), key=lambda epoch: losses[epoch] or math.inf)
         assert best < len(seen) - 1, "the case must tell the best epoch from the last"
@@ -160,17 +160,17 @@ def test_learning_ends_with_the_best_weights_and_starts_anew_with_the_first_lr(m
 def test_a_cut_clears_the_momentum_and_halves_every_step_size() -> None:
     learner = Learner(Small(), FSDGPM(lr=0.02, ascent_lr=0.05, importance_lr=0.04, buffer=10))
     learner.learn(task(0), batch_size=6)
-    method: Any = learner.check(task(1))
-    learner.network.open_head(range(2, 4), 4)
+    method: Any = learner.validate(task(1))
+    learner.network.add_head(range(2, 4), 4)
     method.begin_task()
     x, y = images(6, range(2, 4), 1)
     method.observe(Batch(x, y, torch.ones_like(y)))
     assert method.descent._velocity
-    assert method.slow_down(2.0) == pytest.approx(0.01)
+    assert method.decay_lr(2.0) == pytest.approx(0.01)
     assert method.ascent.lr == pytest.approx(0.025)
     assert method.memory.rule.lr == pytest.approx(0.02)
     assert not method.descent._velocity
-    assert method.slow_down(2.0) == pytest.approx(0.005)
+    assert method.decay_lr(2.0) == pytest.approx(0.005)
     method.begin_task()
     assert (method.descent.lr, method.ascent.lr, method.memory.rule.lr) == (0.02, 0.05, 0.04)
 
@@ -181,13 +181,13 @@ def test_a_cut_shortens_la_mamls_steps_and_leaves_its_rates() -> None:
     for divisor in (1.0, 2.0):
         torch.manual_seed(0)
         learner = Learner(Small(), LaMAML(rate_lr=0.0, inner_steps=1, buffer=10, clip=1e-3))
-        method: Any = learner.check(task(0))
-        learner.network.open_head(range(2), 4)
+        method: Any = learner.validate(task(0))
+        learner.network.add_head(range(2), 4)
         method.begin_task()
         if divisor > 1:
-            assert method.slow_down(divisor) == pytest.approx(0.15 / divisor)
+            assert method.decay_lr(divisor) == pytest.approx(0.15 / divisor)
         rates = {name: rate.clone() for name, rate in method.rates.items()}
-        gradient = {name: torch.ones_like(p) for name, p in learner.network.parameters.items()}
+        gradient = {name: torch.ones_like(p) for name, p in learner.network.trainable.items()}
         before = learner.network.snapshot()
         method._step(type("Found", (), {"rates": gradient, "weights": gradient})())
         after = learner.network.snapshot()
@@ -200,16 +200,16 @@ def test_patience_without_validation_data_is_refused_before_anything_moves() -> 
     learner = Learner(Small(), Finetune())
     before = learner.network.snapshot()
     with pytest.raises(DataError, match=r"task 0: there is no validation data.*patience=0"):
-        learner.learn(task(0, valid=False), patience=2)
-    assert learner.tasks_learnt == 0
+        learner.learn(task(0, val=False), patience=2)
+    assert learner.num_tasks == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.network.snapshot().items())
 
 
 def test_a_validation_loss_that_is_no_number_stops_the_task() -> None:
     network = counting()
-    validation = Validation(Paced(1.0), network, Scripted([math.nan], network), 10, Training(patience=1))  # type: ignore[arg-type]
+    validation = Validation(Paced(1.0), network, Scripted([math.nan], network), 10, TrainingConfig(patience=1))  # type: ignore[arg-type]
     with pytest.raises(DivergedError, match="validation loss of 'task 0' became nan"):
-        validation.goes_on()
+        validation.should_continue()
 
 
 @pytest.mark.parametrize("freeze", [True, False])
@@ -250,7 +250,7 @@ def test_running_statistics_of_the_first_task_serve_the_later_ones(method: str) 
 
 
 @pytest.mark.parametrize("method", [FSDGPM(second_order=True, buffer=10), LaMAML(second_order=True, buffer=10)])
-def test_norm_layers_stay_through_second_order_too(method: MethodSettings) -> None:
+def test_norm_layers_stay_through_second_order_too(method: MethodConfig) -> None:
     learner = Learner(Small(), method)
     learner.learn(task(0), batch_size=6)
     before = learner.network.snapshot()
@@ -282,18 +282,18 @@ def test_augmentation_varies_what_is_learnt_and_what_is_replayed_not_what_is_tes
 
     rows = range(2)
     train = images(24, rows, 0)
-    given_task = Task(train, images(10, rows, 1), valid=images(9, rows, 2), head=rows, augment=darker)
+    given_task = Task(train, images(10, rows, 1), val=images(9, rows, 2), head=rows, augment=darker)
     learner = Learner(Small(), ER(buffer=50))
     learner.learn(given_task, epochs=2, batch_size=6, patience=1)
     assert calls == [6] * 8
-    method: Any = learner.check(given_task)
+    method: Any = learner.validate(given_task)
     stored = method.replay.draw(50).x
     assert not any((sample == train[0]).flatten(1).all(1).any() for sample in stored)
     learner.evaluate(given_task)
     assert calls == [6] * 8
     again = Learner(Small(), ER(buffer=50))
     again.learn(given_task, epochs=2, batch_size=6, patience=1)
-    other: Any = again.check(given_task)
+    other: Any = again.validate(given_task)
     assert torch.equal(other.replay.draw(50).x, stored)
 
 
@@ -345,7 +345,7 @@ def test_fewer_tasks_than_the_benchmark_has_are_never_compared(monkeypatch: pyte
     """Nothing was asked for but what the benchmark does; only the data on disk is less."""
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(10, (3, 64, 64), each=51))
     config = RunConfig.make("tiny-imagenet", "finetune")
-    assert config.full_length
+    assert config.is_canonical
     result = run(config)
     assert result["full_length"] is False
     assert len(result["accuracy"]) == 2

@@ -80,7 +80,7 @@ def test_learns(heads: bool, reference: str) -> None:
     learner, accuracies = learnt("a-gem", {"memory": 24, "tasks": 3, "reference": reference}, heads)
     assert accuracies[-1] > 80
     assert learner._method is not None
-    assert learner._method.bytes_held() == {"replay": 24 * (16 + 16), "bases": 0}
+    assert learner._method.memory_bytes() == {"replay": 24 * (16 + 16), "bases": 0}
 
 
 @pytest.mark.parametrize("reference", ["average", "batch"])

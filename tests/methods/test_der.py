@@ -37,14 +37,14 @@ def test_logits_are_those_the_sample_was_seen_with() -> None:
     problem = PROBLEMS["conv"]
     model = problem.build()
     _, network, method = started("der++", {"buffer": 5, "lr": 0.2}, model)
-    network.open_head(problem.heads[0], 6)
+    network.add_head(problem.heads[0], 6)
     method.begin_task()
     batch = drawn(problem, 0, 5)
     method.observe(batch)
     with torch.no_grad():
         expected = model(batch.x)
     method.observe(batch)
-    method.remember(batch)
+    method.after_batch(batch)
     noted = method.replay.draw_noted(5)
     assert noted is not None
     samples, logits = noted
@@ -57,21 +57,21 @@ def test_logits_are_those_the_sample_was_seen_with() -> None:
 def test_notes_stay_with_their_samples(capacity: int) -> None:
     fast = Reservoir(capacity, random.Random(1), random.Random(2))
     slow = ListReservoir(capacity, random.Random(1), random.Random(2))
-    assert fast.draw_noted(3) is None
+    assert fast.sample_with_extras(3) is None
     number = 0
     for size in (3, 1, 7, 4, 9, 2):
         y = torch.arange(number, number + size)
         number += size
-        fast.push(Batch(y.float().unsqueeze(1), y, torch.zeros_like(y)), notes=torch.stack((y, 10 * y), 1))
+        fast.add(Batch(y.float().unsqueeze(1), y, torch.zeros_like(y)), notes=torch.stack((y, 10 * y), 1))
         for value in y.tolist():
             slow.push(value)
-        drawn_now = fast.draw_noted(6)
+        drawn_now = fast.sample_with_extras(6)
         assert drawn_now is not None
         batch, notes = drawn_now
         assert batch.y.tolist() == slow.draw(6)
         assert notes.tolist() == [[value, 10 * value] for value in batch.y.tolist()]
-    assert fast.note_bytes_held() == capacity * 16
-    assert fast.bytes_held() == capacity * (4 + 8 + 8)
+    assert fast.extras_bytes() == capacity * 16
+    assert fast.memory_bytes() == capacity * (4 + 8 + 8)
 
 
 @pytest.mark.parametrize("heads", [True, False])
@@ -79,7 +79,7 @@ def test_learns(heads: bool) -> None:
     learner, accuracies = learnt("der++", {"buffer": 20}, heads)
     assert min(accuracies) > 70
     assert learner._method is not None
-    assert learner._method.bytes_held() == {"replay": 20 * (16 + 16), "logits": 20 * 6 * 4, "bases": 0}
+    assert learner._method.memory_bytes() == {"replay": 20 * (16 + 16), "logits": 20 * 6 * 4, "bases": 0}
 
 
 def test_same_seed_same_bits() -> None:

@@ -31,15 +31,15 @@ def test_importance_is_the_squared_batch_gradient() -> None:
     problem = PROBLEMS["smooth"]
     model = problem.build()
     _, network, method = started("ewc", {"samples": 4}, model)
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     method.begin_task()
     batches = [drawn(problem, 0, 3) for _ in range(3)]
     for batch in batches:
         method.observe(batch)
-        method.remember(batch)
+        method.after_batch(batch)
     method.end_task()
     first = batches[0].joined(batches[1])[:4]
-    weight = network.parameters["0.weight"]
+    weight = network.trainable["0.weight"]
     for place in [(0, 0), (5, 3), (11, 5)]:
         values = []
         for step in (1e-6, -1e-6):
@@ -66,7 +66,7 @@ def test_two_vectors_and_a_number_are_the_whole_sum(tasks: int) -> None:
         value, slope = penalty(weights)
     again = Penalty(weights)
     again(weights)
-    again.load_state(penalty.state())
+    again.load_state_dict(penalty.state_dict())
     torch.testing.assert_close(again(weights)[0], value)
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
     literal = sum((f[name] * (leaves[name] - r[name]) ** 2).sum() for f, r in terms for name in shapes)
@@ -104,7 +104,7 @@ def test_what_is_held_does_not_grow_with_the_tasks() -> None:
     assert min(accuracies) > 60
     size = 4 * sum(p.numel() for p in learner.model.parameters())
     assert learner._method is not None
-    assert learner._method.bytes_held() == {"replay": 0, "bases": 0, "importances": size, "weights": size}
+    assert learner._method.memory_bytes() == {"replay": 0, "bases": 0, "importances": size, "weights": size}
 
 
 def test_single_head() -> None:

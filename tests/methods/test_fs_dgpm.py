@@ -14,11 +14,11 @@ import steppe
 from steppe.methods.base import Method
 from steppe.methods.parts.sgd import clipped
 from steppe.network.network import Network
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Outer
+from steppe.tensors.factored import FactoredGrad
 
 # Importances that truly move: at the paper's values σ(10·λ) hides any mistake in their gradient.
 LIVELY = {"importance_lr": 30.0, "temperature": 2.0}
@@ -62,7 +62,7 @@ def started(
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
     model = problem.build()
     network = Network(model)
-    covered = coverage(problem, model, factored) if settings.covers_layers else {}
+    covered = coverage(problem, model, factored) if settings.uses_projection else {}
     return settings, network, settings.start(network, covered, Streams(seed))
 
 
@@ -81,7 +81,7 @@ def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, fa
     settings, network, method = started(name, changes, setup, factored=factored)
     twin = FlatUpdate(name, settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.open_head(setup.heads[task], 4 if setup.heads[task] is None else 6)
+        network.add_head(setup.heads[task], 4 if setup.heads[task] is None else 6)
         method.begin_task()
         twin.begin_task()
         for size in (5, 5, 3):
@@ -91,8 +91,8 @@ def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, fa
             assert float(loss) == pytest.approx(twin.observe(listed(batch)), rel=1e-9)
             torch.testing.assert_close(flat(network.model), twin.w, rtol=1e-8, atol=1e-10)
             assert not torch.equal(before, twin.w)
-            method.remember(batch)
-            twin.remember(listed(batch))
+            method.after_batch(batch)
+            twin.after_batch(listed(batch))
         if twin.projects:
             compare_importances(method, twin)
         method.end_task()
@@ -117,15 +117,15 @@ def test_the_comparison_is_not_empty(case: str, least: float) -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started(name, changes, setup)
     for task in range(2):
-        network.open_head(None, 4)
+        network.add_head(None, 4)
         method.begin_task()
         for _ in range(2):
             batch = drawn(setup, task, 5)
             method.observe(batch)
-            method.remember(batch)
+            method.after_batch(batch)
         if task == 0:
             method.end_task()
-    ranks = method.record()["ranks"]
+    ranks = method.diagnostics()["ranks"]
     assert all(0 < entry["rank"] < entry["of"] for entry in ranks.values())
     values = torch.cat([p.held for p in method.memory.projectors.values()])
     assert float(values.max() - values.min()) >= least
@@ -142,16 +142,16 @@ def test_with_full_bases_the_memorised_outputs_do_not_move(member: str) -> None:
     entry = find_method(member)
     changes = {"threshold": 1.0, "buffer": 5, "basis_samples": 5, "importance": "ones", "lr": 0.2, "ascent_lr": 0.5}
     method: Any = entry.settings.from_mapping({**entry.values(""), **changes}).start(
-        network, covered_weights(model), Streams(0)
+        network, projected_weights(model), Streams(0)
     )
     old, new = torch.randn(5, 9, dtype=torch.float64), torch.randn(8, 9, dtype=torch.float64)
     first = Batch(old, torch.arange(5) % 4, torch.zeros(5, dtype=torch.int64))
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     method.begin_task()
     method.observe(first)
-    method.remember(first)
+    method.after_batch(first)
     method.end_task()
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     method.begin_task()
     with torch.no_grad():
         before = [model[: place + 1](old) for place in range(5)]
@@ -172,15 +172,15 @@ def test_a_tiny_perturbation_approaches_replay_with_a_projected_step() -> None:
         torch.manual_seed(0)
         changes = {**SMALL, "ascent_lr": ascent_lr, "momentum": 0, "clip": 0}
         settings, network, method = started("fs-gpm", changes, setup)
-        network.open_head(None, 4)
+        network.add_head(None, 4)
         method.begin_task()
         first, batch = drawn(setup, 0, 7), drawn(setup, 1, 5)
-        method.remember(first)
+        method.after_batch(first)
         method.end_task()
-        network.open_head(None, 4)
+        network.add_head(None, 4)
         before = flat(network.model)
         method.replay.draw = lambda count, old=first: old[:count]
-        _, gradient = network.gradient(batch.joined(first[:5]))
+        _, gradient = network.loss_and_grad(batch.joined(first[:5]))
         step = torch.cat([g.flatten() for g in method.memory.outside(gradient).values()])
         method.observe(batch)
         gaps.append(float((flat(network.model) - (before - settings.lr * step)).abs().max()))
@@ -193,7 +193,7 @@ def test_clipping_shortens_the_whole_gradient_at_once(norm: float) -> None:
     """Factored and dense parts count together; the direction stays; 0 never clips."""
     left, right, other = torch.randn(3, 5).double(), torch.randn(3, 4).double(), torch.randn(7).double()
     together = torch.cat([(left.T @ right).flatten(), other])
-    short = clipped({"a": Outer(left, right), "b": other}, norm)
+    short = clipped({"a": FactoredGrad(left, right), "b": other}, norm)
     found = torch.cat([short["a"].dense().flatten(), short["b"]])  # type: ignore[union-attr, list-item]
     factor = 1.0 if norm == 0 else min(1.0, norm / float(together.norm()))
     torch.testing.assert_close(found, together * factor, rtol=1e-5, atol=0)
@@ -206,13 +206,13 @@ def test_the_record_has_the_importances_of_the_basis_learnt_with_and_the_ranks_b
     x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 4
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     learner = steppe.Learner(model, steppe.FSDGPM(importance=importance, **SMALL, **LIVELY))  # type: ignore[arg-type]
-    assert learner.learn(steppe.Task((x, y))).record["importances"] == {}
-    method: Any = learner.check(steppe.Task((x, y)))
+    assert learner.learn(steppe.Task((x, y))).diagnostics["importances"] == {}
+    method: Any = learner.validate(steppe.Task((x, y)))
     for shift in (1, 2):
         reached: list[dict[str, Any]] = []
         record = learner.learn(
-            steppe.Task((2 * x + shift, y)), watch=lambda _, seen=reached: seen.append(told_of(method))
-        ).record
+            steppe.Task((2 * x + shift, y)), callback=lambda _, seen=reached: seen.append(told_of(method))
+        ).diagnostics
         assert record["importances"] == reached[-1]["importances"]
         assert record["ranks"] == told_of(method)["ranks"]
         assert record["importances"] != told_of(method)["importances"]

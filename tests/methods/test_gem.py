@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from steppe import GEM, DivergedError, Learner, Task, UsageError
 from steppe.methods.gem import dual_solution
-from steppe.methods.parts.ring_buffer import Rings
+from steppe.methods.parts.ring_buffer import TaskRingBuffer
 from steppe.methods.parts.sgd import clipped
 from steppe.methods.parts.task_gradients import FactoredRows, PastTasks, Rows, block_products
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Outer, multiplied
+from steppe.tensors.factored import FactoredGrad, to_dense
 
 SMALL = {"lr": 0.1, "memory": 12, "tasks": 3}
 CASES: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
 )
 def test_ring_contents_equal_the_loop(slots: int, spare: int, tasks: list[list[int]]) -> None:
     memory = slots * (len(tasks) + 1) + min(spare, len(tasks))
-    rings, slow = Rings(memory, len(tasks) + 1), ListRings(memory, len(tasks) + 1)
+    rings, slow = TaskRingBuffer(memory, len(tasks) + 1), ListRings(memory, len(tasks) + 1)
     number = 0
     for place, sizes in enumerate([*tasks, [1]]):  # the last task only looks back
         rings.begin_task()
@@ -75,11 +75,11 @@ def test_ring_contents_equal_the_loop(slots: int, spare: int, tasks: list[list[i
 
 
 def test_rings_keep_bytes_and_say_how_many() -> None:
-    rings = Rings(25, 3)
-    assert rings.bytes_held() == 0
+    rings = TaskRingBuffer(25, 3)
+    assert rings.memory_bytes() == 0
     rings.begin_task()
     rings.write(Batch(torch.zeros(2, 5, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), torch.zeros(2).long()))
-    assert rings.bytes_held() == 24 * (5 + 8 + 8)
+    assert rings.memory_bytes() == 24 * (5 + 8 + 8)
 
 
 def test_more_tasks_than_the_memory_was_cut_for() -> None:
@@ -153,7 +153,7 @@ def past(model: nn.Module, heads: bool = False, sizes: tuple[int, ...] = (3, 3, 
     network = Network(model.double())
     samples = []
     for task, size in enumerate(sizes):
-        network.open_head(range(task, task + 2) if heads else None, 4)
+        network.add_head(range(task, task + 2) if heads else None, 4)
         y = torch.randint(task, task + 2, (size,)) if heads else torch.randint(0, 4, (size,))
         samples.append(Batch(torch.randn(size, 6, dtype=torch.float64), y, torch.full((size,), task)))
     return network, PastTasks(network, samples)
@@ -176,12 +176,12 @@ def test_together_equals_one_by_one(kind: str, clip: float, heads: bool) -> None
     fast, slow = tasks.gradients(clip), tasks._one_by_one(clip)
     assert isinstance(fast, FactoredRows)
     current = Batch(torch.randn(2, 6, dtype=torch.float64), torch.tensor([1, 1]), torch.tensor([0, 0]))
-    for g in (network.gradient(current)[1], network.gradient(current, factored=tasks.linear)[1]):
+    for g in (network.loss_and_grad(current)[1], network.loss_and_grad(current, factored=tasks.linear)[1]):
         torch.testing.assert_close(fast.products(g), slow.products(g), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(fast.gram(), slow.gram(), rtol=1e-10, atol=1e-12)
     v = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
     one, two = fast.combined(v), slow.combined(v)
-    assert one.keys() == two.keys() == network.parameters.keys()
+    assert one.keys() == two.keys() == network.trainable.keys()
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-10, atol=1e-12)
 
@@ -190,8 +190,8 @@ def test_rows_are_the_clipped_gradients() -> None:
     network, tasks = past(PLAIN["bias"]())
     rows = tasks._one_by_one(0.05)
     for task, batch in enumerate(tasks.samples):
-        for name, g in clipped(network.gradient(batch)[1], 0.05).items():
-            torch.testing.assert_close(rows.parts[name][task], multiplied(g))
+        for name, g in clipped(network.loss_and_grad(batch)[1], 0.05).items():
+            torch.testing.assert_close(rows.parts[name][task], to_dense(g))
     flat = torch.cat([part.flatten(1) for part in rows.parts.values()], 1)
     torch.testing.assert_close(rows.gram(), flat @ flat.T)
 
@@ -233,7 +233,7 @@ def test_other_models_go_one_by_one(kind: str) -> None:
     assert not tasks.linear
     rows = tasks.gradients(0)
     assert isinstance(rows, Rows)
-    assert rows.parts.keys() == network.parameters.keys()
+    assert rows.parts.keys() == network.trainable.keys()
 
 
 def test_unequal_memories_go_one_by_one() -> None:
@@ -242,7 +242,7 @@ def test_unequal_memories_go_one_by_one() -> None:
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), [(1, 9, 20), (30, 4, 5)])
 def test_block_products_whichever_is_cheaper(count: int, outputs: int, inputs: int) -> None:
-    rows = Outer(
+    rows = FactoredGrad(
         torch.randn(3, count, outputs, dtype=torch.float64), torch.randn(3, count, inputs, dtype=torch.float64)
     )
     g = torch.stack([left.T @ right for left, right in zip(rows.left, rows.right, strict=True)]).flatten(1)
@@ -254,7 +254,7 @@ def test_block_products_whichever_is_cheaper(count: int, outputs: int, inputs: i
 def test_single_precision_takes_the_fast_way_at_the_paper_s_size() -> None:
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(784, 100, bias=False), nn.ReLU(), nn.Linear(100, 10, bias=False)))
-    network.open_head(None, 10)
+    network.add_head(None, 10)
     task = torch.zeros(10, dtype=torch.int64)
     samples = [Batch(torch.rand(10, 784), torch.randint(0, 10, (10,)), task) for _ in range(19)]
     assert PastTasks(network, samples).linear
@@ -291,17 +291,17 @@ def test_projected_step_raises_no_past_loss() -> None:
         "gem", {"lr": 1e-5, "momentum": 0, "memory": 12, "tasks": 3, "clip": 0}, problem.build()
     )
     for task in range(2):
-        network.open_head(None, 4)
+        network.add_head(None, 4)
         method.begin_task()
-        method.remember(drawn(problem, task, 4))
-    network.open_head(None, 4)
+        method.after_batch(drawn(problem, task, 4))
+    network.add_head(None, 4)
     method.begin_task()
     memories = [network.prepare(batch) for batch in method.memory.rings.past()]
     assert len(memories) == 2
     conflicts = 0
     for _ in range(20):
         batch = drawn(problem, 2, 5)
-        g = network.gradient(batch)[1]
+        g = network.loss_and_grad(batch)[1]
         conflicts += int((method.memory.past.gradients(0).products(g) < -0.05).any())
         before = [float(network.loss(memory).detach()) for memory in memories]
         method.observe(batch)
@@ -318,7 +318,7 @@ def test_learns(heads: bool) -> None:
     learner, accuracies = learnt("gem", {"memory": 24, "tasks": 3}, heads)
     assert accuracies[-1] > 80
     assert learner._method is not None
-    assert learner._method.bytes_held() == {"replay": 24 * (16 + 16), "bases": 0}
+    assert learner._method.memory_bytes() == {"replay": 24 * (16 + 16), "bases": 0}
 
 
 def test_same_seed_same_bits() -> None:
@@ -348,4 +348,4 @@ def test_a_weight_that_is_a_single_number() -> None:
     for shift in range(3):
         x = torch.randn(20, 6)
         learner.learn(Task((x, (torch.arange(20) + shift) % 4)), epochs=2)
-    assert learner.tasks_learnt == 3
+    assert learner.num_tasks == 3

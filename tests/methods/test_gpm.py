@@ -156,7 +156,7 @@ def test_three_tasks_equal_the_dense_transcription(case: str, problem: str) -> N
     settings, network, method = started_on(setup, "gpm", {"basis_samples": 8, **CASES[case]})
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.open_head(setup.heads[task], 6 if setup.heads[task] else 4)
+        network.add_head(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()
         twin.begin_task()
         for _ in range(4):
@@ -164,9 +164,9 @@ def test_three_tasks_equal_the_dense_transcription(case: str, problem: str) -> N
             loss = method.observe(batch)
             expected = twin.observe(listed(batch))
             assert float(loss) == pytest.approx(expected, abs=1e-10)
-            torch.testing.assert_close(flattened(network.parameters), twin.w, rtol=0, atol=1e-10)
-            method.remember(batch)
-            twin.remember(listed(batch))
+            torch.testing.assert_close(flattened(network.trainable), twin.w, rtol=0, atol=1e-10)
+            method.after_batch(batch)
+            twin.after_batch(listed(batch))
         method.end_task()
         twin.end_task()
         for name, projector in method.memory.projectors.items():
@@ -183,9 +183,9 @@ def test_outputs_on_the_spanned_samples_do_not_move() -> None:
     x, y = torch.randn(6, 30, dtype=torch.float64), torch.randint(0, 4, (6,))
     learner.learn(Task((x, y)), epochs=3)
     learner.learn(Task((x, y)), epochs=3)  # the first task leaves the crossing vector out; the second completes it
-    before, weights = model(x), flattened(learner.network.parameters)
+    before, weights = model(x), flattened(learner.network.trainable)
     learner.learn(Task((torch.randn(40, 30, dtype=torch.float64), torch.randint(0, 4, (40,)))), epochs=3)
-    assert float((flattened(learner.network.parameters) - weights).norm()) > 0.1
+    assert float((flattened(learner.network.trainable) - weights).norm()) > 0.1
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-9)
 
 
@@ -211,7 +211,7 @@ def test_learns_tasks_with_and_without_heads(heads: bool) -> None:
     assert accuracies[-1] > 85
     method: Any = learner._method
     assert ("second.weight" in method.memory.projectors) == (not heads)  # several heads: the head is not covered
-    sizes = method.bytes_held()
+    sizes = method.memory_bytes()
     assert sizes["replay"] == 0
     assert sizes["bases"] == sum(p.basis.nbytes for p in method.memory.projectors.values()) > 0
 
@@ -240,14 +240,14 @@ def test_thresholds_must_fit_the_layers() -> None:
     learner = Learner(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), GPM(thresholds="0.9,0.9,0.9"))
     task = Task((torch.randn(20, 3), torch.randint(0, 2, (20,))))
     with pytest.raises(UsageError, match=r"3 numbers, but the model has 2 covered layers \(0.weight, 1.weight\)"):
-        learner.check(task)
+        learner.validate(task)
     assert GPM(thresholds=0.9).thresholds == "0.9"  # type: ignore[arg-type]
 
 
 def test_a_model_without_covered_layers_is_refused() -> None:
     learner = Learner(nn.Sequential(nn.BatchNorm1d(3)), GPM())
     with pytest.raises(ModelError, match="no layer that a gradient memory can cover"):
-        learner.check(Task((torch.randn(20, 3), torch.randint(0, 3, (20,)))))
+        learner.validate(Task((torch.randn(20, 3), torch.randint(0, 3, (20,)))))
 
 
 def test_samples_of_the_task_alone_reach_the_bases() -> None:
@@ -255,11 +255,11 @@ def test_samples_of_the_task_alone_reach_the_bases() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "gpm", {"basis_samples": 4})
     for task in range(2):
-        network.open_head(None, 4)
+        network.add_head(None, 4)
         method.begin_task()
         batch = drawn(setup, task, 9)
         method.observe(batch)
-        method.remember(batch)
+        method.after_batch(batch)
         kept: Batch = method._samples.draw(4)
         assert kept.task.tolist() == [task] * 4
         method.end_task()

@@ -43,13 +43,13 @@ def taught(changes: dict[str, Any], tasks: int, never: int = -1) -> tuple[Any, A
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", changes)
     for task in range(tasks):
-        network.open_head(setup.heads[task], 6)
+        network.add_head(setup.heads[task], 6)
         method.begin_task()
         for _ in range(4):
             batch = drawn(setup, task, 7)
             batch = batch[(batch.y != never).nonzero().squeeze(1)]
             method.observe(batch)
-            method.remember(batch)
+            method.after_batch(batch)
         method.end_task()
     return network, method
 
@@ -61,7 +61,7 @@ def test_an_update_descends_the_literal_loss(gamma: float, never: int) -> None:
     """
     network, method = taught({"exemplars": 12, "distillation": gamma, "clip": 0.8, "lr": 0.1}, 2, never)
     setup = PROBLEMS["conv"]
-    network.open_head(setup.heads[2], 6)
+    network.add_head(setup.heads[2], 6)
     with torch.no_grad():
         for parameter in network.parameters.values():  # away from where the stored logits were taken
             parameter += 0.1 * torch.randn_like(parameter)
@@ -88,12 +88,12 @@ def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", {"exemplars": 60})
     for task in range(2):
-        network.open_head(setup.heads[task], 6)
+        network.add_head(setup.heads[task], 6)
         method.begin_task()
         batch = drawn(setup, task, 16)
         few = batch[torch.cat([(batch.y == label).nonzero()[:2, 0] for label in setup.heads[task]])]
         method.observe(few)
-        method.remember(few)
+        method.after_batch(few)
         method.end_task()
         places = method.exemplars.places
         held = {label: method.exemplars.batch.y[where.start : where.stop].tolist() for label, where in places.items()}
@@ -108,7 +108,7 @@ def test_the_nearest_mean_is_found_far_from_0_too() -> None:
         model.weight.copy_(torch.eye(2))
         model.bias.fill_(3000.0)
     y = torch.arange(20) % 2
-    learner = Learner(model, ICaRL(lr=1e-12, exemplars=6), prepare=lambda x: x)
+    learner = Learner(model, ICaRL(lr=1e-12, exemplars=6), input_transform=lambda x: x)
     learner.learn(Task((torch.eye(2)[y], y), head=range(2)))
     x = torch.eye(2)[y] + 0.6 * torch.randn(20, 2)
     nearest = torch.cdist(x.double(), torch.eye(2, dtype=torch.float64)).argmin(1)
@@ -129,13 +129,13 @@ def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
     _, network, method = started_on(setup, "icarl", {"exemplars": 14})
     chosen: dict[int, torch.Tensor] = {}
     for task, quota in enumerate((7, 3, 2)):  # 14 over 2, 4, 6 classes
-        network.open_head(setup.heads[task], 6)
+        network.add_head(setup.heads[task], 6)
         method.begin_task()
         pool = []
         for _ in range(4):
             batch = drawn(setup, task, 7)
             method.observe(batch)
-            method.remember(batch)
+            method.after_batch(batch)
             pool.append(batch)
         method.end_task()
         x, y = torch.cat([b.x for b in pool]), torch.cat([b.y for b in pool])
@@ -151,7 +151,7 @@ def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
             assert set(kept.batch.y[places.start : places.stop].tolist()) == {label}
         with torch.no_grad():
             torch.testing.assert_close(kept.logits, network.model(kept.batch.x))
-    sizes = method.bytes_held()
+    sizes = method.memory_bytes()
     assert sizes["replay"] == sum(t.nbytes for t in (kept.batch.x, kept.batch.y, kept.batch.task))
     assert sizes["logits"] == kept.logits.nbytes
     assert sizes["bases"] == 0
@@ -216,19 +216,19 @@ def test_exemplars_of_no_class_or_of_no_samples_are_not_loaded(places: dict[int,
     learner = Learner(nn.Linear(4, 4), ICaRL(exemplars=4))
     learner.learn(Task((torch.randn(12, 4), torch.arange(12) % 2), head=range(2)))
     assert learner._method is not None
-    state = learner._method.state()
-    learner._method.load_state(state)
+    state = learner._method.state_dict()
+    learner._method.load_state_dict(state)
     state["exemplars"][2] = places
     with pytest.raises(ValueError, match="do not fit"):
-        learner._method.load_state(state)
+        learner._method.load_state_dict(state)
 
 
 def test_a_single_head_is_refused_before_work_starts() -> None:
     learner = Learner(Normed(), ICaRL())
-    before = flattened(learner.network.parameters)
+    before = flattened(learner.network.trainable)
     with pytest.raises(UsageError, match=r"task 0: iCaRL .* needs tasks with classes of their own"):
         learner.learn(image_tasks(1, heads=False)[0])
-    assert torch.equal(flattened(learner.network.parameters), before)
+    assert torch.equal(flattened(learner.network.trainable), before)
     assert learner.network.heads == []
 
 
@@ -243,7 +243,9 @@ def test_shared_rows_and_too_few_exemplars_are_refused() -> None:
     tasks = image_tasks(2)
     learner.learn(tasks[0])
     with pytest.raises(UsageError, match="shares rows with an earlier task's"):
-        learner.check(Task((torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.tensor([1, 2, 1, 2])), head=range(1, 3)))
+        learner.validate(
+            Task((torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.tensor([1, 2, 1, 2])), head=range(1, 3))
+        )
     with pytest.raises(UsageError, match="exemplars = 3 leaves nothing for some of the 4 classes"):
         learner.learn(tasks[1])
 

@@ -35,11 +35,11 @@ def setting_up(
     """The method with rates of both signs, met by two tasks, and the problem's loss on a flat vector."""
     settings, network, method = started_on(problem, "la-maml", changes)
     for task in range(2):
-        network.open_head(problem.heads[task], 6 if problem.heads[task] else 4)
+        network.add_head(problem.heads[task], 6 if problem.heads[task] else 4)
     generator = torch.Generator().manual_seed(8)
     for rate in method.rates.values():
         rate += 0.2 * torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
-    shapes = {name: p.shape for name, p in network.parameters.items()}
+    shapes = {name: p.shape for name, p in network.trainable.items()}
     return settings, network, method, lambda flat, samples: problem_loss(problem, network.model, shapes, flat, samples)
 
 
@@ -156,14 +156,14 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
     _, network, method, loss = setting_up(
         setup, {**changes, "second_order": second_order, "asynchronous": asynchronous}
     )
-    method.remember(drawn(setup, 0, 4))
+    method.after_batch(drawn(setup, 0, 4))
     seen: list[tuple[Batch, Batch]] = []
     inner = method.meta_gradient
     method.meta_gradient = lambda current, union: (seen.append((current, union)), inner(current, union))[1]
     for pace in (0.25, 1.0):
         if pace < 1:
-            method.slow_down(2)
-            assert method.slow_down(2) == pace * (0.5 if asynchronous else 0.2)
+            method.decay_lr(2)
+            assert method.decay_lr(2) == pace * (0.5 if asynchronous else 0.2)
         else:
             method.begin_task()
         theta = flattened(network.parameters).requires_grad_()
@@ -182,9 +182,9 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
 def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"buffer": 4, "replay_batch": 10})
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     old, batch = drawn(setup, 0, 4), drawn(setup, 0, 6)
-    method.remember(old)
+    method.after_batch(old)
     seen: list[tuple[Batch, Batch]] = []
     inner = method.meta_gradient
     method.meta_gradient = lambda current, union: (seen.append((current, union)), inner(current, union))[1]
@@ -208,28 +208,28 @@ def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
 def test_weights_are_put_back_when_a_forward_fails() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"inner_steps": 2})
-    network.open_head(None, 4)
-    before = flattened(network.parameters)
+    network.add_head(None, 4)
+    before = flattened(network.trainable)
     batch = drawn(setup, 0, 4)
     broken = Batch(batch.x[:, :3], batch.y, batch.task)
     with pytest.raises(RuntimeError):
         method.meta_gradient(batch, broken)
-    assert torch.equal(flattened(network.parameters), before)
+    assert torch.equal(flattened(network.trainable), before)
 
 
 def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {})
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     batch = drawn(setup, 0, 6)
     method.observe(batch)
     method.observe(batch)
-    method.remember(batch)
+    method.after_batch(batch)
     assert len(method.replay) == 6
     rates = flattened(method.rates)
     assert not torch.equal(rates, torch.full_like(rates, 0.15))
     method.end_task()
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     method.begin_task()
     assert torch.equal(flattened(method.rates), rates)
 
@@ -241,8 +241,8 @@ def test_learns_tasks_with_and_without_heads(second_order: bool, heads: bool) ->
     learner, accuracies = learnt("la-maml", changes, heads)
     assert sum(accuracies) / 3 > 85
     assert learner._method is not None
-    sizes = learner._method.bytes_held()
-    assert sizes["rates"] == sum(p.nbytes for p in learner.network.parameters.values())
+    sizes = learner._method.memory_bytes()
+    assert sizes["rates"] == sum(p.nbytes for p in learner.network.trainable.values())
     assert sizes["replay"] > 0
     assert sizes["bases"] == 0
 

@@ -14,7 +14,7 @@ from steppe import Finetune, Learner, Multitask, Task
 from steppe.errors import DataError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.learning.task_group import Curriculum
+from steppe.learning.task_group import TaskGroup
 from steppe.runtime.rng import Streams
 
 SHORT = ["tasks=3", "samples=40", "test_samples=50"]
@@ -43,7 +43,7 @@ def test_with_one_head_it_equals_one_task_with_all_samples() -> None:
     at_once = Learner(network(), Finetune(), seed=1)
     at_once.learn(Task(union), epochs=3, batch_size=4)
     torch.testing.assert_close(weights(together.model), weights(at_once.model), rtol=1e-10, atol=1e-12)
-    assert together.tasks_learnt == 3
+    assert together.num_tasks == 3
 
 
 def test_every_sample_is_learnt_on_its_own_head() -> None:
@@ -66,7 +66,7 @@ def test_every_sample_is_learnt_on_its_own_head() -> None:
 
 def test_a_walk_shows_every_sample_once_and_mixes_the_tasks() -> None:
     tasks = [Task(data(count, 0, 6, seed)) for seed, count in enumerate((7, 12, 3))]
-    curriculum = Curriculum(tasks, first=4)
+    curriculum = TaskGroup(tasks, first=4)
     batches = list(curriculum.batches(5, Streams(0), 6, torch.device("cpu")))
     assert [len(batch) for batch in batches] == [5, 5, 5, 5, 2]
     assert len(batches) == curriculum.count_batches(5)

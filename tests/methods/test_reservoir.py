@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference import ListReservoir
 from scipy.stats import chisquare
 
-from steppe.checkpoint.tree import packed, unpacked
+from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.errors import UsageError
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.tensors.batch import Batch
@@ -29,7 +29,7 @@ def reservoir(capacity: int, seed: int = 0) -> Reservoir:
 
 
 def held(buffer: Reservoir) -> list[int]:
-    everything = buffer.draw(len(buffer))
+    everything = buffer.sample(len(buffer))
     return [] if everything is None else sorted(everything.y.tolist())
 
 
@@ -40,13 +40,13 @@ def test_batches_follow_the_sequential_rule_exactly(capacity: int, sizes: list[i
     twin = ListReservoir(capacity, random.Random(seed), random.Random(seed + 1))
     start = 0
     for size in sizes:
-        buffer.push(numbered(start, size))
+        buffer.add(numbered(start, size))
         for number in range(start, start + size):
             twin.push(number)
         start += size
         assert len(buffer) == len(twin.items) == min(start, capacity)
         for count in (1, capacity, capacity + 5):
-            drawn = buffer.draw(count)
+            drawn = buffer.sample(count)
             assert drawn is not None
             assert drawn.y.tolist() == twin.draw(count)
             assert torch.equal(drawn.x[:, 0].long(), drawn.y)
@@ -69,19 +69,19 @@ def test_kept_in_mid_stream_it_goes_on_as_if_nothing_had_happened(
     broken = data.draw(st.integers(0, len(sizes)))
     for place, size in enumerate(sizes):
         if place == broken:
-            kept, tensors = packed(buffer.state())
+            kept, tensors = flatten_tree(buffer.state_dict())
             again = Reservoir(capacity, *ways)
-            again.load_state(unpacked(kept, tensors))
+            again.load_state_dict(unflatten_tree(kept, tensors))
             buffer = again
         start = sum(sizes[:place])
         batch = numbered(start, size)
-        buffer.push(batch, -batch.x if noted else None)
+        buffer.add(batch, -batch.x if noted else None)
     twin = ListReservoir(capacity, random.Random(seed), random.Random(seed + 1))
     for number in range(sum(sizes)):
         twin.push(number)
     assert held(buffer) == sorted(twin.items)
     assert len(set(twin.items)) == len(buffer) == min(capacity, sum(sizes))
-    drawn = buffer.draw_noted(len(buffer))
+    drawn = buffer.sample_with_extras(len(buffer))
     assert (drawn is not None) == noted
     if drawn is not None:
         assert torch.equal(drawn[0].x, -drawn[1])
@@ -93,14 +93,14 @@ def test_kept_in_mid_stream_it_goes_on_as_if_nothing_had_happened(
 )
 def test_a_state_that_does_not_add_up_is_refused(change: dict[str, object]) -> None:
     buffer = reservoir(5)
-    buffer.push(numbered(0, 3))
+    buffer.add(numbered(0, 3))
     with pytest.raises((ValueError, TypeError)):
-        reservoir(5).load_state({**buffer.state(), **change})
+        reservoir(5).load_state_dict({**buffer.state_dict(), **change})
 
 
 def test_a_buffer_beyond_all_memory_is_refused() -> None:
     with pytest.raises(UsageError, match="no memory for 1,000,000,000,000,000 samples"):
-        reservoir(10**15).push(numbered(0, 3))
+        reservoir(10**15).add(numbered(0, 3))
 
 
 def test_every_sample_is_kept_with_the_same_chance() -> None:
@@ -109,18 +109,18 @@ def test_every_sample_is_kept_with_the_same_chance() -> None:
     for seed in range(1500):
         buffer = reservoir(4, 2 * seed)
         for start in (0, 6, 9):
-            buffer.push(numbered(start, 6 if start == 0 else 3))
+            buffer.add(numbered(start, 6 if start == 0 else 3))
         kept.update(held(buffer))
     assert chisquare([kept[number] for number in range(12)]).pvalue > 1e-4
 
 
 def test_draws_are_distinct_and_uniform() -> None:
     buffer = reservoir(10, 3)
-    buffer.push(numbered(0, 10))
+    buffer.add(numbered(0, 10))
     drawn: Counter[int] = Counter()
     pairs: Counter[frozenset[int]] = Counter()
     for _ in range(3000):
-        batch = buffer.draw(2)
+        batch = buffer.sample(2)
         assert batch is not None
         labels = batch.y.tolist()
         assert len(set(labels)) == 2
@@ -135,28 +135,28 @@ def test_draws_are_distinct_and_uniform() -> None:
 def test_samples_keep_their_form(dtype: torch.dtype) -> None:
     x = torch.arange(250, 256).repeat(2, 2, 1).to(dtype)
     buffer = reservoir(5)
-    buffer.push(Batch(x, torch.tensor([1, 2]), torch.tensor([0, 0])))
-    drawn = buffer.draw(2)
+    buffer.add(Batch(x, torch.tensor([1, 2]), torch.tensor([0, 0])))
+    drawn = buffer.sample(2)
     assert drawn is not None
     assert drawn.x.dtype == dtype
     assert torch.equal(drawn.x, x)
-    assert buffer.bytes_held() == 5 * (12 * x.element_size() + 8 + 8)
+    assert buffer.memory_bytes() == 5 * (12 * x.element_size() + 8 + 8)
 
 
 def test_a_drawn_batch_and_a_pushed_one_are_copies() -> None:
     """Whoever changes a batch in place does not change the memory."""
     buffer, pushed = reservoir(3), numbered(0, 3)
-    buffer.push(pushed)
+    buffer.add(pushed)
     pushed.x.zero_()
-    drawn = buffer.draw(3)
+    drawn = buffer.sample(3)
     assert drawn is not None
     drawn.x.add_(100)
-    again = buffer.draw(3)
+    again = buffer.sample(3)
     assert again is not None
     assert sorted(again.x[:, 0].tolist()) == [0.0, 1.0, 2.0]
 
 
 def test_an_empty_buffer_gives_none() -> None:
     buffer = reservoir(3)
-    assert buffer.draw(5) is None
-    assert (len(buffer), buffer.bytes_held()) == (0, 0)
+    assert buffer.sample(5) is None
+    assert (len(buffer), buffer.memory_bytes()) == (0, 0)

@@ -19,7 +19,7 @@ import steppe
 from steppe.methods.fs_dgpm import FSDGPM
 from steppe.models.lenet import LeNet
 from steppe.network.network import Network
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 
@@ -131,13 +131,13 @@ def test_statistics_and_weights_equal_the_loop_s(member: str, form: str, statist
     entry = find_method(member)
     values = {**entry.values(""), "ascent_form": "whole", **SMALL, **LIVELY, **FORMS[form], "statistics": statistics}
     settings: Any = FSDGPM.from_mapping(values)
-    covered = {key: each for key, each in covered_weights(model).items() if key in problem.covered}
+    covered = {key: each for key, each in projected_weights(model).items() if key in problem.covered}
     network = Network(model)
     method = settings.start(network, covered, Streams(3))
     loop = ReleasedLoop(member, settings, problem, model, Streams(3).derived)
     loop.statistics = kept
     for task in range(3):
-        network.open_head(heads[task], 6)
+        network.add_head(heads[task], 6)
         method.begin_task()
         loop.begin_task()
         for size in (5, 5, 3):
@@ -150,8 +150,8 @@ def test_statistics_and_weights_equal_the_loop_s(member: str, form: str, statist
                 torch.testing.assert_close(norm.running_var, kept.var[name], rtol=1e-8, atol=1e-11)
             flat = torch.cat([p.detach().flatten() for p in model.parameters()])
             torch.testing.assert_close(flat, loop.w, rtol=1e-7, atol=1e-9)
-            method.remember(batch)
-            loop.remember(listed(batch))
+            method.after_batch(batch)
+            loop.after_batch(listed(batch))
         method.end_task()
         loop.end_task()
         ranks = {key: projector.rank for key, projector in method.memory.projectors.items()}

@@ -41,7 +41,7 @@ def test_learns(heads: bool) -> None:
     learner, accuracies = learnt("sam-er", {"buffer": 20}, heads)
     assert min(accuracies) > 70
     assert learner._method is not None
-    assert learner._method.bytes_held() == {"replay": 20 * (16 + 16), "bases": 0}
+    assert learner._method.memory_bytes() == {"replay": 20 * (16 + 16), "bases": 0}
 
 
 def test_same_seed_same_bits() -> None:

@@ -44,16 +44,16 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
     settings, network, method = started_on(setup, "sgp", changes)
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.open_head(setup.heads[task], 6 if setup.heads[task] else 4)
+        network.add_head(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()
         twin.begin_task()
         for _ in range(4):
             batch = drawn(setup, task, 5)
             method.observe(batch)
             twin.observe(listed(batch))
-            torch.testing.assert_close(flattened(network.parameters), twin.w, rtol=0, atol=1e-9)
-            method.remember(batch)
-            twin.remember(listed(batch))
+            torch.testing.assert_close(flattened(network.trainable), twin.w, rtol=0, atol=1e-9)
+            method.after_batch(batch)
+            twin.after_batch(listed(batch))
         method.end_task()
         twin.end_task()
         for name, projector in method.memory.projectors.items():
@@ -62,7 +62,7 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
             ):
                 found = importance[basis.square().sum(0) > 0.5]
                 torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8)
-        for name, told in method.record()["importances"].items():
+        for name, told in method.diagnostics()["importances"].items():
             held = sorted(value for group in twin.importance[name] for value in group)
             assert told["mean"] == pytest.approx(sum(held) / len(held))
             assert [told["deciles"][0], told["deciles"][10]] == pytest.approx([held[0], held[-1]])
@@ -87,7 +87,7 @@ def test_a_large_alpha_is_gpm() -> None:
     one, accuracies = learnt("sgp", {"alpha": 1e12, "thresholds": "0.9"})
     other, expected = learnt("gpm", {"thresholds": "0.9"})
     assert accuracies == expected
-    torch.testing.assert_close(flattened(one.network.parameters), flattened(other.network.parameters))
+    torch.testing.assert_close(flattened(one.network.trainable), flattened(other.network.trainable))
 
 
 @pytest.mark.parametrize("heads", [True, False])
@@ -95,7 +95,7 @@ def test_learns_tasks_with_and_without_heads(heads: bool) -> None:
     learner, accuracies = learnt("sgp", {"lr": 0.02}, heads)
     assert accuracies[-1] > 85
     assert learner._method is not None
-    sizes = learner._method.bytes_held()
+    sizes = learner._method.memory_bytes()
     assert sizes["replay"] == 0
     assert sizes["bases"] > sizes["importances"] > 0
 

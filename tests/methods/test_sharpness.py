@@ -13,12 +13,12 @@ from reference_update import PROBLEMS, FlatUpdate, coverage
 from torch import Tensor
 
 from steppe.methods.parts import sharpness as perturbation
-from steppe.methods.parts.sharpness import Ascent
+from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import Sigmoid, Spectral
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Outer, multiplied
+from steppe.tensors.factored import FactoredGrad, to_dense
 
 PROBLEM = PROBLEMS["smooth"]  # tanh: finite differences need a loss without kinks
 
@@ -30,7 +30,7 @@ class Setup:
         generator = torch.Generator().manual_seed(4)
         self.model = PROBLEM.build()
         self.network = Network(self.model)
-        self.network.open_head(None, 4)
+        self.network.add_head(None, 4)
         self.memory = GradientMemory(Sigmoid(0.01), coverage(PROBLEM, self.model))
         self.memory.rebuild(self.network, torch.randn(4, 6, dtype=torch.float64, generator=generator), 0.95)
         soften(self.memory, generator)
@@ -75,7 +75,7 @@ FORMS = [
 @pytest.mark.parametrize("lr", [0.4, -0.4], ids=["ascent", "look-ahead"])
 def test_importance_gradient_equals_finite_differences(steps: int, chunked: bool, second: bool, lr: float) -> None:
     setup = Setup(lr=lr, steps=steps, chunked=chunked)
-    ascent = Ascent(lr, steps, clamp=1e3, chunked=chunked, second_order=second)
+    ascent = SharpnessAscent(lr, steps, clamp=1e3, chunked=chunked, second_order=second)
     found = ascent(setup.network, setup.memory, setup.current, setup.union)
     expected = central_differences(lambda x: setup.loss(setup.twin.w, x), setup.importances)
     slopes = found.importance_gradient
@@ -90,9 +90,9 @@ def test_importance_gradient_equals_finite_differences(steps: int, chunked: bool
 def test_second_order_weight_gradient_equals_finite_differences(steps: int, chunked: bool, clamp: float) -> None:
     """Through the ascent itself, and through the clamp, whose bound elements stand still."""
     setup = Setup(lr=0.4, steps=steps, chunked=chunked, clamp=clamp)
-    ascent = Ascent(0.4, steps, clamp=clamp, chunked=chunked, second_order=True)
+    ascent = SharpnessAscent(0.4, steps, clamp=clamp, chunked=chunked, second_order=True)
     found = ascent(setup.network, setup.memory, setup.current, setup.union)
-    gradient = torch.cat([multiplied(g).flatten() for g in found.gradient.values()])
+    gradient = torch.cat([to_dense(g).flatten() for g in found.gradient.values()])
     chosen = torch.randperm(len(gradient))[:40]
 
     def loss(values: Tensor) -> float:
@@ -109,7 +109,7 @@ def test_importances_that_do_not_move_are_not_differentiated_in() -> None:
     setup, found = Setup(lr=0.4, steps=2, chunked=True), []
     for rule in (Sigmoid(0.01), Spectral(2.0)):
         setup.memory.rule = rule
-        ascent = Ascent(0.4, 2, chunked=True, second_order=True)
+        ascent = SharpnessAscent(0.4, 2, chunked=True, second_order=True)
         found.append(ascent(setup.network, setup.memory, setup.current, setup.union))
     moving, still = found
     assert moving.importance_gradient is not None
@@ -123,7 +123,9 @@ def test_first_order_is_near_but_not_the_whole_gradient() -> None:
     for lr in (0.4, 0.04):
         setup = Setup(lr=lr, steps=2, chunked=False)
         first, second = (
-            Ascent(lr, 2, clamp=1e3, second_order=order)(setup.network, setup.memory, setup.current, setup.union)
+            SharpnessAscent(lr, 2, clamp=1e3, second_order=order)(
+                setup.network, setup.memory, setup.current, setup.union
+            )
             for order in (False, True)
         )
         one, two = first.importance_gradient, second.importance_gradient
@@ -146,7 +148,7 @@ def test_first_order_is_near_but_not_the_whole_gradient() -> None:
 )
 def test_schedule(n: int, steps: int, chunked: bool, sizes: list[int]) -> None:
     """Whole: K times all of D, one loss at the end. Chunked: D cut in order, a loss after each."""
-    plan = list(Ascent(0.1, steps, chunked=chunked).schedule(n))
+    plan = list(SharpnessAscent(0.1, steps, chunked=chunked).schedule(n))
     assert [part.stop - part.start for part, _, _ in plan] == sizes
     ending = [False] * (len(sizes) - 1) + [True]
     assert [last for _, _, last in plan] == ending
@@ -160,7 +162,7 @@ def test_the_ascent_leaves_the_model_as_it_found_it(second: bool) -> None:
     setup = Setup(lr=0.4, steps=2, chunked=True)
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     kept = {name: p.importance.clone() for name, p in setup.memory.projectors.items()}
-    Ascent(0.4, 2, chunked=True, second_order=second)(setup.network, setup.memory, setup.current, setup.union)
+    SharpnessAscent(0.4, 2, chunked=True, second_order=second)(setup.network, setup.memory, setup.current, setup.union)
     assert all(torch.equal(value, before[name]) for name, value in setup.model.state_dict().items())
     assert all(torch.equal(p.importance, kept[name]) for name, p in setup.memory.projectors.items())
     assert not any(p.importance.requires_grad for p in setup.memory.projectors.values())
@@ -187,12 +189,12 @@ def test_factors_are_clamped_as_their_product_is(
     sums = [max(map(abs, a)) * max(map(abs, b)) for a, b in zip(left.tolist(), right.tolist(), strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(perturbation, "WIDE", 0)
-        found = perturbation._clamped(Outer(left.double(), right.double()), limit, new=True)
-    assert isinstance(found, Outer) == (rows * columns > 0 and sum(sums) <= limit)
+        found = perturbation._clamped(FactoredGrad(left.double(), right.double()), limit, new=True)
+    assert isinstance(found, FactoredGrad) == (rows * columns > 0 and sum(sums) <= limit)
     for i in range(rows):
         for j in range(columns):
             product = sum(float(left[k, i]) * float(right[k, j]) for k in range(n))
-            assert float(multiplied(found)[i, j]) == min(max(product, -limit), limit)
+            assert float(to_dense(found)[i, j]) == min(max(product, -limit), limit)
 
 
 @pytest.mark.parametrize("clamp", [1e3, 0.3, 0.1, 0.02])
@@ -207,12 +209,14 @@ def test_an_ascent_by_factors_outside_of_chains_is_the_twins(
     kinds: set[type] = set()
     clamped = perturbation._clamped
 
-    def noted(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
+    def noted(d: Tensor | FactoredGrad, bound: float, new: bool) -> Tensor | FactoredGrad:
         kinds.add(type(d))
         return clamped(d, bound, new)
 
     monkeypatch.setattr(perturbation, "_clamped", noted)
-    found = Ascent(0.4, steps, clamp=clamp, chunked=chunked)(setup.network, setup.memory, setup.current, setup.union)
+    found = SharpnessAscent(0.4, steps, clamp=clamp, chunked=chunked)(
+        setup.network, setup.memory, setup.current, setup.union
+    )
     assert setup.network.chain is None
-    assert Outer in kinds
+    assert FactoredGrad in kinds
     assert float(found.loss) == pytest.approx(setup.loss(setup.twin.w, setup.importances), rel=1e-12)

@@ -11,7 +11,7 @@ from torch import nn
 
 import steppe
 from steppe.errors import SteppeError
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 4
@@ -29,16 +29,16 @@ def with_places() -> nn.Module:
     )
 
 
-def batch_of(**settings: int) -> MethodSettings:
+def batch_of(**settings: int) -> MethodConfig:
     return steppe.AGEM(reference="batch", **settings)  # type: ignore[arg-type]
 
 
-def learn(model: nn.Module, method: MethodSettings, **options: Any) -> list[int]:
+def learn(model: nn.Module, method: MethodConfig, **options: Any) -> list[int]:
     learner = steppe.Learner(model, method, seed=0)
     return [learner.learn(task, batch_size=10, **options).updates for task in TASKS]
 
 
-REFUSED: dict[str, tuple[MethodSettings, str]] = {
+REFUSED: dict[str, tuple[MethodConfig, str]] = {
     "ewc": (steppe.EWC(samples=1), "samples = 1 .* set samples to 2 or more"),
     "gem": (steppe.GEM(memory=2, tasks=2), "memory = 2 shared by tasks = 2 .* raise memory"),
     "a-gem": (steppe.AGEM(memory=2, tasks=2), "memory = 2 shared by tasks = 2 .* raise memory"),
@@ -62,7 +62,7 @@ def test_the_setting_is_named_before_the_task_is_learnt(name: str) -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-ENOUGH: dict[str, MethodSettings] = {
+ENOUGH: dict[str, MethodConfig] = {
     "ewc": steppe.EWC(samples=2),
     "gem": steppe.GEM(memory=4, tasks=2),
     "a-gem": steppe.AGEM(memory=4, tasks=2),

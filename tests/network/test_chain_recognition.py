@@ -13,7 +13,7 @@ from steppe import FSDGPM, Learner, Task
 from steppe.errors import ModelError
 from steppe.learning.events import EpochEnded
 from steppe.models.mlp import MLP
-from steppe.network.linear_chain import find_chain
+from steppe.network.linear_chain import find_linear_chain
 
 
 class Branching(MLP):
@@ -146,16 +146,16 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_everything_else_is_no_chain(name: str) -> None:
-    assert find_chain(OTHERS[name]()) is None
+    assert find_linear_chain(OTHERS[name]()) is None
 
 
 def test_hooks_on_all_modules_keep_autograds_way() -> None:
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
     try:
-        assert find_chain(MLP(9, 12, 5)) is None
+        assert find_linear_chain(MLP(9, 12, 5)) is None
     finally:
         handle.remove()
-    assert find_chain(MLP(9, 12, 5)) is not None
+    assert find_linear_chain(MLP(9, 12, 5)) is not None
 
 
 @pytest.mark.parametrize("change", ["hook", "weight hook", "layer"])
@@ -167,7 +167,7 @@ def test_what_comes_in_between_during_a_task_ends_the_quick_way(change: str) -> 
         model = nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 5)).double()
         learner = Learner(model, FSDGPM(buffer=20))
         if not quick:
-            learner.network.seek_chain = lambda batch: None  # type: ignore[method-assign]
+            learner.network.use_chain_if_exact = lambda batch: None  # type: ignore[method-assign]
 
         def interfere(event: object, model: nn.Sequential = model) -> None:
             if not isinstance(event, EpochEnded) or event.epoch > 0:  # progress is told by the clock
@@ -180,7 +180,7 @@ def test_what_comes_in_between_during_a_task_ends_the_quick_way(change: str) -> 
                 model[1] = nn.Tanh()
 
         x = torch.randn(30, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        learner.learn(Task((x, torch.arange(30) % 5)), epochs=2, watch=interfere)
+        learner.learn(Task((x, torch.arange(30) % 5)), epochs=2, callback=interfere)
         assert learner.network.chain is None
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights)
@@ -224,7 +224,7 @@ def test_a_hook_on_a_weight_sees_its_gradient_whatever_the_batch() -> None:
 
 def test_looking_for_a_chain_leaves_the_model_alone() -> None:
     model = Counting(9, 12, 5)
-    find_chain(model)
+    find_linear_chain(model)
     assert not hasattr(model, "calls")
 
 

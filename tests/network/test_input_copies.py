@@ -45,7 +45,7 @@ class InPlace(nn.Module):
         return output
 
 
-def weights(model: nn.Module, method: steppe.MethodSettings, x: Tensor, **learning: int) -> list[Tensor]:
+def weights(model: nn.Module, method: steppe.MethodConfig, x: Tensor, **learning: int) -> list[Tensor]:
     """After two tasks, of which it is tested on both; the inputs must be what they were."""
     learner = steppe.Learner(model, method)
     tasks = [steppe.Task((x, Y % 2), (x, Y % 2), head=range(2)), steppe.Task((x, Y % 2 + 2), head=range(2, 4))]
@@ -60,19 +60,19 @@ def weights(model: nn.Module, method: steppe.MethodSettings, x: Tensor, **learni
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("modes", [(True,), (False,), (True, False)], ids=["train", "eval", "both"])
-def test_it_learns_as_with_a_copy(method: steppe.MethodSettings, modes: tuple[bool, ...]) -> None:
+def test_it_learns_as_with_a_copy(method: steppe.MethodConfig, modes: tuple[bool, ...]) -> None:
     found = []
     for spare in (False, True):
         torch.manual_seed(0)
         model = InPlace(lambda x: x.add_(0.5), modes, spare=spare)
-        found.append(weights(model, method, X.clone(), glances=2))
+        found.append(weights(model, method, X.clone(), updates_per_batch=2))
     assert all(map(torch.equal, *found))
 
 
 def test_dropout_in_place_leaves_the_held_samples_alone() -> None:
     learner = steppe.Learner(nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(6, 4)), steppe.ER(buffer=60))
     learner.learn(steppe.Task((X, Y)))
-    held = learner.state()["method"]["replay"]["stored"].x
+    held = learner.state_dict()["method"]["replay"]["stored"].x
     assert all(bool((sample == X).all(1).any()) for sample in held)
 
 

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steppe import Learner, Task
-from steppe.methods.base import MethodSettings
-from steppe.methods.parts.sharpness import Ascent, Perturbed
-from steppe.methods.parts.sharpness_chain import MovedChain
+from steppe.methods.base import MethodConfig
+from steppe.methods.parts.sharpness import Perturbed, SharpnessAscent
+from steppe.methods.parts.sharpness_chain import PerturbedChain
 from steppe.models.mlp import MLP
 from steppe.network.linear_chain import weight_gradient
 from steppe.network.network import Network
 from steppe.projection.importance import Ones, Sigmoid
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
 from steppe.registry import METHODS
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import multiplied
+from steppe.tensors.factored import to_dense
 from steppe.tensors.matmul import times_transposed
 
 
@@ -64,9 +64,9 @@ def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Ba
     batch = Batch(x, y, torch.tensor([0] * 5 + [1] * 4))
     networks = Network(model), Network(copy.deepcopy(model))
     for network in networks:
-        network.open_head(range(2) if heads else None, 5)
-        network.open_head(range(2, 5) if heads else None, 5)
-    networks[0].seek_chain(batch)
+        network.add_head(range(2) if heads else None, 5)
+        network.add_head(range(2, 5) if heads else None, 5)
+    networks[0].use_chain_if_exact(batch)
     assert networks[0].chain is not None
     return *networks, batch
 
@@ -91,20 +91,20 @@ def test_outputs_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_gradients_are_autograds(name: str, heads: bool, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steppe.network.linear_chain.FACTORS", wide)
     quick, slow, batch = setting(name, heads)
-    at = {key: p.detach() + torch.randn_like(p) for key, p in slow.parameters.items()}
+    at = {key: p.detach() + torch.randn_like(p) for key, p in slow.trainable.items()}
     for place in (None, at):
-        (loss, found), (expected_loss, expected) = quick.gradient(batch, place), slow.gradient(batch, place)
+        (loss, found), (expected_loss, expected) = quick.loss_and_grad(batch, place), slow.loss_and_grad(batch, place)
         torch.testing.assert_close(loss, expected_loss)
         assert found.keys() == expected.keys()
         for key, g in expected.items():
-            torch.testing.assert_close(multiplied(found[key]), multiplied(g))
-            assert not multiplied(found[key]).requires_grad
+            torch.testing.assert_close(to_dense(found[key]), to_dense(g))
+            assert not to_dense(found[key]).requires_grad
 
 
 def remembered(network: Network, seed: int) -> GradientMemory:
     """A memory with soft importances."""
     generator = torch.Generator().manual_seed(seed)
-    memory = GradientMemory(Sigmoid(0.01), covered_weights(network.model))
+    memory = GradientMemory(Sigmoid(0.01), projected_weights(network.model))
     memory.rebuild(network, torch.randn(6, 9, dtype=torch.float64, generator=generator), 0.9)
     soften(memory, generator)
     return memory
@@ -113,14 +113,14 @@ def remembered(network: Network, seed: int) -> GradientMemory:
 def compared(found: Perturbed, expected: Perturbed) -> None:
     torch.testing.assert_close(found.loss, expected.loss)
     for key, g in expected.gradient.items():
-        torch.testing.assert_close(multiplied(found.gradient[key]), multiplied(g))
+        torch.testing.assert_close(to_dense(found.gradient[key]), to_dense(g))
     assert (found.importance_gradient is None) == (expected.importance_gradient is None)
     if found.importance_gradient is not None:
         torch.testing.assert_close(found.importance_gradient, expected.importance_gradient)
     if expected.coordinates:
         assert found.coordinates is not None
         for key, c in expected.coordinates.items():
-            torch.testing.assert_close(multiplied(found.coordinates[key]), multiplied(c))
+            torch.testing.assert_close(to_dense(found.coordinates[key]), to_dense(c))
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -143,12 +143,12 @@ def test_the_ascent_is_the_obvious_one(
     quick, slow, batch = setting(name, heads=True)
     memories = [GradientMemory(Sigmoid(0.01)) if first_task else remembered(network, 3) for network in (quick, slow)]
     before = quick.snapshot()
-    ascent = Ascent(0.3, steps=3, clamp=clamp, chunked=chunked)
+    ascent = SharpnessAscent(0.3, steps=3, clamp=clamp, chunked=chunked)
     found, expected = (ascent(n, m, batch[:5], batch) for n, m in zip((quick, slow), memories, strict=True))
     compared(found, expected)
-    left = memories[0].outside(found.gradient, found.coordinates)
-    for key, g in memories[1].outside(expected.gradient).items():
-        torch.testing.assert_close(multiplied(left[key]), multiplied(g))
+    left = memories[0].project_out(found.gradient, found.coordinates)
+    for key, g in memories[1].project_out(expected.gradient).items():
+        torch.testing.assert_close(to_dense(left[key]), to_dense(g))
     assert all(torch.equal(before[key], tensor) for key, tensor in quick.snapshot().items())
     again = ascent(quick, memories[0], batch[:5], batch)
     compared(again, expected)  # nothing is left over from the last time
@@ -168,12 +168,12 @@ def test_a_step_is_clamped_as_soon_as_one_element_is_too_large(
     x = torch.zeros(4, 9, dtype=torch.float64)  # fewer samples than outputs, or the weight would count as small
     x[:, 4] = 1.5
     batch = Batch(x, torch.zeros_like(batch.y[:4]), batch.task[:4])
-    memories = [GradientMemory(Sigmoid(0.01), covered_weights(network.model)) for network in (quick, slow)]
+    memories = [GradientMemory(Sigmoid(0.01), projected_weights(network.model)) for network in (quick, slow)]
     if not first_task:
         for memory, network in zip(memories, (quick, slow), strict=True):
             memory.rebuild(network, x, 0.9)
-    step = multiplied(slow.gradient(batch[:2])[1]["0.weight"])
-    ascent = Ascent(lr, steps=2, clamp=share * float(step.abs().max()))
+    step = to_dense(slow.loss_and_grad(batch[:2])[1]["0.weight"])
+    ascent = SharpnessAscent(lr, steps=2, clamp=share * float(step.abs().max()))
     compared(*(ascent(n, m, batch[:2], batch) for n, m in zip((quick, slow), memories, strict=True)))
 
 
@@ -184,12 +184,12 @@ def test_the_first_layers_coordinates_are_not_computed_twice(chunked: bool, monk
     quick, _, batch = setting("mlp", heads=True)
     memory = remembered(quick, 3)
     memory.rule = Ones()
-    found = Ascent(0.3, chunked=chunked)(quick, memory, batch[:5], batch)
+    found = SharpnessAscent(0.3, chunked=chunked)(quick, memory, batch[:5], batch)
     first = next(iter(memory.projectors))
     assert found.coordinates is not None
     assert found.coordinates.keys() == {first}
     expected = memory.coordinates(found.gradient)[first]
-    torch.testing.assert_close(multiplied(found.coordinates[first]), multiplied(expected))
+    torch.testing.assert_close(to_dense(found.coordinates[first]), to_dense(expected))
 
 
 def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.Monke
     monkeypatch.setattr("steppe.methods.parts.sharpness_chain.WIDE", 60)
     quick, slow, batch = setting("mlp", heads=True)
     memories = [remembered(network, 3) for network in (quick, slow)]
-    ascent = Ascent(0.3)
+    ascent = SharpnessAscent(0.3)
 
     def same(count: int) -> None:
         part = batch[:count]
@@ -206,7 +206,7 @@ def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.Monke
     same(len(batch))
     for network in (quick, slow):
         with torch.no_grad():
-            for p in network.parameters.values():
+            for p in network.trainable.values():
                 p.mul_(1.5)
     same(len(batch))
     for memory in memories:
@@ -224,25 +224,25 @@ def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.Monke
 def test_the_quick_ascent_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the comparisons would compare the slow one with itself."""
     made: list[int] = []
-    start = MovedChain.__init__
+    start = PerturbedChain.__init__
 
-    def noted(self: MovedChain, *arguments: object) -> None:
+    def noted(self: PerturbedChain, *arguments: object) -> None:
         made.append(1)
         start(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(MovedChain, "__init__", noted)
+    monkeypatch.setattr(PerturbedChain, "__init__", noted)
     quick, slow, batch = setting("mlp", heads=False)
     for network, count in ((slow, 0), (quick, 1)):
-        Ascent(0.3)(network, remembered(network, 0), batch[:5], batch)
+        SharpnessAscent(0.3)(network, remembered(network, 0), batch[:5], batch)
         assert len(made) == count
     apart = Batch(batch.x[:5].clone(), batch.y[:5], batch.task[:5])  # not the first of the union
-    found = Ascent(0.3)(quick, remembered(quick, 0), apart, batch)
+    found = SharpnessAscent(0.3)(quick, remembered(quick, 0), apart, batch)
     assert len(made) == 1
-    compared(found, Ascent(0.3)(quick, remembered(quick, 0), batch[:5], batch))
+    compared(found, SharpnessAscent(0.3)(quick, remembered(quick, 0), batch[:5], batch))
     made.pop()
     for parameter in quick.model.first.parameters():  # type: ignore[union-attr]
         parameter.requires_grad_(False)
-    Ascent(0.3)(Network(quick.model), GradientMemory(Sigmoid(0.01)), batch[:5], batch)
+    SharpnessAscent(0.3)(Network(quick.model), GradientMemory(Sigmoid(0.01)), batch[:5], batch)
     assert len(made) == 1
 
 
@@ -253,12 +253,12 @@ def test_a_frozen_weight_stays_out() -> None:
     quick, slow = Network(model), Network(copy.deepcopy(model))
     batch = Batch(torch.randn(4, 9, dtype=torch.float64), torch.arange(4), torch.zeros(4, dtype=torch.int64))
     for network in (quick, slow):
-        network.open_head(None, 5)
-    quick.seek_chain(batch)
+        network.add_head(None, 5)
+    quick.use_chain_if_exact(batch)
     assert quick.chain is not None
-    found, expected = quick.gradient(batch)[1], slow.gradient(batch)[1]
+    found, expected = quick.loss_and_grad(batch)[1], slow.loss_and_grad(batch)[1]
     assert list(found) == list(expected) == ["first.weight", "head.weight"]
-    compared(*(Ascent(0.3)(n, GradientMemory(Sigmoid(0.01)), batch, batch) for n in (quick, slow)))
+    compared(*(SharpnessAscent(0.3)(n, GradientMemory(Sigmoid(0.01)), batch, batch) for n in (quick, slow)))
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("multitask", "oracle")])
@@ -266,11 +266,11 @@ def test_every_method_learns_the_same_either_way(name: str, monkeypatch: pytest.
     """Two tasks in float64, weights compared at the end."""
     entry = METHODS[name]
     made = entry.settings.from_mapping({**entry.values("cifar100-split"), **entry.variant})
-    assert isinstance(made, MethodSettings)
+    assert isinstance(made, MethodConfig)
     weights = []
     for quick in (True, False):
         if not quick:
-            monkeypatch.setattr(Network, "seek_chain", lambda self, batch: None)
+            monkeypatch.setattr(Network, "use_chain_if_exact", lambda self, batch: None)
         torch.manual_seed(5)
         model = MLP(9, 12, 6).double()
         learner = Learner(model, made, seed=1)
@@ -292,4 +292,4 @@ def test_products_in_parts_are_the_product(n: int, inputs: int, outputs: int) ->
         torch.randn(60 * outputs, 700 * inputs, dtype=torch.float64),
     )
     torch.testing.assert_close(times_transposed(x, w), x @ w.T)
-    torch.testing.assert_close(multiplied(weight_gradient(x[:, : 60 * outputs], x)), x[:, : 60 * outputs].T @ x)
+    torch.testing.assert_close(to_dense(weight_gradient(x[:, : 60 * outputs], x)), x[:, : 60 * outputs].T @ x)

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, linear, relu
 
 from steppe.methods.parts.sgd import clip_factor
-from steppe.network.linear_hooks import factorable, recorded_calls
+from steppe.network.linear_hooks import factorable, record_linear_calls
 from steppe.network.network import Network
 from steppe.projection.coverage import coverage
 from steppe.projection.importance import Ones
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Outer, multiplied
+from steppe.tensors.factored import FactoredGrad, to_dense
 
 
 class Net(nn.Module):
@@ -68,19 +68,19 @@ def test_factored_gradients_equal_dense_ones(case: str, n: int) -> None:
     """With few samples as factors, with many multiplied out; layers that are reused, tied or never reached included."""
     model = Net(CASES[case], inputs=3 if case == "sequences" else 6)
     network = Network(model)
-    network.open_head(None, 3)
+    network.add_head(None, 3)
     batch = Batch(torch.randn(n, 6, dtype=torch.float64), torch.arange(n) % 3, torch.zeros(n, dtype=torch.int64))
-    linear = {name: weight.layers for name, weight in covered_weights(model).items()}
+    linear = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert set(linear) == {"first.weight", "second.weight", "unused.weight", "head.weight"}
-    loss, dense = network.gradient(batch)
-    same, found = network.gradient(batch, factored=linear)
+    loss, dense = network.loss_and_grad(batch)
+    same, found = network.loss_and_grad(batch, factored=linear)
     assert torch.equal(loss, same)
     assert list(found) == list(dense) == [name for name, _ in model.named_parameters()]
     for name, g in found.items():
-        torch.testing.assert_close(multiplied(g), dense[name], rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(to_dense(g), dense[name], rtol=1e-11, atol=1e-13)
     rows = n * (2 if case == "sequences" else 1)
-    assert isinstance(found["first.weight"], Outer) == (rows < 12)
-    assert isinstance(found["head.weight"], Outer) == (n < 3)
+    assert isinstance(found["first.weight"], FactoredGrad) == (rows < 12)
+    assert isinstance(found["head.weight"], FactoredGrad) == (n < 3)
     assert no_hooks(model)
 
 
@@ -88,16 +88,16 @@ def test_calls_are_counted_together() -> None:
     """A weight used twice sees twice the vectors: factors pay only while all of them are fewer than its rows."""
     model = Net(CASES["reused"])
     network = Network(model)
-    network.open_head(None, 3)
+    network.add_head(None, 3)
     batch = Batch(torch.randn(7, 6, dtype=torch.float64), torch.arange(7) % 3, torch.zeros(7, dtype=torch.int64))
-    _, found = network.gradient(batch, factored={"first.weight": [model.first], "second.weight": [model.second]})
-    assert isinstance(found["first.weight"], Outer)
+    _, found = network.loss_and_grad(batch, factored={"first.weight": [model.first], "second.weight": [model.second]})
+    assert isinstance(found["first.weight"], FactoredGrad)
     assert isinstance(found["second.weight"], Tensor)
 
 
 def test_hooks_are_removed_when_the_forward_fails() -> None:
     model = Net(CASES["plain"])
-    with pytest.raises(RuntimeError), recorded_calls({"first.weight": [model.first]}):
+    with pytest.raises(RuntimeError), record_linear_calls({"first.weight": [model.first]}):
         model(torch.zeros(2, 5, dtype=torch.float64))
     assert no_hooks(model)
 
@@ -128,7 +128,7 @@ class Unusual(nn.Module):
 
 def test_only_true_outer_products_are_factored() -> None:
     model = Unusual()
-    linear = {name: weight.layers for name, weight in covered_weights(model).items()}
+    linear = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert set(linear) == {f"{name}.weight" for name in ("plain", "scaled", "twice", "halved", "aside")}
     assert factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
 
@@ -141,7 +141,7 @@ def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
         return torch.cat([net.head(net.first(x)), net.head(net.second(none) + linear(none, net.second.weight))])
 
     model = Net(use)
-    linears = {name: weight.layers for name, weight in covered_weights(model).items()}
+    linears = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert factorable(model, linears, torch.randn(3, 6, dtype=torch.float64)) == ["first.weight", "head.weight"]
 
 
@@ -185,12 +185,12 @@ def test_gradients_are_autograds_in_training_too(build: Callable[[], nn.Linear],
     memory = GradientMemory(Ones(), found)
     with network.mode(training=True):
         torch.manual_seed(1)
-        _, gradient = network.gradient(Batch(x, y, torch.zeros_like(y)), factored=memory.linear)
+        _, gradient = network.loss_and_grad(Batch(x, y, torch.zeros_like(y)), factored=memory.linear)
         torch.manual_seed(1)  # the same weights dropped
         truth = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
-    assert isinstance(gradient["0.weight"], Outer) == factored
+    assert isinstance(gradient["0.weight"], FactoredGrad) == factored
     for g, expected in zip(gradient.values(), truth, strict=True):
-        torch.testing.assert_close(multiplied(g), expected)
+        torch.testing.assert_close(to_dense(g), expected)
 
 
 def test_a_vanishing_gradient_has_no_negative_norm() -> None:
@@ -199,5 +199,5 @@ def test_a_vanishing_gradient_has_no_negative_norm() -> None:
     for _ in range(200):
         x = torch.randn(1, 30, generator=generator) + 1e3
         slope = torch.randn(1, 4, generator=generator)
-        g = Outer(torch.cat([slope, -slope]), torch.cat([x, x]))
+        g = FactoredGrad(torch.cat([slope, -slope]), torch.cat([x, x]))
         assert clip_factor({"weight": g}, 2.0) == 1.0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from steppe.errors import ModelError
 from steppe.network.network import Network
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
@@ -31,7 +31,7 @@ def samples(n: int, classes: int = 6, task: int = 0, dtype: torch.dtype = torch.
 def opened(model: nn.Module, *heads: range | None) -> Network:
     network = Network(model)
     for head in heads or (None,):
-        network.open_head(head, 6)
+        network.add_head(head, 6)
     return network
 
 
@@ -42,12 +42,12 @@ def bits(model: nn.Module) -> dict[str, bytes]:
 def test_gradient_at_shifted_weights_is_autograds_there() -> None:
     model, batch = small(), samples(4)
     network = opened(model)
-    shift = {name: torch.randn_like(p) for name, p in network.parameters.items()}
+    shift = {name: torch.randn_like(p) for name, p in network.trainable.items()}
     moved = small()
-    moved.load_state_dict({name: p.detach() + shift[name] for name, p in network.parameters.items()})
+    moved.load_state_dict({name: p.detach() + shift[name] for name, p in network.trainable.items()})
     loss = nn.functional.cross_entropy(moved(batch.x), batch.y)
     expected = torch.autograd.grad(loss, list(moved.parameters()))
-    found_loss, found = network.gradient(batch, network.moved(shift))
+    found_loss, found = network.loss_and_grad(batch, network.perturbed(shift))
     torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-13, atol=0)
     for g, name in zip(expected, found, strict=True):
         torch.testing.assert_close(found[name], g, rtol=1e-12, atol=1e-15)
@@ -61,15 +61,15 @@ def test_weights_come_back_bit_for_bit(dtype: torch.dtype, fails: bool) -> None:
     network = opened(model)
     before = bits(model)
     for scale in (1e-3, 1e6):
-        shift = {name: scale * torch.randn_like(p) for name, p in network.parameters.items()}
+        shift = {name: scale * torch.randn_like(p) for name, p in network.trainable.items()}
         if fails:
             with pytest.raises(RuntimeError):
-                network.gradient(
+                network.loss_and_grad(
                     Batch(torch.zeros(2, 9, dtype=dtype), *[torch.zeros(2, dtype=torch.int64)] * 2),
-                    network.moved(shift),
+                    network.perturbed(shift),
                 )
         else:
-            network.gradient(samples(3, dtype=dtype), network.moved(shift))
+            network.loss_and_grad(samples(3, dtype=dtype), network.perturbed(shift))
         assert bits(model) == before
 
 
@@ -84,12 +84,12 @@ def test_masked_heads_equal_cross_entropy_on_slices(tasks: list[int], seed: int)
     model = small()
     network = opened(model, *heads)
     expected = head_loss(model(x), labels, [heads[task] for task in tasks])
-    loss, gradient = network.gradient(Batch(x, torch.tensor(labels), torch.tensor(tasks)))
+    loss, gradient = network.loss_and_grad(Batch(x, torch.tensor(labels), torch.tensor(tasks)))
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-14)
     slopes = torch.autograd.grad(expected, list(model.parameters()))
     for g, name in zip(slopes, gradient, strict=True):
         torch.testing.assert_close(gradient[name], g, rtol=1e-10, atol=1e-13)
-    again = network.functional_loss(Batch(x, torch.tensor(labels), torch.tensor(tasks)), dict(network.parameters))
+    again = network.functional_loss(Batch(x, torch.tensor(labels), torch.tensor(tasks)), dict(network.trainable))
     torch.testing.assert_close(again, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -98,7 +98,7 @@ def test_unused_and_frozen_parameters() -> None:
     model = nn.ModuleDict({"used": nn.Linear(5, 6), "idle": nn.Linear(2, 2), "frozen": nn.Linear(2, 2)})
     model["frozen"].requires_grad_(False)
     model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
-    _, gradient = opened(model).gradient(samples(3, dtype=torch.float32))
+    _, gradient = opened(model).loss_and_grad(samples(3, dtype=torch.float32))
     assert set(gradient) == {"used.weight", "used.bias", "idle.weight", "idle.bias"}
     assert not gradient["idle.weight"].any()  # type: ignore[union-attr]
     assert gradient["used.weight"].any()  # type: ignore[union-attr]
@@ -175,10 +175,10 @@ def test_exactly_one_forward_of_an_update_moves_running_statistics(name: str, ch
     network = Network(model)
     entry = find_method(name)
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
-    method = settings.start(network, covered_weights(model) if settings.covers_layers else {}, Streams(0))
+    method = settings.start(network, projected_weights(model) if settings.uses_projection else {}, Streams(0))
     mean, updates = torch.zeros(5, dtype=torch.float64), 0
     for task in range(2):
-        network.open_head(None, 6)
+        network.add_head(None, 6)
         method.begin_task()
         for _ in range(2):
             batch, old = samples(6, task=task), samples(6)
@@ -190,7 +190,7 @@ def test_exactly_one_forward_of_an_update_moves_running_statistics(name: str, ch
             for norm in (model[0], model[2]):
                 assert int(norm.num_batches_tracked) == updates
             torch.testing.assert_close(model[0].running_mean, mean, rtol=1e-12, atol=1e-14)
-            method.remember(batch)
+            method.after_batch(batch)
         method.end_task()
         assert int(model[2].num_batches_tracked) == updates
     assert no_hooks(model)

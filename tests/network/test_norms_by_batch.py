@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import steppe
 from steppe.errors import DataError
 from steppe.landscape.profile import CHUNK, in_parts
-from steppe.learning.checks import looked_at
+from steppe.learning.checks import probe_inputs
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
 
@@ -26,13 +26,13 @@ def by_batch() -> nn.Sequential:
 
 @pytest.mark.parametrize("method", [steppe.GPM(basis_samples=65), steppe.FSDGPM(buffer=65), steppe.ER(buffer=20)])
 @pytest.mark.parametrize("count", [40, 513])
-def test_a_norm_without_running_statistics_never_meets_a_lone_sample(method: steppe.MethodSettings, count: int) -> None:
+def test_a_norm_without_running_statistics_never_meets_a_lone_sample(method: steppe.MethodConfig, count: int) -> None:
     """Neither when it is looked at, nor at the end of test and validation data or of the samples of a basis."""
     x = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
     y = torch.arange(count) % 2
     learner = steppe.Learner(by_batch(), method, seed=0)
     tasks = [
-        steppe.Task((x[:80], y[:80]), (x, y), valid=(x, y), head=range(2)),
+        steppe.Task((x[:80], y[:80]), (x, y), val=(x, y), head=range(2)),
         steppe.Task((x[:80], 2 + y[:80]), head=range(2, 4)),
     ]
     learner.learn(tasks[0], epochs=2, batch_size=10, patience=1)
@@ -47,12 +47,12 @@ def test_a_norm_without_running_statistics_never_meets_a_lone_sample(method: ste
 def test_a_task_of_one_sample_is_looked_at_twice() -> None:
     """Where a batch is normalised by itself."""
     network = Network(by_batch())
-    assert network.least == 2
-    assert len(looked_at(steppe.Task((X[:1], Y[:1])), network)) == 2
-    assert torch.equal(looked_at(steppe.Task((X, Y)), network), X[:2])
+    assert network.min_batch == 2
+    assert len(probe_inputs(steppe.Task((X[:1], Y[:1])), network)) == 2
+    assert torch.equal(probe_inputs(steppe.Task((X, Y)), network), X[:2])
     loader = DataLoader(TensorDataset(X, Y), batch_size=8)
-    assert torch.equal(looked_at(steppe.Task(loader), network), X[:2])
-    assert len(looked_at(steppe.Task(loader), Network(nn.Linear(6, 4)))) == 1
+    assert torch.equal(probe_inputs(steppe.Task(loader), network), X[:2])
+    assert len(probe_inputs(steppe.Task(loader), Network(nn.Linear(6, 4)))) == 1
 
 
 class Twice(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import relu
 
-from steppe.network.linear_chain import find_chain
+from steppe.network.linear_chain import find_linear_chain
 from steppe.network.straight_line import find_function, straight_line
 
 
@@ -71,13 +71,13 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_straight_lines_are_chains(name: str) -> None:
     kind, activations = CHAINS[name]
-    chain = find_chain(kind().double())
+    chain = find_linear_chain(kind().double())
     assert chain is not None
     assert [link.weight for link in chain.links] == ["a.weight", "b.weight"]
     found = ["-" if link.activation is None else link.activation.forward.__name__ for link in chain.links]
     assert " ".join(found) == activations
     model, x = kind().double(), torch.randn(4, 9, dtype=torch.float64)
-    chain = find_chain(model)
+    chain = find_linear_chain(model)
     assert chain is not None
     torch.testing.assert_close(chain.outputs(x), model(x))
 
@@ -241,7 +241,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_everything_else_is_none(name: str) -> None:
-    assert find_chain(OTHERS[name]()) is None
+    assert find_linear_chain(OTHERS[name]()) is None
 
 
 TEXT = """
@@ -278,7 +278,7 @@ def test_a_file_edited_after_it_was_loaded_is_not_believed(edited: str | None, t
     else:
         path.write_text(text.replace("torch.relu(self.a(one))", edited), encoding="utf-8")
         os.utime(path, (1, 1))
-    assert (find_chain(model) is not None) == (edited == "torch.relu(self.a(one))")
+    assert (find_linear_chain(model) is not None) == (edited == "torch.relu(self.a(one))")
 
 
 def test_what_was_read_once_is_not_read_again(tmp_path: Path) -> None:
@@ -286,10 +286,10 @@ def test_what_was_read_once_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "ours.py"
     path.write_text(TEXT, encoding="utf-8")
     model = loaded(path).Model()
-    assert find_chain(model) is not None
+    assert find_linear_chain(model) is not None
     path.write_text("", encoding="utf-8")
     os.utime(path, (1, 1))
-    assert find_chain(model) is not None
+    assert find_linear_chain(model) is not None
 
 
 def test_functions_are_found_through_modules_only() -> None:
@@ -312,7 +312,7 @@ def test_nothing_of_the_model_runs() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nn.ReLU, "forward", lambda self, x: pytest.fail("ran"))
         patch.setattr(nn.Linear, "forward", lambda self, x: pytest.fail("ran"))
-        assert find_chain(model) is not None
+        assert find_linear_chain(model) is not None
 
 
 def test_the_library_does_not_load_torchs_tracer() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe import FSDGPM, GPM, SGP, Learner, Task
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.methods.parts.task_gradients import PastTasks
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
@@ -43,7 +43,7 @@ class ConvolutionExperts(nn.Module):
         return output
 
 
-METHODS: dict[str, MethodSettings] = {
+METHODS: dict[str, MethodConfig] = {
     "fs-dgpm": FSDGPM(buffer=20, basis_samples=20),
     "fs-dgpm precise": FSDGPM(buffer=20, basis_samples=20, threshold=1.0),
     "fs-dgpm second order": FSDGPM(buffer=20, basis_samples=20, second_order=True),
@@ -64,14 +64,14 @@ def test_layers_that_are_given_no_samples(model: str, method: str, batch_size: i
     build, shape = MODELS[model]
     learner = Learner(build(), METHODS[method])
     x, y = torch.rand(20, *shape), torch.arange(20) % 4
-    own = learner.network.parameters["b.weight"]
+    own = learner.network.trainable["b.weight"]
     for to_b in (0, 1, 0):
         x.view(20, -1)[:, 0] = torch.arange(20) % 2 * to_b
         before = own.detach().clone()
-        ranks = learner.learn(Task((x.clone(), y)), batch_size=batch_size).record["ranks"]
-        assert set(ranks) == {"a.weight", "head.weight"} | ({"b.weight"} if to_b or learner.tasks_learnt > 1 else set())
+        ranks = learner.learn(Task((x.clone(), y)), batch_size=batch_size).diagnostics["ranks"]
+        assert set(ranks) == {"a.weight", "head.weight"} | ({"b.weight"} if to_b or learner.num_tasks > 1 else set())
         assert to_b or "dgpm" in method or torch.equal(own, before)  # which replays what it was given before
-    assert all(bool(p.isfinite().all()) for p in learner.network.parameters.values())
+    assert all(bool(p.isfinite().all()) for p in learner.network.trainable.values())
 
 
 class Gated(Experts):
@@ -97,13 +97,13 @@ def test_samples_that_change_their_layer() -> None:
     torch.manual_seed(0)
     model = Gated()
     network = Network(model)
-    network.open_head(None, 4)
+    network.add_head(None, 4)
     y = torch.arange(5) % 4
     samples = [Batch(torch.randn(5, 6), y, torch.zeros_like(y)) for _ in range(2)]
     past = PastTasks(network, samples)
     model.gate.bias.data.zero_()
     found = past.gradients(0.0).combined(torch.eye(2)[1])
-    for name, g in network.gradient(samples[1])[1].items():
+    for name, g in network.loss_and_grad(samples[1])[1].items():
         torch.testing.assert_close(found[name], g)
 
 
@@ -129,7 +129,7 @@ def test_samples_without_a_batch_around_them(method: str) -> None:
     for one_by_one in (True, False):
         torch.manual_seed(0)
         learner = Learner(OneByOne(one_by_one).double(), METHODS[method])
-        ranks = [learner.learn(Task((part, y))).record["ranks"] for part in x]
-        found.append((ranks, list(learner.network.parameters.values())))
+        ranks = [learner.learn(Task((part, y))).diagnostics["ranks"] for part in x]
+        found.append((ranks, list(learner.network.trainable.values())))
     assert found[0][0] == found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-8)

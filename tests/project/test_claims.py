@@ -20,7 +20,7 @@ from filling.places import BLOCK, VALUE, filled
 from steppe.experiments.run_directory import read_result
 from steppe.landscape.settings import LandscapeSettings
 from steppe.registry import BENCHMARKS, METHODS
-from steppe.settings import Training
+from steppe.settings import TrainingConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,7 +72,7 @@ def settings_on(page: Path) -> set[float]:
     if page.name in ("landscapes.md", "results.md"):
         found += LandscapeSettings().as_dict().values()
     if page.parent.name == "benchmarks":
-        found += Training().as_dict().values()
+        found += TrainingConfig().as_dict().values()
     for name in _described_on(page):
         if name in METHODS:
             entry = METHODS[name]

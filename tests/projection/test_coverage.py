@@ -16,7 +16,7 @@ from steppe.errors import ModelError
 from steppe.network.network import Network
 from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.hooks import used_outside
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 
 X = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(3) % 4
@@ -73,11 +73,11 @@ def share_outside_the_span(model: Encoded) -> float:
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_weight_used_outside_its_layer_is_refused_or_left_out(name: str) -> None:
     model = Encoded(OUTSIDE[name])
-    assert used_outside(model, covered_weights(model), X) == ["e.weight"]
+    assert used_outside(model, projected_weights(model), X) == ["e.weight"]
     with pytest.raises(ModelError, match=r"'e.weight' is used outside .*exclude=\('e.weight',\)"):
         steppe.Learner(model, steppe.GPM()).learn(steppe.Task((X, Y)))
     learnt = steppe.Learner(model, steppe.GPM(), exclude=("e.weight",)).learn(steppe.Task((X, Y)))
-    assert set(learnt.record["ranks"]) == {"h.weight"}
+    assert set(learnt.diagnostics["ranks"]) == {"h.weight"}
     assert share_outside_the_span(model) > 0.01
 
 
@@ -94,7 +94,7 @@ def test_harmless_uses_are_covered(name: str, kind: type[nn.Linear]) -> None:
 def test_usual_models_use_their_weights_in_layers(name: str) -> None:
     model = OWN[name].build()
     x, _ = OWN[name].data(3, 0)
-    assert used_outside(model.eval(), covered_weights(model), x) == []
+    assert used_outside(model.eval(), projected_weights(model), x) == []
 
 
 def test_layers_that_share_a_weight_and_convolutions() -> None:
@@ -109,7 +109,7 @@ def test_layers_that_share_a_weight_and_convolutions() -> None:
             return conv2d(self.c(x), self.c.weight).flatten(1)
 
     model = Model()
-    assert used_outside(model, covered_weights(model), torch.randn(2, 2, 3, 3)) == ["c.weight"]
+    assert used_outside(model, projected_weights(model), torch.randn(2, 2, 3, 3)) == ["c.weight"]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -121,9 +121,9 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
     model = Encoded(use if fails else OUTSIDE["transposed"])
     if fails:
         with pytest.raises(RuntimeError, match="broken"):
-            used_outside(model, covered_weights(model), X)
+            used_outside(model, projected_weights(model), X)
     else:
-        used_outside(model, covered_weights(model), X)
+        used_outside(model, projected_weights(model), X)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -139,7 +139,7 @@ SHARED = "head, rows 0 to 1 of the output, has rows of task 1, which nothing.*le
 @pytest.mark.parametrize(
     "method", [steppe.GPM(), steppe.SGP(), steppe.FSDGPM()], ids=lambda method: type(method).__name__
 )
-def test_heads_that_share_rows_are_warned_of_at_the_users_line(method: steppe.MethodSettings) -> None:
+def test_heads_that_share_rows_are_warned_of_at_the_users_line(method: steppe.MethodConfig) -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double()
     learner = steppe.Learner(model, method)
     with warnings.catch_warnings():
@@ -149,7 +149,7 @@ def test_heads_that_share_rows_are_warned_of_at_the_users_line(method: steppe.Me
     with pytest.warns(UserWarning, match=f"digits: its {SHARED}") as found:
         learnt = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2), name="digits"))
     assert [warning.filename for warning in found] == [__file__]
-    assert set(learnt.record["ranks"]) == {"0.weight"}  # the warning is true
+    assert set(learnt.diagnostics["ranks"]) == {"0.weight"}  # the warning is true
 
 
 @pytest.mark.parametrize("head", [range(start, stop) for start in range(4) for stop in range(start + 1, 5)] + [None])

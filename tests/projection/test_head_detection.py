@@ -140,10 +140,10 @@ def test_a_head_that_is_no_layer_is_named_and_everything_else_covered() -> None:
     for exclude, covered in ((("matrix",), {"body", "head"}), (("head",), {"body"})):
         learner = steppe.Learner(model, steppe.GPM(), exclude=exclude)
         learnt = learner.learn(steppe.Task((X, y), head=range(2)))
-        assert set(learnt.record["ranks"]) == {f"{name}.weight" for name in covered}
+        assert set(learnt.diagnostics["ranks"]) == {f"{name}.weight" for name in covered}
     model = Finished(NONE["a skip run last"])
     learnt = steppe.Learner(model, steppe.GPM(), exclude=("head", "skip")).learn(steppe.Task((X, y), head=range(2)))
-    assert set(learnt.record["ranks"]) == {"body.weight"}
+    assert set(learnt.diagnostics["ranks"]) == {"body.weight"}
 
 
 def test_layers_whose_calls_are_not_seen() -> None:

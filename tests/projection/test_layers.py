@@ -11,11 +11,11 @@ from reference import windows
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
-from steppe.projection.layers import RULES, covered_weights, covers
+from steppe.projection.layers import RULES, covers, projected_weights
 
 
 def columns_of(layer: nn.Module, x: Tensor) -> Tensor:
-    (weight,) = covered_weights(nn.Sequential(layer)).values()
+    (weight,) = projected_weights(nn.Sequential(layer)).values()
     return weight.rule(layer, x)
 
 
@@ -93,24 +93,24 @@ ALL = {"first.weight", "block.conv.weight", "block.inner.weight", "head.weight"}
 )
 def test_covered_weights_and_exclusions(exclude: tuple[str, ...], left_out: set[str]) -> None:
     """Layers, weights and whole blocks can be named; a name's beginning is not the name."""
-    assert set(covered_weights(Tied(), exclude)) == ALL - left_out
+    assert set(projected_weights(Tied(), exclude)) == ALL - left_out
 
 
 def test_a_shared_weight_is_covered_once_with_all_its_layers() -> None:
     model = Tied()
-    assert covered_weights(model)["first.weight"].layers == (model.first, model.second)
+    assert projected_weights(model)["first.weight"].layers == (model.first, model.second)
 
 
 def test_frozen_weights_are_not_covered() -> None:
     model = Tied()
     model.head.weight.requires_grad_(False)
-    assert set(covered_weights(model)) == ALL - {"head.weight"}
+    assert set(projected_weights(model)) == ALL - {"head.weight"}
 
 
 def test_attention_is_left_alone() -> None:
     """Its projections run inside one fused function: their inputs never pass through a layer."""
     model = nn.TransformerEncoderLayer(4, 2, 8)
-    assert set(covered_weights(model)) == {"linear1.weight", "linear2.weight"}
+    assert set(projected_weights(model)) == {"linear1.weight", "linear2.weight"}
 
 
 @pytest.mark.parametrize("exclude", [(), ("head",)])
@@ -118,10 +118,10 @@ def test_a_weight_shared_with_an_embedding_is_refused_unless_left_out(exclude: t
     model = Tied()
     model.head.weight = model.table.weight
     if exclude:
-        assert set(covered_weights(model, exclude)) == ALL - {"head.weight"}
+        assert set(projected_weights(model, exclude)) == ALL - {"head.weight"}
         return
     with pytest.raises(ModelError, match=r"'table\.weight' is shared.*exclude=\('table\.weight',\)"):
-        covered_weights(model, exclude)
+        projected_weights(model, exclude)
 
 
 def test_a_new_layer_type_is_one_registered_function() -> None:
@@ -134,10 +134,10 @@ def test_a_new_layer_type_is_one_registered_function() -> None:
         pass
 
     model = nn.Sequential(Scale(), Subclass())
-    assert covered_weights(model) == {}
+    assert projected_weights(model) == {}
     try:
         rule = covers(Scale)(lambda layer, x: x[None])
-        found = covered_weights(model)
+        found = projected_weights(model)
         assert set(found) == {"0.weight", "1.weight"}
         assert all(weight.rule is rule for weight in found.values())
     finally:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import steppe
 from steppe.errors import ModelError
 from steppe.network.network import Network
-from steppe.projection.hooks import captured_calls, output_weight
+from steppe.projection.hooks import capture_inputs, output_weight
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
-from steppe.tensors.factored import Outer
+from steppe.tensors.factored import FactoredGrad
 
 
 class Net(nn.Module):
@@ -50,7 +50,7 @@ def test_rebuild_equals_svds_of_the_layers_inputs(chunk: int) -> None:
     """
     model, x = Net(), pictures(7)
     model.norm.eval()
-    memory = GradientMemory(Ones(), covered_weights(model))
+    memory = GradientMemory(Ones(), projected_weights(model))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     memory.rebuild(Network(model), x, 0.9, chunk)
     assert no_hooks(model)
@@ -78,7 +78,7 @@ def test_rebuild_equals_svds_of_the_layers_inputs(chunk: int) -> None:
 def test_rebuild_replaces_the_old_bases_and_restarts_the_importances() -> None:
     model = nn.Linear(6, 2, dtype=torch.float64)
     network = Network(model)
-    memory = GradientMemory(Spectral(2.0), covered_weights(model))
+    memory = GradientMemory(Spectral(2.0), projected_weights(model))
     old, new = torch.eye(6, dtype=torch.float64)[:2], torch.eye(6, dtype=torch.float64)[3:4]
     memory.rebuild(network, old, 0.99)
     soften(memory, torch.Generator().manual_seed(0))
@@ -86,20 +86,20 @@ def test_rebuild_replaces_the_old_bases_and_restarts_the_importances() -> None:
     projector = memory.projectors["weight"]
     assert widest_angle(projector.basis[0], new.T) < 1e-12
     assert projector.importance.tolist() == [[1.0]]
-    assert memory.bytes_held() == {"bases": 8 * 6, "importances": 8}
+    assert memory.memory_bytes() == {"bases": 8 * 6, "importances": 8}
 
 
 @pytest.mark.parametrize("rule", [Ones(), Sigmoid(0.01)])
 def test_a_layer_that_saw_only_zeros_has_no_projector(rule: ImportanceRule) -> None:
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)).double()
-    memory = GradientMemory(rule, covered_weights(model))
+    memory = GradientMemory(rule, projected_weights(model))
     memory.rebuild(Network(model), torch.zeros(5, 3, dtype=torch.float64), 0.99)
     assert not memory
 
 
 def test_bases_take_the_weights_number_type() -> None:
     model = nn.Linear(6, 2)
-    memory = GradientMemory(Ones(), covered_weights(model))
+    memory = GradientMemory(Ones(), projected_weights(model))
     memory.rebuild(Network(model), torch.randint(0, 255, (9, 6), dtype=torch.uint8), 0.99)
     projector = memory.projectors["weight"]
     assert projector.basis.dtype == projector.importance.dtype == torch.float32
@@ -109,21 +109,21 @@ def test_bases_take_the_weights_number_type() -> None:
 def test_weights_without_a_projector_pass_through_both_parts_unchanged() -> None:
     """Biases, layers without a rule and everything in the first task, factors too."""
     model = Net()
-    memory = GradientMemory(Ones(), covered_weights(model))
-    gradient: dict[str, Tensor | Outer] = {name: torch.randn_like(p) for name, p in model.named_parameters()}
-    factors = Outer(torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 16, dtype=torch.float64))
+    memory = GradientMemory(Ones(), projected_weights(model))
+    gradient: dict[str, Tensor | FactoredGrad] = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    factors = FactoredGrad(torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 16, dtype=torch.float64))
     gradient["head.weight"] = factors
-    for part in (memory.within(gradient), memory.outside(gradient)):
+    for part in (memory.project_onto(gradient), memory.project_out(gradient)):
         assert all(part[name] is g for name, g in gradient.items())
     memory.rebuild(Network(model), pictures(3), 0.9)
-    for part in (memory.within(gradient), memory.outside(gradient)):
+    for part in (memory.project_onto(gradient), memory.project_out(gradient)):
         unchanged = {name for name, g in gradient.items() if part[name] is g}
         assert unchanged == set(gradient) - {"conv.weight", "hidden.weight", "head.weight"}
 
 
 def test_capture_removes_its_hooks_after_an_error() -> None:
     model = Net()
-    with pytest.raises(RuntimeError), captured_calls(covered_weights(model), lambda weight, layer, x: None):
+    with pytest.raises(RuntimeError), capture_inputs(projected_weights(model), lambda weight, layer, x: None):
         model(torch.zeros(1, 5, 5, 5, dtype=torch.float64))
     assert no_hooks(model)
 
@@ -145,7 +145,7 @@ class Summed(Net):
 @pytest.mark.parametrize(("kind", "head"), [(Net, "head.weight"), (Scaled, "head.weight"), (Summed, None)])
 def test_the_head_is_found_by_a_forward(kind: type[Net], head: str | None) -> None:
     model = kind().eval()
-    assert output_weight(model, covered_weights(model), pictures(2)) == head
+    assert output_weight(model, projected_weights(model), pictures(2)) == head
     assert no_hooks(model)
 
 
@@ -165,7 +165,7 @@ def test_weights_of_several_types_have_importances_of_their_own() -> None:
     network = Network(TwoTypes())
     for rule in (Ones(), Sigmoid(0.01)):
         with nullcontext() if rule.dynamic is False else pytest.raises(ModelError, match="several types"):
-            memory = GradientMemory(rule, covered_weights(network.model))
+            memory = GradientMemory(rule, projected_weights(network.model))
             memory.rebuild(network, torch.randn(8, 6), 0.9)
             assert {p.importance.dtype for p in memory.projectors.values()} == {torch.float32, torch.float64}
 
@@ -180,10 +180,10 @@ class Third(Spectral):
 def test_a_new_direction_has_nothing_of_the_padding_whose_place_it_takes() -> None:
     """Groups may hold different numbers of directions; λ adds up for those that were there."""
     network = Network(nn.Conv1d(6, 2, 1, groups=2, bias=False).double())
-    memory = GradientMemory(Third(1.0), covered_weights(network.model))
+    memory = GradientMemory(Third(1.0), projected_weights(network.model))
     for first, energies in ((True, [8, 8, 1, 9, 1, 0]), (False, [8, 8, 0, 8, 8, 0])):  # two and one, then two and two
         x = torch.diag(torch.tensor(energies, dtype=torch.float64)).sqrt().unsqueeze(2)
-        memory.grow(network, x, dict.fromkeys(memory.covered, 0.95), first=first)
+        memory.extend(network, x, dict.fromkeys(memory.covered, 0.95), first=first)
         assert memory.ranks()["weight"]["rank"] == (3 if first else 4)
     found = memory.projectors["weight"]
     for group, held in enumerate(({0: 2 / 3, 1: 2 / 3}, {0: 2 / 3, 1: 1 / 3})):
@@ -207,7 +207,7 @@ def test_thresholds_that_come_to_1_fill_the_bases_with_noise_and_it_is_said(
     for step, rank in ((0.005, 6), (0.0, 2)):
         learner = steppe.Learner(nn.Linear(6, 2), kind.from_mapping({named: "0.99", "threshold_step": str(step)}))
         learnt = [learner.learn(faint(task)) for task in range(4)]
-        assert [each.record["ranks"]["weight"]["rank"] for each in learnt[1:]] == [2, rank, rank]
+        assert [each.diagnostics["ranks"]["weight"]["rank"] for each in learnt[1:]] == [2, rank, rank]
         told = [any("can no longer learn" in remark for remark in each.remarks) for each in learnt]
         assert told == [False, False, step > 0, False]
 
@@ -217,7 +217,7 @@ def closed_by_hand(memory: GradientMemory) -> set[str]:
     found = set()
     for name, projector in memory.projectors.items():
         g = torch.randn(3 * projector.basis.shape[0], projector.basis.shape[1], dtype=projector.basis.dtype)
-        left = projector.outside(g)
+        left = projector.project_out(g)
         assert isinstance(left, Tensor)
         if left.norm() <= 0.01 * g.norm():
             found.add(name)
@@ -229,18 +229,18 @@ def closed_by_hand(memory: GradientMemory) -> set[str]:
 def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: ImportanceRule, grows: bool) -> None:
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2)).double())
-    memory = GradientMemory(rule, covered_weights(network.model))
+    memory = GradientMemory(rule, projected_weights(network.model))
     remarks = []
     for task in range(4):
         x = torch.randn(50, 6, dtype=torch.float64)
         x[:, 5] *= task > 1  # until the third task, one direction of six is left
         threshold = 1 - 1e-9
         if grows:
-            found = memory.grow(network, x, dict.fromkeys(memory.covered, threshold), first=task == 0)
+            found = memory.extend(network, x, dict.fromkeys(memory.covered, threshold), first=task == 0)
         else:
             found = memory.rebuild(network, x, threshold)
         remarks += [(task, remark) for remark in found]
-        assert memory.closed() == closed_by_hand(memory)
+        assert memory.saturated() == closed_by_hand(memory)
     about = [task for task, remark in remarks if "'0.weight' holds all 6 directions" in remark]
     held_softly = rule == Spectral(3.0) and not grows
     assert about == [] if held_softly else len(about) == 1 and about[0] >= 2
@@ -251,12 +251,12 @@ def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: Importanc
 def test_importances_that_move_do_not_open_a_weight(rule: ImportanceRule, open_again: bool) -> None:
     """They begin every task at 1: what they have come to within one does not count, and no remark is made twice."""
     network = Network(nn.Linear(5, 3, bias=False).double())
-    memory = GradientMemory(rule, covered_weights(network.model))
+    memory = GradientMemory(rule, projected_weights(network.model))
     x = torch.randn(30, 5, dtype=torch.float64)
     assert len(memory.rebuild(network, x, 1 - 1e-9)) == 1
-    assert memory.closed() == {"weight"}
+    assert memory.saturated() == {"weight"}
     memory.importance.fill_(0.5)
-    assert memory.closed() == (set() if open_again else {"weight"})
+    assert memory.saturated() == (set() if open_again else {"weight"})
     assert len(memory.rebuild(network, x, 1 - 1e-9)) == (1 if open_again else 0)
 
 
@@ -269,5 +269,5 @@ def test_remarks_on_full_bases_are_not_made_again_by_a_saved_learner(tmp_path: P
     learner.save(tmp_path / "learner.safetensors")
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
     again = steppe.load(tmp_path / "learner.safetensors", model).learn(steppe.Task((x, y)))
-    assert {name: rank["rank"] for name, rank in again.record["ranks"].items()} == {"0.weight": 6, "2.weight": 5}
+    assert {name: rank["rank"] for name, rank in again.diagnostics["ranks"].items()} == {"0.weight": 6, "2.weight": 5}
     assert not any("holds all" in remark for remark in again.remarks)

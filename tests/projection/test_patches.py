@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from steppe.projection.basis import Representation
-from steppe.projection.layers import convolution_patches, covered_weights
+from steppe.projection.layers import convolution_patches, projected_weights
 from steppe.projection.patches import patch_product
 
 F64: dict[str, Any] = {"dtype": torch.float64}
@@ -51,7 +51,7 @@ def test_where_strips_share_nothing_patches_are_left_to_others(layer: nn.Module)
 def test_a_representation_is_the_same_by_calls_as_by_columns(sizes: tuple[int, ...], threshold: float) -> None:
     """One sample has 12 patches of 18 numbers, so it is kept as columns; three have enough for the product."""
     layer = nn.Conv2d(2, 3, 3, **F64)
-    (weight,) = covered_weights(nn.Sequential(layer)).values()
+    (weight,) = projected_weights(nn.Sequential(layer)).values()
     x = torch.randn(sum(sizes), 2, 6, 5, **F64)
     by_calls, by_columns = Representation(threshold), Representation(threshold)
     for part in torch.split(x, list(sizes)):

@@ -10,7 +10,7 @@ from reference import dense_projectors, orthonormal, projected_rows
 from torch import Tensor
 
 from steppe.projection.projector import SoftProjector
-from steppe.tensors.factored import Outer, multiplied
+from steppe.tensors.factored import FactoredGrad, to_dense
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -43,34 +43,34 @@ def test_dense_gradients_equal_dense_matrices(case: tuple[SoftProjector, Tensor]
     p, g = case
     matrices = dense_projectors(p.basis, p.importance)
     within = projected_rows(g, matrices)
-    torch.testing.assert_close(p.within(g), within, **CLOSE)
-    torch.testing.assert_close(p.outside(g), g - within, **CLOSE)
+    torch.testing.assert_close(p.project_onto(g), within, **CLOSE)
+    torch.testing.assert_close(p.project_out(g), g - within, **CLOSE)
     known = p.coordinates(g)
     assert isinstance(known, Tensor)
     assert known.ndim == (3 if len(p.basis) > 1 else 2)
     for group, vectors in enumerate(p.basis):
         rows = g.reshape(len(p.basis), -1, p.basis.shape[1])[group]
         torch.testing.assert_close(known.reshape(len(p.basis), -1, known.shape[-1])[group], rows @ vectors, **CLOSE)
-    torch.testing.assert_close(p.within(g, known), within, **CLOSE)
-    torch.testing.assert_close(p.outside(g, known), g - within, **CLOSE)
+    torch.testing.assert_close(p.project_onto(g, known), within, **CLOSE)
+    torch.testing.assert_close(p.project_out(g, known), g - within, **CLOSE)
 
 
 @given(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7), st.integers(0, 10_000), st.data())
 def test_factors_equal_their_product(n: int, rows: int, inputs: int, seed: int, data: st.DataObject) -> None:
     """A gradient given as factors comes out as the same matrix, and its coordinates stay factors."""
     generator = torch.Generator().manual_seed(seed)
-    factors = Outer(
+    factors = FactoredGrad(
         torch.randn(n, rows, dtype=torch.float64, generator=generator),
         torch.randn(n, inputs, dtype=torch.float64, generator=generator),
     )
     p = made(1, inputs, [data.draw(st.integers(1, inputs))], seed)
     g = factors.dense()
     known = p.coordinates(factors)
-    assert isinstance(known, Outer)
+    assert isinstance(known, FactoredGrad)
     torch.testing.assert_close(known.dense(), g @ p.basis[0], **CLOSE)
     for given_coordinates in (None, known):
-        torch.testing.assert_close(multiplied(p.within(factors, given_coordinates)), p.within(g), **CLOSE)
-        torch.testing.assert_close(multiplied(p.outside(factors, given_coordinates)), p.outside(g), **CLOSE)
+        torch.testing.assert_close(to_dense(p.project_onto(factors, given_coordinates)), p.project_onto(g), **CLOSE)
+        torch.testing.assert_close(to_dense(p.project_out(factors, given_coordinates)), p.project_out(g), **CLOSE)
     torch.testing.assert_close(factors.squared_norm(), g.square().sum(), rtol=1e-9, atol=1e-12)
 
 
@@ -78,21 +78,21 @@ def test_factors_equal_their_product(n: int, rows: int, inputs: int, seed: int, 
 def test_properties(case: tuple[SoftProjector, Tensor]) -> None:
     """The two parts make up the whole; λ = 1 projects (twice is once, and the parts are orthogonal); λ = 0 nothing."""
     p, g = case
-    torch.testing.assert_close(p.within(g) + p.outside(g), g, **CLOSE)
+    torch.testing.assert_close(p.project_onto(g) + p.project_out(g), g, **CLOSE)
     hard = p.with_importance(torch.ones_like(p.importance))
-    torch.testing.assert_close(hard.within(hard.within(g)), hard.within(g), **CLOSE)
-    torch.testing.assert_close(hard.outside(hard.outside(g)), hard.outside(g), **CLOSE)
-    assert float((hard.within(g) * hard.outside(g)).sum().abs()) < 1e-10
+    torch.testing.assert_close(hard.project_onto(hard.project_onto(g)), hard.project_onto(g), **CLOSE)
+    torch.testing.assert_close(hard.project_out(hard.project_out(g)), hard.project_out(g), **CLOSE)
+    assert float((hard.project_onto(g) * hard.project_out(g)).sum().abs()) < 1e-10
     none = p.with_importance(torch.zeros_like(p.importance))
-    assert not none.within(g).any()
-    assert torch.equal(none.outside(g), g)
+    assert not none.project_onto(g).any()
+    assert torch.equal(none.project_out(g), g)
 
 
 def test_the_gradient_given_is_left_as_it_is() -> None:
     p, g = made(2, 6, [3, 2], 0), torch.randn(4, 3, 2, dtype=torch.float64)
     before = g.clone()
-    p.within(g)
-    p.outside(g)
+    p.project_onto(g)
+    p.project_out(g)
     assert torch.equal(g, before)
 
 

@@ -16,8 +16,8 @@ from torch.nn.functional import avg_pool2d, conv2d, dropout, linear, normalize
 import steppe
 from steppe.network.network import Network
 from steppe.projection import coverage
-from steppe.projection.hooks import attention_in_steps, captured_calls
-from steppe.projection.layers import RULES, covered_weights, covers
+from steppe.projection.hooks import attention_in_steps, capture_inputs
+from steppe.projection.layers import RULES, covers, projected_weights
 from steppe.projection.true_inputs import misread_weights
 
 F64: dict[str, Any] = {"dtype": torch.float64, "bias": False}
@@ -156,7 +156,7 @@ def movement(build: Callable[[], nn.Module]) -> tuple[float, set[str], str]:
         before = model.eval()(old)
         learnt = learner.learn(steppe.Task(new), epochs=20)
         moved = float((model.eval()(old) - before).abs().max())
-    return moved, set(learnt.record["ranks"]), " ".join(str(warning.message) for warning in found)
+    return moved, set(learnt.diagnostics["ranks"]), " ".join(str(warning.message) for warning in found)
 
 
 @pytest.mark.parametrize("name", TRUE)
@@ -216,10 +216,10 @@ def test_every_kind_of_layer_passes_as_what_it_is(case: str, monkeypatch: pytest
     layer, shape = copy.deepcopy(LAYERS[case])  # others use it, and hooks are set here
     model = nn.Sequential(layer)
     x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert misread_weights(model, covered_weights(model), x) == []
+    assert misread_weights(model, projected_weights(model), x) == []
     layer.register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
     layer.register_forward_hook(lambda layer, args, output: output + layer.weight.square().sum())
-    assert misread_weights(model, covered_weights(model), x) == ["0.weight"]
+    assert misread_weights(model, projected_weights(model), x) == ["0.weight"]
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -236,7 +236,7 @@ def test_a_registered_rule_is_tried_too(right: bool) -> None:
     try:
         covers(Dense)(lambda layer, x: (x.exp() if right else x)[None])
         x = torch.randn(20, 6, dtype=torch.float64)
-        assert misread_weights(model, covered_weights(model), x) == ([] if right else ["0.weight"])
+        assert misread_weights(model, projected_weights(model), x) == ([] if right else ["0.weight"])
     finally:
         del RULES[Dense]
 
@@ -297,9 +297,9 @@ def test_attention_in_steps_is_no_business_of_the_process() -> None:
     def sink(weight: object, layer: nn.Module, x: Tensor) -> None:
         seen.append((x.is_nested, torch.backends.mha.get_fastpath_enabled()))
 
-    with torch.no_grad(), attention_in_steps(model), captured_calls(covered_weights(model), sink):
+    with torch.no_grad(), attention_in_steps(model), capture_inputs(projected_weights(model), sink):
         model(x, src_key_padding_mask=mask)
     assert seen == [(False, True)] * 2
-    with torch.no_grad(), captured_calls(covered_weights(model), sink):
+    with torch.no_grad(), capture_inputs(projected_weights(model), sink):
         model(x, src_key_padding_mask=mask)
     assert seen[2:] == [(True, True)] * 2  # else there would be nothing to keep it from

@@ -39,7 +39,7 @@ def write_study(out: Path, benchmark: str, methods: list[str], seeds: int, *chan
         for seed in range(seeds):
             config = RunConfig.make(benchmark, method, changes, seed=seed)
             described = {"benchmark": benchmark, "method": method, "seed": seed, "command": config.command()}
-            length = {"full_length": config.full_length, "config": config.as_dict()}
+            length = {"full_length": config.is_canonical, "config": config.as_dict()}
             told = {**real, **described, **length, **given}
             results.append({key: value for key, value in told.items() if value is not None})
             run = out / method / f"seed-{seed}"

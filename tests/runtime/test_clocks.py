@@ -22,7 +22,7 @@ from steppe.report.finished_run import collect
 from steppe.report.sections import sections
 from steppe.report.series import section_series
 from steppe.results.details import details
-from steppe.results.schema import checked_result
+from steppe.results.schema import validate_result
 from steppe.results.tables import as_json, markdown, rows, summary, timed_by
 from steppe.runtime.clocks import Clock, Time, by_kind
 
@@ -81,7 +81,7 @@ def test_what_was_not_recorded_stays_unknown() -> None:
 
 def test_a_run_records_both(tmp_path: Path) -> None:
     result = run(RunConfig.make("pmnist", "gpm", SMALL), tmp_path / "run")
-    assert result == checked_result(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")))
+    assert result == validate_result(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")))
     kinds = {"train", "evaluate", "memory"}
     assert result["cpu_seconds"].keys() == result["seconds"].keys() == kinds
     assert all(value > 0 for value in result["cpu_seconds"].values())
@@ -113,13 +113,13 @@ def test_a_run_that_an_older_version_began_has_only_those_on_the_wall(tmp_path: 
     result = run(config, out, resume=True)
     assert "cpu_seconds" not in result
     assert "cpu_seconds" not in result["per_task"][0]
-    assert checked_result(result)["seconds"].keys() == {"train", "evaluate", "memory"}
+    assert validate_result(result)["seconds"].keys() == {"train", "evaluate", "memory"}
 
 
 @pytest.mark.parametrize("wrong", [5, {}, {**CPU, "train": "1"}, {"train": 1.0}])
 def test_a_result_with_something_else_there_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="'cpu_seconds'"):
-        checked_result({**made_result(), "cpu_seconds": wrong})
+        validate_result({**made_result(), "cpu_seconds": wrong})
 
 
 def test_tables_and_figures_take_those_of_the_processor_where_all_have_them(tmp_path: Path) -> None:

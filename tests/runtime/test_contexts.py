@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import steppe
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.runtime.contexts import twice_differentiable
 
 X = torch.randn(20, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -42,7 +42,7 @@ class Attention(nn.Module):
     ],
     ids=["fs-dgpm", "chunked", "la-maml"],
 )
-def test_second_order_goes_through_attention(method: MethodSettings) -> None:
+def test_second_order_goes_through_attention(method: MethodConfig) -> None:
     quick = Attention(quick=True)
     slow = copy.deepcopy(quick)
     slow.quick = False

@@ -27,16 +27,16 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.run import refuse_unsuitable, run
 from steppe.experiments.run_directory import RunDirectory
 from steppe.experiments.study import Job, Outcome
-from steppe.landscape.measure import Wanted
+from steppe.landscape.measure import Request
 from steppe.landscape.settings import LandscapeSettings
 from steppe.learning.checks import check_unchanged
 from steppe.methods.a_gem import without_conflict
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.projection import coverage
 from steppe.projection.basis import running_sums
-from steppe.runtime.devices import check_device, compute_repeatably, recurrence_unfused, sent
+from steppe.runtime.devices import check_device, make_deterministic, to_device, without_fused_rnn
 from steppe.runtime.environment import described, machine
-from steppe.runtime.rng import borrowed_global_generator
+from steppe.runtime.rng import preserve_global_rng
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -80,7 +80,7 @@ def flags_kept() -> Iterator[None]:
 @pytest.mark.parametrize(("source", "target", "unwaited"), [(CPU, CUDA, True), (CUDA, CPU, False)])
 def test_only_a_copy_to_the_cpu_is_waited_for(source: torch.device, target: torch.device, unwaited: bool) -> None:
     with FakeTensorMode(), Recorded() as recorded:
-        moved = sent(torch.empty(3, device=source), target)
+        moved = to_device(torch.empty(3, device=source), target)
     assert moved.device == target
     assert recorded.copies == [(source.type, target.type, unwaited)]
 
@@ -144,10 +144,10 @@ def test_a_model_moved_after_its_learner_was_made_is_refused() -> None:
 def test_runs_on_cuda_repeat_themselves() -> None:
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.allow_tf32
-    compute_repeatably("cpu")
+    make_deterministic("cpu")
     assert (cudnn.deterministic, cudnn.allow_tf32) == before
     cudnn.benchmark = True
-    compute_repeatably("cuda")
+    make_deterministic("cuda")
     assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (True, False, False)
 
 
@@ -170,10 +170,10 @@ SEQUENCES = Task((torch.rand(8, 5, 3), torch.arange(8) % 2))
 
 
 def test_recurrent_layers_are_not_fused_inside() -> None:
-    with recurrence_unfused(Recurrent()):
+    with without_fused_rnn(Recurrent()):
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled
-    with recurrence_unfused(nn.Linear(1, 1)):
+    with without_fused_rnn(nn.Linear(1, 1)):
         assert torch.backends.cudnn.enabled
 
 
@@ -203,9 +203,9 @@ def test_gradients_in_eval_mode_go_through_unfused_layers(monkeypatch: pytest.Mo
         (steppe.LaMAML(second_order=False), True),
     ],
 )
-def test_second_order_goes_through_unfused_layers(method: MethodSettings, whole: bool) -> None:
+def test_second_order_goes_through_unfused_layers(method: MethodConfig, whole: bool) -> None:
     learner = Learner(Recurrent(), method)
-    learner.check(SEQUENCES)
+    learner.validate(SEQUENCES)
     model: Any = learner.model
     model.fused.clear()
     learner.learn(SEQUENCES, batch_size=8, epochs=1)
@@ -216,8 +216,8 @@ def test_second_order_goes_through_unfused_layers(method: MethodSettings, whole:
 def test_a_study_on_the_gpu_takes_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     taken: list[tuple[int, bool]] = []
 
-    def noted(jobs: Sequence[Any], workers: int, *given: Any, crowd: bool, **options: Any) -> Outcome:
-        taken.append((workers, crowd))
+    def noted(jobs: Sequence[Any], workers: int, *given: Any, oversubscribe_tail: bool, **options: Any) -> Outcome:
+        taken.append((workers, oversubscribe_tail))
         return Outcome()
 
     monkeypatch.setattr("steppe.experiments.study.run_all", noted)
@@ -257,7 +257,7 @@ def test_generators_of_the_device_are_left_as_found_too(monkeypatch: pytest.Monk
     own = torch.Generator()  # in the place of the GPU's
     monkeypatch.setattr("steppe.runtime.rng._global_generators", lambda device: [torch.default_generator, own])
     before = copy.deepcopy([torch.get_rng_state(), own.get_state()])
-    with borrowed_global_generator(CUDA):
+    with preserve_global_rng(CUDA):
         torch.rand(3)
         torch.rand(3, generator=own)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -282,7 +282,7 @@ def test_whoever_computes_there_does_it_repeatably(monkeypatch: pytest.MonkeyPat
             tmp_path / "run",
             None,
             LandscapeSettings(),
-            Wanted(),
+            Request(),
             device="cuda",
             resume=False,
             command="steppe landscape",

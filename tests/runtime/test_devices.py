@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from steppe import Learner, Task
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.methods.ewc import Penalty
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
-from steppe.network.linear_chain import find_chain
+from steppe.network.linear_chain import find_linear_chain
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.registry import METHODS
@@ -56,10 +56,10 @@ def moved_away(learner: Learner, method: Any) -> None:
     """Network and method as they would be on another device."""
     network = learner.network
     network.model.to("meta")
-    network.parameters, network.device = dict(network.model.named_parameters()), torch.device("meta")
-    network._room, network._numbers, network._shares = {}, {}, {}
-    network._chain = find_chain(network.model)
-    for name in method.kept:
+    network.trainable, network.device = dict(network.model.named_parameters()), torch.device("meta")
+    network._scratch, network._numbers, network._shares = {}, {}, {}
+    network._chain = find_linear_chain(network.model)
+    for name in method.state_attrs:
         setattr(method, name, elsewhere(getattr(method, name)))
 
 
@@ -70,11 +70,11 @@ def test_an_update_waits_for_no_device(name: str, net: str) -> None:
     entry = METHODS[name]
     values = {**entry.values("pmnist"), **entry.variant}
     settings = entry.settings.from_mapping({**values, **({"thresholds": "0.95"} if "thresholds" in values else {})})
-    assert isinstance(settings, MethodSettings)
+    assert isinstance(settings, MethodConfig)
     learner = Learner(build(), settings)
     learner.learn(Task((torch.rand(30, *shape), torch.arange(30) % 10)), batch_size=10)
-    method: Any = learner.check(Task((torch.rand(4, *shape), torch.arange(4))))
-    learner.network.open_head(None, 10)
+    method: Any = learner.validate(Task((torch.rand(4, *shape), torch.arange(4))))
+    learner.network.add_head(None, 10)
     moved_away(learner, method)
     method.begin_task()
     batch = elsewhere(Batch(torch.rand(10, *shape), torch.arange(10), torch.ones(10).long()))

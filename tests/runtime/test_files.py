@@ -14,7 +14,7 @@ from steppe.cli.main import main
 from steppe.errors import RunError, UsageError
 from steppe.landscape.measure import _begun
 from steppe.landscape.settings import LandscapeSettings
-from steppe.runtime.files import read_bounded, read_json, write_whole, writing
+from steppe.runtime.files import read_bounded, read_json, write_atomic, writing
 
 
 def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     link.symlink_to("there/real")
     hop.symlink_to(link)
     for path, content in ((link, b"new"), (hop, b"newer"), (real, b"newest")):  # the first one leads nowhere yet
-        write_whole(path, content)
+        write_atomic(path, content)
         assert real.read_bytes() == content
     assert link.is_symlink()
     assert hop.is_symlink()
@@ -36,7 +36,7 @@ def test_the_draft_lies_beside_the_real_file(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "link").symlink_to("there/real")
     moved: list[tuple[Path, Path]] = []
     monkeypatch.setattr(Path, "replace", lambda draft, target: moved.append((draft, target)))
-    write_whole(tmp_path / "link", b"new")
+    write_atomic(tmp_path / "link", b"new")
     assert moved == [(tmp_path / "there" / ".real.part", tmp_path / "there" / "real")]
 
 
@@ -49,7 +49,7 @@ def test_a_draft_that_somebody_put_there_is_not_written_to(pipe: bool, tmp_path:
         reader = os.open(draft, os.O_RDONLY | os.O_NONBLOCK)  # else it would wait for one
     else:
         draft.symlink_to(precious)
-    write_whole(tmp_path / "real", b"new")
+    write_atomic(tmp_path / "real", b"new")
     assert (tmp_path / "real").is_file()
     assert (tmp_path / "real").read_bytes() == b"new"
     assert precious.read_bytes() == b"precious"
@@ -81,7 +81,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(RunError, match=r"cannot write .*a: Too many levels of symbolic links"), writing(tmp_path / "a"):
-        write_whole(tmp_path / "a", b"new")
+        write_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").is_symlink()
 
 

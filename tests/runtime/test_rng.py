@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def test_a_name_gives_the_same_object_every_time() -> None:
     streams = Streams(3)
     assert streams.generator("order") is streams.generator("order")
-    assert streams.picker("order") is streams.picker("order")
+    assert streams.python_rng("order") is streams.python_rng("order")
     assert streams.generator("order") is not streams.generator("other")
 
 
@@ -23,11 +23,11 @@ def test_streams_do_not_shift_one_another() -> None:
     """What one purpose draws, or whether it exists at all, is nothing to another."""
     busy, quiet = Streams(3), Streams(3)
     torch.rand(100, generator=busy.generator("a"))
-    busy.picker("b").random()
-    with busy.ambient(CPU):
+    busy.python_rng("b").random()
+    with busy.as_global_rng(CPU):
         torch.rand(7)
     assert torch.equal(torch.rand(5, generator=busy.generator("c")), torch.rand(5, generator=quiet.generator("c")))
-    assert busy.picker("d").random() == quiet.picker("d").random()
+    assert busy.python_rng("d").random() == quiet.python_rng("d").random()
 
 
 def test_seeds_and_names_give_different_streams() -> None:
@@ -41,11 +41,11 @@ def test_seeds_and_names_give_different_streams() -> None:
 def test_ambient_gives_the_global_generator_back(fails: bool) -> None:
     """And goes on where it stopped, whatever happened outside; Python's generator is not touched."""
     streams, twin = Streams(3), Streams(3)
-    with twin.ambient(CPU):
+    with twin.as_global_rng(CPU):
         expected = torch.rand(6)
     found, python = torch.get_rng_state(), random.getstate()
     try:
-        with streams.ambient(CPU):
+        with streams.as_global_rng(CPU):
             first = torch.rand(2)
             if fails:
                 raise ZeroDivisionError
@@ -54,6 +54,6 @@ def test_ambient_gives_the_global_generator_back(fails: bool) -> None:
     assert torch.equal(torch.get_rng_state(), found)
     assert random.getstate() == python
     torch.rand(11)
-    with streams.ambient(CPU):
+    with streams.as_global_rng(CPU):
         rest = torch.rand(4)
     assert torch.equal(torch.cat((first, rest)), expected)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from steppe.runtime.signals import Terminated, first_noted, termination_raised
+from steppe.runtime.signals import Terminated, deferred_signals, raise_on_termination
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _usual_handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize(("number", "meant"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
 def test_the_first_signal_is_noted_and_the_second_ends_it(number: signal.Signals, meant: type[BaseException]) -> None:
-    with first_noted() as stop:
+    with deferred_signals() as stop:
         assert stop() is None
         signal.raise_signal(number)
         assert type(stop()) is meant
@@ -31,21 +31,21 @@ def test_the_first_signal_is_noted_and_the_second_ends_it(number: signal.Signals
 
 
 def test_termination_is_raised_as_ctrl_c_is() -> None:
-    with pytest.raises(Terminated), termination_raised():
+    with pytest.raises(Terminated), raise_on_termination():
         signal.raise_signal(signal.SIGTERM)
     assert issubclass(Terminated, KeyboardInterrupt)
 
 
 def test_handlers_are_given_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with termination_raised(), first_noted():
+    with raise_on_termination(), deferred_signals():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_what_is_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with first_noted() as stop:
+    with deferred_signals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop() is None
 
@@ -55,7 +55,7 @@ def test_other_threads_leave_signals_alone() -> None:
     found: list[object] = []
 
     def elsewhere() -> None:
-        with termination_raised(), first_noted() as stop:
+        with raise_on_termination(), deferred_signals() as stop:
             found.append(stop())
 
     thread = threading.Thread(target=elsewhere)

@@ -37,7 +37,7 @@ from small_cifar100 import binary, python, small_set
 import steppe
 from steppe.checkpoint import io as saving
 from steppe.checkpoint.io import parsed_state
-from steppe.checkpoint.tree import packed, unpacked
+from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.data import cifar100, idx, restricted_pickle
 from steppe.errors import SteppeError
 from steppe.runtime.environment import machine
@@ -142,20 +142,20 @@ class Readers:
         }
 
     @staticmethod
-    def _states(method: steppe.MethodSettings) -> list[Any]:
+    def _states(method: steppe.MethodConfig) -> list[Any]:
         """A learner's state in the middle of a task, with validation, and after it."""
         learner, states = steppe.Learner(mlp(), method), []
 
-        def watch(event: object) -> None:
-            states.append(unpacked(*packed(learner.state())))
+        def callback(event: object) -> None:
+            states.append(unflatten_tree(*flatten_tree(learner.state_dict())))
 
-        task = steppe.Task(bright(8)(24, 0), valid=bright(8)(8, 0), head=range(4))
-        learner.learn(task, epochs=2, patience=1, watch=watch)
-        return [states[0], learner.state()]
+        task = steppe.Task(bright(8)(24, 0), val=bright(8)(8, 0), head=range(4))
+        learner.learn(task, epochs=2, patience=1, callback=callback)
+        return [states[0], learner.state_dict()]
 
     @staticmethod
     def _written(kind: str, tree: Any) -> bytes:
-        content, tensors = packed(tree)
+        content, tensors = flatten_tree(tree)
         own = {name: saving._apart(tensor) for name, tensor in tensors.items()}
         said = {"format": saving.FORMAT, "kind": kind, "version": str(saving.VERSION), "content": json.dumps(content)}
         return save(own, metadata={**said, "sha256": saving._digest(said, own)})

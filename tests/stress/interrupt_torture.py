@@ -111,7 +111,7 @@ def task(number: int) -> steppe.Task:
     generator = torch.Generator().manual_seed(number)
     y = torch.arange(24) % 2 + 2 * number
     x = torch.rand(24, 16, generator=generator) + 0.3 * y[:, None]
-    return steppe.Task((x, y), (x[:10], y[:10]), valid=(x[10:], y[10:]), head=range(2 * number, 2 * number + 2))
+    return steppe.Task((x, y), (x[:10], y[:10]), val=(x[10:], y[10:]), head=range(2 * number, 2 * number + 2))
 
 
 TASKS = [task(number) for number in range(3)]
@@ -144,7 +144,7 @@ class Case:
     def _walked(self) -> tuple[set[bytes], dict[str, float]]:
         """The weights after each update, and how long each act takes."""
         learner = self.loaded()
-        method = learner.check(TASKS[:2] if self.apart else TASKS[1])
+        method = learner.validate(TASKS[:2] if self.apart else TASKS[1])
         found, observe = {weights(learner)}, method.observe
 
         def observed(batch: steppe.Batch) -> Tensor:
@@ -195,7 +195,7 @@ class Case:
         for each in (learner, twin):
             if not self.apart:
                 each.learn(TASKS[2], **HOW)
-            elif each.tasks_learnt == 0:
+            elif each.num_tasks == 0:
                 self.learn(each)
             each.evaluate(TASKS[0])
             check_memory(each)
@@ -267,7 +267,7 @@ def state_of_process() -> list[Any]:
 def check_memory(learner: steppe.Learner) -> None:
     """Every sample that is held was shown, with its label; every number is one."""
     assert all(bool(p.isfinite().all()) for p in learner.model.parameters()), "weights"
-    for batch in batches(learner.state()["method"]):
+    for batch in batches(learner.state_dict()["method"]):
         for x, y in zip(batch.x, batch.y, strict=True):
             assert LABELS.get(tuple(x.tolist())) == int(y), "a sample that nobody gave"
 

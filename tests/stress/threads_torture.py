@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from steppe import ER, FSDGPM, GPM, Learner, MethodSettings, Task
+from steppe import ER, FSDGPM, GPM, Learner, MethodConfig, Task
 from steppe.models.mlp import MLP
 from steppe.runtime.environment import machine
 from steppe.version import versions
@@ -38,7 +38,7 @@ def attentive() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (4, 4)), encoder, nn.Flatten(), nn.Linear(16, 3))
 
 
-LEARNERS: tuple[tuple[Model, MethodSettings], ...] = (
+LEARNERS: tuple[tuple[Model, MethodConfig], ...] = (
     (lambda: MLP(16, 12, 3), FSDGPM(buffer=8, basis_samples=8)),
     (lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)), ER(buffer=8)),
     (convolutional, GPM(basis_samples=8)),

@@ -35,8 +35,8 @@ from small_runs import CASES, SMALL, assert_same_run, small
 from steppe.errors import RunError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import CHECKPOINTS, RESULT
 from steppe.learning import loop as training
+from steppe.results.layout import CHECKPOINTS, RESULT
 from steppe.runtime.environment import machine
 from steppe.version import versions
 

@@ -12,7 +12,7 @@ from typing import Any
 import steppe
 from steppe.methods.finetune import Finetune
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.runtime.rng import Streams
 
 
@@ -23,7 +23,7 @@ class Dying(Finetune):
     told: int = steppe.setting(3_000_000, "bytes that it tells after each task", at_least=0)
     after: float = steppe.setting(1.0, "seconds from the first telling to the end", at_least=0)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> steppe.Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> steppe.Method:
         """Finetune that dies with every fourth seed."""
         method = super().start(network, covered, streams)
 
@@ -32,7 +32,7 @@ class Dying(Finetune):
                 threading.Timer(self.after, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return {"much": "x" * self.told}
 
-        method.record = record  # type: ignore[method-assign]
+        method.diagnostics = record  # type: ignore[method-assign]
         return method
 
 

@@ -41,7 +41,9 @@ def mirrored(x: Tensor, generator: torch.Generator) -> Tensor:
 class Pictures(steppe.Benchmark):
     """Settings of the pictures."""
 
-    training = steppe.Training(epochs=4, batch_size=8, glances=2, patience=1, lr_min=1e-4, freeze_norms=True)
+    training = steppe.TrainingConfig(
+        epochs=4, batch_size=8, updates_per_batch=2, patience=1, lr_min=1e-4, freeze_norms=True
+    )
 
     tasks: int = steppe.setting(3, "number of tasks", at_least=1)
     samples: int = steppe.setting(24, "training samples of each task", at_least=8)
@@ -63,7 +65,7 @@ class Pictures(steppe.Benchmark):
         return steppe.Task(
             pictures(self.samples),
             pictures(20),
-            valid=pictures(10),
+            val=pictures(10),
             head=head,
             augment=mirrored,
             name=f"pictures {number + 1}",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from steppe.data.task import Task
 from steppe.learning.learner import Learner
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight, covered_weights
+from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
@@ -36,7 +36,7 @@ class Flat:
         self.task += 1
         self.velocity = torch.zeros_like(self.w)
 
-    def remember(self, samples: list[Sample]) -> None: ...
+    def after_batch(self, samples: list[Sample]) -> None: ...
 
     def end_task(self) -> None: ...
 
@@ -80,7 +80,7 @@ class FlatEWC(Flat):
         self.descend(self.clipped(g))
         return loss
 
-    def remember(self, samples: list[Sample]) -> None:
+    def after_batch(self, samples: list[Sample]) -> None:
         for sample in samples:
             if len(self.first) < self.s.samples:
                 self.first.append(sample)
@@ -159,7 +159,7 @@ class FlatGEM(Flat):
         v = enumerated_dual(a @ a.T + 1e-3 * torch.eye(len(a), dtype=a.dtype), a @ g, self.s.strength)
         return g + a.T @ v
 
-    def remember(self, samples: list[Sample]) -> None:
+    def after_batch(self, samples: list[Sample]) -> None:
         self.rings.write(samples)
 
 
@@ -209,7 +209,7 @@ class FlatDER(FlatReplay):
         self.descend(self.clipped(g))
         return loss
 
-    def remember(self, samples: list[Sample]) -> None:
+    def after_batch(self, samples: list[Sample]) -> None:
         for sample, output in zip(samples, self.seen, strict=True):
             self.buffer.push((*sample, output))
 
@@ -223,7 +223,7 @@ class FlatSAM(FlatReplay):
         self.descend(self.clipped(g))
         return loss
 
-    def remember(self, samples: list[Sample]) -> None:
+    def after_batch(self, samples: list[Sample]) -> None:
         for sample in samples:
             self.buffer.push(sample)
 
@@ -232,13 +232,13 @@ class FlatSAM(FlatReplay):
 
 
 def started(
-    name: str, changes: dict[str, Any], model: nn.Module, covered: Mapping[str, CoveredWeight] | None = None
+    name: str, changes: dict[str, Any], model: nn.Module, covered: Mapping[str, ProjectedWeight] | None = None
 ) -> tuple[Any, Network, Any]:
     """A method at work on a model, made by name; `covered` is what it projects, if it does."""
     entry = find_method(name)
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
     network = Network(model)
-    return settings, network, settings.start(network, (covered or {}) if settings.covers_layers else {}, Streams(3))
+    return settings, network, settings.start(network, (covered or {}) if settings.uses_projection else {}, Streams(3))
 
 
 def started_on(problem: Problem, name: str, changes: dict[str, Any]) -> tuple[Any, Network, Any]:
@@ -254,7 +254,7 @@ def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Probl
     slow = twin(settings, problem, model, Streams(3).derived)
     outputs = 4 if problem.heads[0] is None else 6
     for task in range(3):
-        network.open_head(problem.heads[task], outputs)
+        network.add_head(problem.heads[task], outputs)
         method.begin_task()
         slow.begin_task()
         for place in range(batches):
@@ -264,8 +264,8 @@ def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Probl
                 assert abs(float(loss) - expected) < 1e-9
                 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
                 torch.testing.assert_close(weights, slow.w, rtol=0, atol=1e-9)
-            method.remember(batch)
-            slow.remember(listed(batch))
+            method.after_batch(batch)
+            slow.after_batch(listed(batch))
         method.end_task()
         slow.end_task()
     return slow
@@ -313,7 +313,7 @@ def learnt(
     tasks = image_tasks(3, heads)
     for task in tasks:
         torch.rand(elsewhere)
-        learner.learn(task, epochs=4, batch_size=8, glances=2)
+        learner.learn(task, epochs=4, batch_size=8, updates_per_batch=2)
     return learner, learner.evaluate(tasks)
 
 
@@ -332,10 +332,10 @@ def same_bits(name: str, changes: dict[str, Any]) -> bool:
 def statistics_moves(name: str, changes: dict[str, Any]) -> set[int]:
     """By how many forwards each update, in three tasks, moved BatchNorm's running statistics."""
     model = Normed()
-    _, network, method = started(name, changes, model, covered_weights(model, exclude=("second",)))
+    _, network, method = started(name, changes, model, projected_weights(model, exclude=("second",)))
     counts: set[int] = set()
     for place, task in enumerate(image_tasks(3)):
-        network.open_head(task.head, 6)
+        network.add_head(task.head, 6)
         method.begin_task()
         for x, y in task.train.batches(8, None):
             batch = Batch(x, y, torch.full_like(y, place))
@@ -343,7 +343,7 @@ def statistics_moves(name: str, changes: dict[str, Any]) -> set[int]:
                 before = int(model.norm.num_batches_tracked)
                 method.observe(batch)
                 counts.add(int(model.norm.num_batches_tracked) - before)
-            method.remember(batch)
+            method.after_batch(batch)
         before = int(model.norm.num_batches_tracked)
         mean = model.norm.running_mean.clone()
         method.end_task()

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction
+from steppe.tensors.factored import ParamDict
 
 
-def moved(model: nn.Module, directions: Sequence[Direction], point: Sequence[float]) -> nn.Module:
+def moved(model: nn.Module, directions: Sequence[ParamDict], point: Sequence[float]) -> nn.Module:
     """A copy of the model in float64 and eval mode at w + Σ a_k d_k."""
     other = copy.deepcopy(model).double().eval()
     with torch.no_grad():
@@ -25,7 +25,7 @@ def moved(model: nn.Module, directions: Sequence[Direction], point: Sequence[flo
 
 
 def loss_at(
-    model: nn.Module, x: Tensor, y: Tensor, directions: Sequence[Direction], point: Sequence[float], head: range | None
+    model: nn.Module, x: Tensor, y: Tensor, directions: Sequence[ParamDict], point: Sequence[float], head: range | None
 ) -> float:
     """Mean cross-entropy there, on the head alone."""
     with torch.no_grad():
@@ -62,5 +62,5 @@ def standing(model: nn.Module, x: Tensor, y: Tensor, head: range | None = None) 
     network = Network(model.eval())
     with torch.no_grad():
         outputs = model(network.prepare_inputs(x[:1])).shape[1]
-    network.open_head(head, outputs)
+    network.add_head(head, outputs)
     return network, network.prepare(Batch(x, y, torch.zeros_like(y)))

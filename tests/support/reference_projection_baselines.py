@@ -97,7 +97,7 @@ class FlatGPM:
                 blocks.append(torch.kron(torch.eye(shape[0] // groups, dtype=torch.float64), p))
         return torch.block_diag(*blocks)
 
-    def remember(self, samples: list[Sample]) -> None:
+    def after_batch(self, samples: list[Sample]) -> None:
         for sample in samples:
             self.samples.push(sample)
 

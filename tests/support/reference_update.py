@@ -1,7 +1,7 @@
 """Algorithm 1 on one flat weight vector with dense projectors, and two small networks written out as functions.
 
 Transcribed from the method's description, not from the library: a gradient is one autograd call on the flat vector,
-`within` and `outside` are square matrices over all weights.
+`project_onto` and `project_out` are square matrices over all weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reference import ListReservoir, Sample, head_loss, leading_directions, wind
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu
 
-from steppe.projection.layers import CoveredWeight, covered_weights, linear_inputs
+from steppe.projection.layers import ProjectedWeight, linear_inputs, projected_weights
 from steppe.tensors.batch import Batch
 
 Weights = dict[str, Tensor]
@@ -132,7 +132,7 @@ class FlatUpdate:
         return torch.autograd.grad(self.loss(flat, samples), flat)[0]
 
     def matrix(self, importance: dict[str, list[Tensor]], outside: bool) -> Tensor:
-        """`within` or `outside` as one matrix over all weights; weights without a basis pass both unchanged."""
+        """`project_onto` or `project_out` as one matrix over all weights; weights without a basis pass both unchanged."""
         blocks = []
         for key, shape in self.shapes.items():
             if key not in importance:
@@ -241,7 +241,7 @@ class FlatUpdate:
     def begin_task(self) -> None:
         self.velocity = torch.zeros_like(self.w)
 
-    def remember(self, samples: list[Sample]) -> None:
+    def after_batch(self, samples: list[Sample]) -> None:
         for sample in samples:
             self.buffer.push(sample)
 
@@ -278,10 +278,10 @@ def listed(batch: Batch) -> list[Sample]:
     return [(x, int(y), int(t)) for x, y, t in zip(batch.x, batch.y, batch.task, strict=True)]
 
 
-def coverage(problem: Problem, model: nn.Module, factored: bool = True) -> dict[str, CoveredWeight]:
+def coverage(problem: Problem, model: nn.Module, factored: bool = True) -> dict[str, ProjectedWeight]:
     """The weights the problem covers; linear layers' gradients as factors, as the library takes them, or not."""
     return {
         key: dataclasses.replace(weight, factorable=factored and weight.rule is linear_inputs)
-        for key, weight in covered_weights(model).items()
+        for key, weight in projected_weights(model).items()
         if key in problem.covered
     }

@@ -11,9 +11,10 @@ import torch
 
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import CHECKPOINTS, LOG, RESULT, task_weights
+from steppe.experiments.run_directory import task_weights
 from steppe.learning.events import Event
 from steppe.registry import METHODS
+from steppe.results.layout import CHECKPOINTS, LOG, RESULT
 
 SMALL = {
     "pmnist": ("benchmark.tasks=3", "benchmark.samples=40", "benchmark.test_samples=50"),
@@ -52,14 +53,14 @@ def broken_off(config: RunConfig, out: Path, moment: int) -> int:
     """Go on with a run until so many events have come, then break off; returns how many came."""
     seen = 0
 
-    def watch(event: Event) -> None:
+    def callback(event: Event) -> None:
         nonlocal seen
         seen += 1
         if seen == moment:
             raise Broken
 
     with suppress(Broken):
-        run(config, out, watch, resume=True, checkpoint_every=0)
+        run(config, out, callback, resume=True, checkpoint_every=0)
     return seen
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe import Task
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.registry import METHODS
 
 
@@ -34,16 +34,16 @@ def task(number: int, head: range | None = None, *, valid: bool = True) -> Task:
     return Task(
         images(24, rows, number),
         images(10, rows, 50 + number),
-        valid=images(9, rows, 90 + number) if valid else None,
+        val=images(9, rows, 90 + number) if valid else None,
         head=rows,
         name=f"task {number}",
     )
 
 
-def settings_of(method: str, benchmark: str) -> MethodSettings:
+def settings_of(method: str, benchmark: str) -> MethodConfig:
     entry = METHODS[method]
     made = entry.settings.from_mapping(entry.values(benchmark))
-    assert isinstance(made, MethodSettings)
+    assert isinstance(made, MethodConfig)
     return made
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steppe.methods.parts.sgd import scaled
-from steppe.tensors.factored import Outer, averaged, multiplied
+from steppe.tensors.factored import FactoredGrad, mean_of, to_dense
 
 
 def drawn(rows: int, columns: int, seed: int) -> torch.Tensor:
@@ -26,35 +26,35 @@ def test_the_mean_of_factors_is_that_of_the_matrices(
 ) -> None:
     out, inputs = shape
     same = drawn(samples[0], inputs, 0)
-    parts: list[torch.Tensor | Outer] = []
+    parts: list[torch.Tensor | FactoredGrad] = []
     for place, count in enumerate(samples):
         right = same if shared else drawn(count, inputs, place)
-        whole = Outer(drawn(len(right), out, 10 + place), right)
+        whole = FactoredGrad(drawn(len(right), out, 10 + place), right)
         parts.append(whole.dense() if place in dense else whole)
-    expected = sum((multiplied(part) for part in parts), torch.zeros(out, inputs, dtype=torch.float64)) / len(parts)
-    before = [multiplied(part) for part in parts]
-    torch.testing.assert_close(multiplied(averaged(parts)), expected)
-    assert all(torch.equal(multiplied(part), then) for part, then in zip(parts, before, strict=True))
+    expected = sum((to_dense(part) for part in parts), torch.zeros(out, inputs, dtype=torch.float64)) / len(parts)
+    before = [to_dense(part) for part in parts]
+    torch.testing.assert_close(to_dense(mean_of(parts)), expected)
+    assert all(torch.equal(to_dense(part), then) for part, then in zip(parts, before, strict=True))
 
 
 def test_the_mean_stays_factors_while_they_are_smaller() -> None:
     same = drawn(3, 4, 0)
-    of_the_same = averaged([Outer(drawn(3, 2, seed), same) for seed in (1, 2)])
-    assert isinstance(of_the_same, Outer)
+    of_the_same = mean_of([FactoredGrad(drawn(3, 2, seed), same) for seed in (1, 2)])
+    assert isinstance(of_the_same, FactoredGrad)
     assert of_the_same.right is same
-    few = averaged([Outer(drawn(3, 7, seed), drawn(3, 4, seed)) for seed in (1, 2)])
-    assert isinstance(few, Outer)
+    few = mean_of([FactoredGrad(drawn(3, 7, seed), drawn(3, 4, seed)) for seed in (1, 2)])
+    assert isinstance(few, FactoredGrad)
     assert len(few.left) == 6
-    assert isinstance(averaged([Outer(drawn(3, 6, seed), drawn(3, 4, seed)) for seed in (1, 2)]), torch.Tensor)
+    assert isinstance(mean_of([FactoredGrad(drawn(3, 6, seed), drawn(3, 4, seed)) for seed in (1, 2)]), torch.Tensor)
 
 
 @pytest.mark.parametrize(("out", "inputs"), [(3, 8), (8, 3), (4, 4)])
 @pytest.mark.parametrize("factor", [0.25, torch.tensor(0.25, dtype=torch.float64)], ids=["number", "tensor"])
 def test_only_the_smaller_factor_is_multiplied(out: int, inputs: int, factor: float | torch.Tensor) -> None:
-    whole, plain = Outer(drawn(5, out, 0), drawn(5, inputs, 1)), drawn(2, 3, 2)
+    whole, plain = FactoredGrad(drawn(5, out, 0), drawn(5, inputs, 1)), drawn(2, 3, 2)
     found = scaled({"factors": whole, "plain": plain}, factor)
-    torch.testing.assert_close(multiplied(found["factors"]), factor * multiplied(whole))
-    assert torch.equal(multiplied(found["plain"]), factor * plain)
+    torch.testing.assert_close(to_dense(found["factors"]), factor * to_dense(whole))
+    assert torch.equal(to_dense(found["plain"]), factor * plain)
     kept = found["factors"]
-    assert isinstance(kept, Outer)
+    assert isinstance(kept, FactoredGrad)
     assert (kept.left is whole.left, kept.right is whole.right) == (out > inputs, out <= inputs)

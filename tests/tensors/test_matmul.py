@@ -23,11 +23,11 @@ from steppe.runtime import environment as machine
 from steppe.runtime.environment import processor_maker
 from steppe.tensors import matmul as products
 from steppe.tensors.matmul import (
+    fast_linear_layers,
     less_product,
     onednn_is_quicker,
     plus_product,
     product,
-    quick_linear_layers,
     wide_linear_layers,
 )
 
@@ -54,7 +54,7 @@ def layer_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 def quick(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """What a layer gives within a model."""
     layer = layer_of(weight, bias)
-    with quick_linear_layers([layer]):
+    with fast_linear_layers([layer]):
         output: Tensor = layer(x)
     return output
 
@@ -294,15 +294,15 @@ def test_which_layers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(wide, narrow, own, patched, nn.Conv2d(4, 4, 3))
     assert wide_linear_layers(model) == [wide, patched]
     x = matrix(2, 4)
-    with quick_linear_layers([wide, patched, own]):
+    with fast_linear_layers([wide, patched, own]):
         assert not is_plain(wide)
         assert torch.equal(patched(x), 3 * x)
-        with quick_linear_layers([wide]):  # within a model of models
+        with fast_linear_layers([wide]):  # within a model of models
             pass
         assert not is_plain(wide)
     assert is_plain(wide)
     assert torch.equal(patched(x), 3 * x)
-    with pytest.raises(ValueError, match="own"), quick_linear_layers([wide]):
+    with pytest.raises(ValueError, match="own"), fast_linear_layers([wide]):
         raise ValueError("own")
     assert is_plain(wide)
 

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from steppe import FSDGPM, GPM, Learner, Task
 from steppe.models.alexnet import AlexNet
 from steppe.network.network import Network
-from steppe.projection.layers import covered_weights
+from steppe.projection.layers import projected_weights
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Outer, multiplied
-from steppe.tensors.matmul import quick_linear_layers, wide_linear_layers
+from steppe.tensors.factored import FactoredGrad, to_dense
+from steppe.tensors.matmul import fast_linear_layers, wide_linear_layers
 
 pytestmark = NEEDS_ONEDNN
 
@@ -102,18 +102,18 @@ def test_gradients_of_models(kind: str, factored: bool, calls: list[object]) -> 
     labels, tasks = torch.tensor([0, 1, 2, 4]), torch.zeros(4, dtype=torch.int64)
     found = {}
     for network, dtype in ((own, torch.float32), (twin, torch.float64)):
-        network.open_head(None, 5)
+        network.add_head(None, 5)
         modules = network.model.named_modules() if factored else ()
         layers = {f"{place}.weight": [module] for place, module in modules if type(module) is nn.Linear}
         if kind == "sequences":  # with a bias torch's own function gives a view of sequences, which is cut off in place
             layers.pop("second.weight", None)
-        found[dtype] = network.gradient(Batch(x.to(dtype), labels, tasks), factored=layers)
+        found[dtype] = network.loss_and_grad(Batch(x.to(dtype), labels, tasks), factored=layers)
     assert calls
     torch.testing.assert_close(found[torch.float32][0].double(), found[torch.float64][0], **CLOSE)
     for name, g in found[torch.float32][1].items():
         exact = found[torch.float64][1][name]
-        assert isinstance(g, Outer) == isinstance(exact, Outer)
-        torch.testing.assert_close(multiplied(g).double(), multiplied(exact), **CLOSE)
+        assert isinstance(g, FactoredGrad) == isinstance(exact, FactoredGrad)
+        torch.testing.assert_close(to_dense(g).double(), to_dense(exact), **CLOSE)
     with torch.no_grad():
         torch.testing.assert_close(own.outputs(x), own.model(x), **CLOSE)
     assert not any("forward" in vars(module) for module in own.model.modules())
@@ -124,7 +124,7 @@ def test_checkpoints_that_enter_the_graph_anew() -> None:
     wanted = {}
     for name, layers in (("torch", []), ("quick", wide_linear_layers(model))):
         model.zero_grad()
-        with quick_linear_layers(layers):
+        with fast_linear_layers(layers):
             output = model(x)
         output.square().sum().backward()
         wanted[name] = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -148,11 +148,11 @@ def test_layers_before_activations_in_place_are_learnt(method: FSDGPM, calls: li
 
 def test_weights_had_as_factors_are_not_multiplied_on_the_way_back(calls: list[tuple[int, ...]]) -> None:
     network = Network(AlexNet(10, size=19))
-    network.open_head(None, 10)
+    network.add_head(None, 10)
     batch = Batch(torch.randn(3, 3, 19, 19), torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64))
-    covered = covered_weights(network.model)
+    covered = projected_weights(network.model)
     layers = {name: weight.layers for name, weight in covered.items() if name.startswith("hidden")}
-    network.gradient(batch, factored=layers)
+    network.loss_and_grad(batch, factored=layers)
     forward = [(3, 256, 2048), (3, 2048, 2048), (3, 2048, 10)]
     back = [(3, 10, 2048), (10, 3, 2048), (3, 2048, 2048), (3, 2048, 256)]  # of weights the head's alone
     assert sorted(calls) == sorted(forward + back)

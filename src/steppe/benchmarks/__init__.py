@@ -2,8 +2,8 @@
 
 from steppe.benchmarks.cifar100_split import CIFAR100Split
 from steppe.benchmarks.cifar100_superclass import CIFAR100Superclass
-from steppe.benchmarks.folder import Folder
-from steppe.benchmarks.pmnist import PMNIST, LongPMNIST
+from steppe.benchmarks.folder import ImageFolder
+from steppe.benchmarks.pmnist import PMNIST, PMNIST60k
 from steppe.benchmarks.rotated_mnist import RotatedMNIST
 from steppe.benchmarks.split_mnist import SplitMNIST
 from steppe.benchmarks.tiny_imagenet import TinyImageNet
@@ -12,8 +12,8 @@ __all__ = [
     "PMNIST",
     "CIFAR100Split",
     "CIFAR100Superclass",
-    "Folder",
-    "LongPMNIST",
+    "ImageFolder",
+    "PMNIST60k",
     "RotatedMNIST",
     "SplitMNIST",
     "TinyImageNet",

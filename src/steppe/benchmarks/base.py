@@ -9,14 +9,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from steppe.data.task import Task
-from steppe.runtime.rng import Streams, borrowed_global_generator
-from steppe.settings import Settings, Training
+from steppe.runtime.rng import Streams, preserve_global_rng
+from steppe.settings import Settings, TrainingConfig
 
 
 class Benchmark(Settings, ABC):
     """Base of every benchmark's settings."""
 
-    training: ClassVar[Training] = Training()
+    training: ClassVar[TrainingConfig] = TrainingConfig()
     """How its tasks are learnt, unless a command says otherwise."""
 
     @abstractmethod
@@ -29,16 +29,16 @@ class Benchmark(Settings, ABC):
 
     def model(self, seed: int) -> nn.Module:
         """A new network whose weights depend on the seed alone."""
-        with borrowed_global_generator(seed=Streams(seed).derived("model")):
+        with preserve_global_rng(seed=Streams(seed).derived("model")):
             return self.network()
 
     @property
-    def prepare(self) -> Callable[[Tensor], Tensor] | None:
+    def input_transform(self) -> Callable[[Tensor], Tensor] | None:
         """What turns stored inputs into the network's; None: bytes become numbers from 0 to 1."""
         return None
 
     @property
-    def full_length(self) -> bool:
+    def is_canonical(self) -> bool:
         """Whether these are the tasks that published figures were taken on, as far as settings tell."""
         return self == type(self)()
 

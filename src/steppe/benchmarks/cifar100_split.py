@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, classes_in_turn, held_out
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout, split_classes
 from steppe.data import cifar100
 from steppe.data.images import ImageSet
 from steppe.data.transforms import Normalise
 from steppe.models.alexnet import AlexNet
 from steppe.models.gpm_alexnet import GPMAlexNet
 from steppe.registry import register_benchmark
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 
 
 @register_benchmark("cifar100-split", "CIFAR-100 Split: 10 tasks of 10 classes each, every task with its own head.")
@@ -22,7 +22,7 @@ from steppe.settings import Training, setting
 class CIFAR100Split(ImageBenchmark):
     """Settings of CIFAR-100 Split: 4,750 images to learn from, 250 to validate on and 1,000 to test in each task."""
 
-    training = Training(epochs=50, batch_size=64, patience=6)
+    training = TrainingConfig(epochs=50, batch_size=64, patience=6)
 
     tasks: int = setting(10, "number of tasks, of ten classes each", at_least=1, at_most=10)
     norm: str = setting(
@@ -36,13 +36,13 @@ class CIFAR100Split(ImageBenchmark):
         """CIFAR-100."""
         return cifar100.load()
 
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """Classes 0 to 9, 10 to 19, and so on."""
-        return classes_in_turn(range(100), self.tasks, 10)
+        return split_classes(range(100), self.tasks, 10)
 
     def split(self, seed: int) -> Split:
         """250 images of each task validate."""
-        return held_out(250, seed)
+        return holdout(250, seed)
 
     @property
     def mixes_tests(self) -> bool:
@@ -50,7 +50,7 @@ class CIFAR100Split(ImageBenchmark):
         return self.norm == "every"
 
     @property
-    def prepare(self) -> Normalise:
+    def input_transform(self) -> Normalise:
         """Standardised with the usual figures for CIFAR."""
         return Normalise(
             mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, held_out
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout
 from steppe.data import cifar100
 from steppe.data.images import ImageArrays, ImageSet
 from steppe.data.transforms import Normalise
 from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
 from steppe.registry import register_benchmark
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 
 ORDERS = {
     "A": tuple(range(20)),
@@ -36,7 +36,7 @@ ORDERS = {
 class CIFAR100Superclass(ImageBenchmark):
     """Settings of CIFAR-100 Superclass: 2,375 images to learn from, 125 to validate on and 500 to test in each task."""
 
-    training = Training(epochs=50, batch_size=64, patience=6, freeze_norms=True)
+    training = TrainingConfig(epochs=50, batch_size=64, patience=6, freeze_norms=True)
 
     tasks: int = setting(20, "number of tasks, of one superclass each", at_least=1, at_most=20)
     order: str = setting("A", "order of the superclasses", choices=tuple(ORDERS))
@@ -60,25 +60,27 @@ class CIFAR100Superclass(ImageBenchmark):
         train, test = (cifar100.scrambled(train_x), train_y), (cifar100.scrambled(test_x), test_y)
         return ImageArrays(train, test, images.classes, "CIFAR-100, scrambled")
 
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """The superclasses in order; the output rows are a superclass's own, whatever the order."""
         plans = []
         for number in ORDERS[self.order][: self.tasks]:
             superclass = cifar100.SUPERCLASSES[number]
-            plans.append(Plan(superclass.name.replace("_", " "), superclass.classes, range(5 * number, 5 * number + 5)))
+            plans.append(
+                TaskSpec(superclass.name.replace("_", " "), superclass.classes, range(5 * number, 5 * number + 5))
+            )
         return plans
 
     def split(self, seed: int) -> Split:
         """125 images of each task validate."""
-        return held_out(125, seed)
+        return holdout(125, seed)
 
     @property
-    def prepare(self) -> Normalise:
+    def input_transform(self) -> Normalise:
         """Pixels from 0 to 1, not standardised."""
         return Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
     @property
-    def full_length(self) -> bool:
+    def is_canonical(self) -> bool:
         """Either reading: remarks say what the published figures were taken on."""
         return self.replace(reading="true") == type(self)()
 

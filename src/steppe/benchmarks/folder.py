@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen, classes_in_turn
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset, split_classes
 from steppe.data import folder
 from steppe.data.images import ImageSet
 from steppe.data.task import Augmentation
@@ -18,18 +18,18 @@ from steppe.models.alexnet import AlexNet
 from steppe.models.four_conv import FourConv
 from steppe.models.lenet import LeNet
 from steppe.registry import register_benchmark
-from steppe.runtime.files import expanded
-from steppe.settings import Training, setting
+from steppe.runtime.files import expand_path
+from steppe.settings import TrainingConfig, setting
 
 _NETWORKS = {"lenet": LeNet, "alexnet": AlexNet, "four-conv": FourConv}
 
 
 @register_benchmark("folder", "Your own images, folder:PATH: a few classes at a time.", argument="path")
 @dataclass(frozen=True)
-class Folder(ImageBenchmark):
+class ImageFolder(ImageBenchmark):
     """Settings of a benchmark made from a folder of images."""
 
-    training = Training(epochs=10, batch_size=32, patience=3)
+    training = TrainingConfig(epochs=10, batch_size=32, patience=3)
 
     path: str = setting("", "the folder: PATH/train/CLASS and PATH/test/CLASS, or PATH/CLASS alone")
     classes_per_task: int = setting(2, "classes of each task, in alphabetical order; those left over wait", at_least=1)
@@ -43,10 +43,10 @@ class Folder(ImageBenchmark):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.path:  # so that a config file works from anywhere
-            object.__setattr__(self, "path", str(expanded(self.path).resolve()))
+            object.__setattr__(self, "path", str(expand_path(self.path).resolve()))
 
     @property
-    def full_length(self) -> bool:
+    def is_canonical(self) -> bool:
         """Whatever the folder and the settings: there are no figures to compare with."""
         return True
 
@@ -56,7 +56,7 @@ class Folder(ImageBenchmark):
             raise UsageError("which folder? Write folder:PATH, or --set benchmark.path=PATH.")
         return folder.load(Path(self.path), self.size, self.test_share)
 
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """The classes in turn, named."""
         names, each = self.images().classes, self.classes_per_task
         possible = len(names) // each
@@ -65,24 +65,24 @@ class Folder(ImageBenchmark):
                 f"{self.path} has {len(names)} classes, which make {possible} task(s) of {each}: "
                 "lower classes_per_task or tasks."
             )
-        return classes_in_turn(range(len(names)), self.tasks or possible, each, names)
+        return split_classes(range(len(names)), self.tasks or possible, each, names)
 
     def split(self, seed: int) -> Split:
         """A share of each task's training images, by the seed."""
-        return chosen(len(self.images().select("train")[1]), seed, held_out=self.valid_share)
+        return random_subset(len(self.images().select("train")[1]), seed, held_out=self.valid_share)
 
     def augmentation(self) -> Augmentation | None:
         """A shift by up to an eighth of the side, and a mirror image half of the time."""
         return CropAndFlip(self.size // 8) if self.augment else None
 
     @property
-    def prepare(self) -> Normalise:
+    def input_transform(self) -> Normalise:
         """Pixels from −2 to 2."""
         return Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
     def remarks(self) -> list[str]:
         """Which classes are left over."""
-        names, plans = self.images().classes, self.plans(0)
+        names, plans = self.images().classes, self.task_specs(0)
         left = names[self.classes_per_task * len(plans) :]
         return [f"classes left over: {', '.join(left)}."] if left else []
 

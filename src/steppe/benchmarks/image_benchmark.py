@@ -1,6 +1,6 @@
 """Tasks from a set of images, declared as data: which classes, seen how, on which outputs, how many held out.
 
-A benchmark of this form says what its images are and gives one `Plan` per task; everything else follows.
+A benchmark of this form says what its images are and gives one `TaskSpec` per task; everything else follows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TESTS_AT_HAND = 2**28  # bytes of test images that are viewed once and kept, ra
 
 
 @dataclass(frozen=True)
-class Plan:
+class TaskSpec:
     """One task. Its labels are the set's own in a single head; with a head they are its rows, in the order of
     `classes`.
     """
@@ -44,7 +44,7 @@ class ImageBenchmark(Benchmark):
         """The images."""
 
     @abstractmethod
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """The tasks in order."""
 
     def split(self, seed: int) -> Split:
@@ -55,7 +55,7 @@ class ImageBenchmark(Benchmark):
         """How batches vary in training."""
         return None
 
-    def tested(self) -> int | None:
+    def on_test_set(self) -> int | None:
         """How many test images each task has, if not all."""
         return None
 
@@ -68,27 +68,27 @@ class ImageBenchmark(Benchmark):
 
     def stream(self, seed: int) -> Sequence[Task]:
         """The tasks, with the seed's samples."""
-        images, plans, split = self.images(), self.plans(seed), self.split(seed)
+        images, plans, split = self.images(), self.task_specs(seed), self.split(seed)
         return [self._task(images, plan, split, len(plans)) for plan in plans]
 
-    def _task(self, images: ImageSet, plan: Plan, split: Split, tasks: int) -> Task:
+    def _task(self, images: ImageSet, plan: TaskSpec, split: Split, tasks: int) -> Task:
         x, y = _labelled(images.select("train", plan.classes), plan)
         train, valid = split(y)
-        test_x, test_y = (part[: self.tested()] for part in _labelled(images.select("test", plan.classes), plan))
+        test_x, test_y = (part[: self.on_test_set()] for part in _labelled(images.select("test", plan.classes), plan))
         if self.mixes_tests:
             mixed = _shuffled(len(test_y), 0)  # the same for every seed
             test_x, test_y = test_x[mixed], test_y[mixed]
         return Task(
             TensorSamples(x[train], y[train], plan.view),
             TensorSamples(test_x, test_y, plan.view, at_hand=tasks * test_x.nbytes <= _TESTS_AT_HAND),
-            valid=TensorSamples(x[valid], y[valid], plan.view) if len(valid) else None,
+            val=TensorSamples(x[valid], y[valid], plan.view) if len(valid) else None,
             head=plan.head,
             augment=self.augmentation(),
             name=plan.name,
         )
 
 
-def _labelled(pair: tuple[Tensor, Tensor], plan: Plan) -> tuple[Tensor, Tensor]:
+def _labelled(pair: tuple[Tensor, Tensor], plan: TaskSpec) -> tuple[Tensor, Tensor]:
     """Labels as rows of the task's head."""
     x, y = pair
     if plan.head is None or plan.classes is None:
@@ -107,7 +107,7 @@ def everything(y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(len(y), device="cpu"), torch.arange(0, device="cpu")
 
 
-def chosen(count: int, seed: int, *, held_out: float = 0.0) -> Split:
+def random_subset(count: int, seed: int, *, held_out: float = 0.0) -> Split:
     """Train on `count` samples picked by the seed, anew for each task; a share of them validates."""
     choices = torch.Generator().manual_seed(seed)
 
@@ -119,7 +119,7 @@ def chosen(count: int, seed: int, *, held_out: float = 0.0) -> Split:
     return split
 
 
-def held_out(count: int, seed: int) -> Split:
+def holdout(count: int, seed: int) -> Split:
     """Validate on `count` samples whatever their class, the first of a shuffle by NumPy's legacy generator, which is
     what the released code draws them by.
     """
@@ -131,7 +131,7 @@ def held_out(count: int, seed: int) -> Split:
     return split
 
 
-def held_out_of_each(count: int, seed: int) -> Split:
+def holdout_per_class(count: int, seed: int) -> Split:
     """Validate on `count` samples of every class."""
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ def _shuffled(count: int, seed: int) -> Tensor:
     return torch.from_numpy(places)
 
 
-def classes_in_turn(order: Sequence[int], tasks: int, each: int, names: Sequence[str] = ()) -> list[Plan]:
+def split_classes(order: Sequence[int], tasks: int, each: int, names: Sequence[str] = ()) -> list[TaskSpec]:
     """Tasks of `each` classes, taken in the order given, every task with output rows of its own; called by the
     classes' names, where these are given, or by their numbers.
     """
@@ -163,5 +163,5 @@ def classes_in_turn(order: Sequence[int], tasks: int, each: int, names: Sequence
             called = f"classes {classes[0]} to {classes[-1]}"
         else:
             called = f"classes {', '.join(map(str, classes))}"
-        plans.append(Plan(called, classes, rows))
+        plans.append(TaskSpec(called, classes, rows))
     return plans

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset
 from steppe.data import mnist
 from steppe.data.images import ImageSet
 from steppe.data.samples import Reordering
 from steppe.data.transforms import Normalise
 from steppe.models.mlp import MLP
 from steppe.registry import register_benchmark
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 
 _PERMUTATION_SEED = 0
 
@@ -29,7 +29,7 @@ _PERMUTATION_SEED = 0
 class PMNIST(ImageBenchmark):
     """Settings of Permuted MNIST."""
 
-    training = Training(epochs=1, batch_size=10, glances=5)
+    training = TrainingConfig(epochs=1, batch_size=10, updates_per_batch=5)
 
     tasks: int = setting(20, "number of tasks", at_least=1, at_most=1000)
     samples: int = setting(1000, "training samples of each task", at_least=1, at_most=60_000)
@@ -39,19 +39,21 @@ class PMNIST(ImageBenchmark):
         """The digits."""
         return mnist.images()
 
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """One permutation after another, the same for every seed."""
         shuffles = torch.Generator().manual_seed(_PERMUTATION_SEED)
         return [
-            Plan(f"permutation {number + 1}", view=Reordering(torch.randperm(784, generator=shuffles, device="cpu")))
+            TaskSpec(
+                f"permutation {number + 1}", view=Reordering(torch.randperm(784, generator=shuffles, device="cpu"))
+            )
             for number in range(self.tasks)
         ]
 
     def split(self, seed: int) -> Split:
         """The seed's samples."""
-        return chosen(self.samples, seed)
+        return random_subset(self.samples, seed)
 
-    def tested(self) -> int:
+    def on_test_set(self) -> int:
         """The first of the test samples."""
         return self.test_samples
 
@@ -62,19 +64,19 @@ class PMNIST(ImageBenchmark):
 
 @register_benchmark("pmnist-60k", "Permuted MNIST at length: 10 tasks of 60,000 digits, for the loss-landscape study.")
 @dataclass(frozen=True)
-class LongPMNIST(PMNIST):
+class PMNIST60k(PMNIST):
     """Settings of the landscape study's Permuted MNIST: all digits, standardised, a tenth of them to validate on."""
 
-    training = Training(epochs=10, batch_size=10, patience=6)
+    training = TrainingConfig(epochs=10, batch_size=10, patience=6)
 
     tasks: int = setting(10, "number of tasks", at_least=1, at_most=1000)
     samples: int = setting(60_000, "training and validation samples of each task", at_least=10, at_most=60_000)
 
     def split(self, seed: int) -> Split:
         """The seed's samples, a tenth of them for validation."""
-        return chosen(self.samples, seed, held_out=0.1)
+        return random_subset(self.samples, seed, held_out=0.1)
 
     @property
-    def prepare(self) -> Normalise:
+    def input_transform(self) -> Normalise:
         """Standardised by MNIST's mean and standard deviation."""
         return Normalise((0.1307,), (0.3081,))

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, grid_sample
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset
 from steppe.data import mnist
 from steppe.data.images import ImageSet
 from steppe.models.mlp import MLP
 from steppe.registry import register_benchmark
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 
 
 @register_benchmark(
@@ -25,7 +25,7 @@ from steppe.settings import Training, setting
 class RotatedMNIST(ImageBenchmark):
     """Settings of Rotated MNIST."""
 
-    training = Training(epochs=1, batch_size=10, glances=5)
+    training = TrainingConfig(epochs=1, batch_size=10, updates_per_batch=5)
 
     tasks: int = setting(20, "number of tasks", at_least=1, at_most=1000)
     degrees: float = setting(9.0, "how much further than the one before a task is turned", above=0, at_most=360)
@@ -35,14 +35,14 @@ class RotatedMNIST(ImageBenchmark):
         """The digits."""
         return mnist.images()
 
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """One angle after another."""
         angles = [self.degrees * number for number in range(self.tasks)]
-        return [Plan(f"turned by {angle:g} degrees", view=turned(angle)) for angle in angles]
+        return [TaskSpec(f"turned by {angle:g} degrees", view=turned(angle)) for angle in angles]
 
     def split(self, seed: int) -> Split:
         """The seed's samples."""
-        return chosen(self.samples, seed)
+        return random_subset(self.samples, seed)
 
     def network(self) -> nn.Module:
         """The paper's MLP."""

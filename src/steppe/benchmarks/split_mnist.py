@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, chosen, classes_in_turn
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset, split_classes
 from steppe.data import mnist
 from steppe.data.images import ImageSet
 from steppe.models.mlp import MLP
 from steppe.registry import register_benchmark
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 
 
 @register_benchmark("split-mnist", "Split MNIST: 5 tasks of two digits each, every task with its own head.")
@@ -20,7 +20,7 @@ from steppe.settings import Training, setting
 class SplitMNIST(ImageBenchmark):
     """Settings of Split MNIST."""
 
-    training = Training(epochs=1, batch_size=10)
+    training = TrainingConfig(epochs=1, batch_size=10)
 
     tasks: int = setting(5, "number of tasks, of two digits each", at_least=1, at_most=5)
     samples: int = setting(12_000, "training samples of each task, at most", at_least=1)
@@ -29,13 +29,13 @@ class SplitMNIST(ImageBenchmark):
         """The digits."""
         return mnist.images()
 
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """0 and 1, 2 and 3, and so on."""
-        return classes_in_turn(range(10), self.tasks, 2)
+        return split_classes(range(10), self.tasks, 2)
 
     def split(self, seed: int) -> Split:
         """The seed's samples."""
-        return chosen(self.samples, seed)
+        return random_subset(self.samples, seed)
 
     def network(self) -> nn.Module:
         """The paper's MLP, its ten outputs shared out among the tasks."""

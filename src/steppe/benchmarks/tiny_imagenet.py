@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Plan, Split, classes_in_turn, held_out_of_each
+from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout_per_class, split_classes
 from steppe.data import tiny_imagenet
 from steppe.data.images import ImageSet
 from steppe.data.task import Augmentation
@@ -16,7 +16,7 @@ from steppe.data.transforms import CropAndFlip, Normalise
 from steppe.errors import DataError
 from steppe.models.four_conv import FourConv
 from steppe.registry import register_benchmark
-from steppe.settings import Training, setting
+from steppe.settings import TrainingConfig, setting
 
 _EACH, _CLASSES = 5, 200
 
@@ -29,7 +29,7 @@ class TinyImageNet(ImageBenchmark):
     With fewer of the 200 classes on disk there are as many tasks as they make.
     """
 
-    training = Training(epochs=10, batch_size=10)
+    training = TrainingConfig(epochs=10, batch_size=10)
 
     tasks: int = setting(40, "number of tasks, of five classes each", at_least=1, at_most=40)
     augment: bool = setting(True, "crop and flip the training images, as the released code does")
@@ -38,7 +38,7 @@ class TinyImageNet(ImageBenchmark):
         """TinyImageNet, or what there is of it."""
         return tiny_imagenet.load()
 
-    def plans(self, seed: int) -> Sequence[Plan]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """Five classes after five, from a shuffle by the seed."""
         order = list(range(len(self.images().classes)))
         if len(order) < _EACH:
@@ -46,18 +46,18 @@ class TinyImageNet(ImageBenchmark):
                 f"TinyImageNet: {len(order)} classes are on disk, and a task takes {_EACH}: fetch all of it."
             )
         random.Random(seed).shuffle(order)
-        return classes_in_turn(order, min(self.tasks, len(order) // _EACH), _EACH)
+        return split_classes(order, min(self.tasks, len(order) // _EACH), _EACH)
 
     def split(self, seed: int) -> Split:
         """50 images of each class are held out."""
-        return held_out_of_each(50, seed)
+        return holdout_per_class(50, seed)
 
     def augmentation(self) -> Augmentation | None:
         """A shift by up to four pixels, and a mirror image half of the time."""
         return CropAndFlip(4) if self.augment else None
 
     @property
-    def prepare(self) -> Normalise:
+    def input_transform(self) -> Normalise:
         """Standardised with the usual figures for ImageNet."""
         return Normalise(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from steppe.checkpoint.tree import State, packed, unpacked
-from steppe.errors import RunError, disk_refusal, in_one_line
-from steppe.runtime.files import parsed_json, read_bounded, write_whole, writing
+from steppe.checkpoint.tree import State, flatten_tree, unflatten_tree
+from steppe.errors import RunError, one_line, os_error_text
+from steppe.runtime.files import parsed_json, read_bounded, write_atomic, writing
 
 FORMAT, VERSION = "steppe", 1
 _HEADER_ENTRIES = ("format", "kind", "version", "content", "sha256")
@@ -26,12 +26,12 @@ _HEADER_ENTRIES = ("format", "kind", "version", "content", "sha256")
 
 def write_state(path: Path, kind: str, tree: State) -> None:
     """Write a state so that the file is there whole or not at all, and look whether it arrived."""
-    content, tensors = packed(tree)
+    content, tensors = flatten_tree(tree)
     own = {name: _apart(tensor) for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind, "version": str(VERSION), "content": json.dumps(content)}
     written = save(own, metadata={**header, "sha256": _digest(header, own)})
     with writing(path):
-        write_whole(path, written)
+        write_atomic(path, written)
         if hashlib.sha256(path.read_bytes()).digest() != hashlib.sha256(written).digest():
             raise RunError(f"{path} does not hold what was written to it: the disk is failing.")
 
@@ -41,7 +41,7 @@ def read_state(path: Path, kind: str, device: torch.device | str = "cpu") -> Sta
     try:
         data = read_bounded(path, None)
     except OSError as error:
-        raise RunError(f"cannot read {path}: {disk_refusal(error)}.") from error
+        raise RunError(f"cannot read {path}: {os_error_text(error)}.") from error
     return parsed_state(data, kind, path, device)
 
 
@@ -62,9 +62,9 @@ def parsed_state(data: bytes, kind: str, name: Path | str, device: torch.device 
             raise ValueError("its hash is wrong: the file was changed or damaged")
         if header.get("kind") != kind:
             raise ValueError(f"it holds a {header.get('kind')}, not a {kind}")
-        return unpacked(parsed_json(header["content"].encode()), tensors, device)
+        return unflatten_tree(parsed_json(header["content"].encode()), tensors, device)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise RunError(f"{name} cannot be read: {in_one_line(error)}.") from error
+        raise RunError(f"{name} cannot be read: {one_line(error)}.") from error
 
 
 def _from_version_0(tensors: Mapping[str, Tensor], device: torch.device | str) -> State:

@@ -1,7 +1,7 @@
 """What has to be kept to go on later, as a tree of plain values: lists, dictionaries, numbers, texts, tensors, batches.
 
-A part of the library that has such a state gives it by `state` and takes it back by `load_state`. `packed` turns a
-tree into JSON and named tensors, `unpacked` turns them back; neither makes anything but these kinds of values.
+A part of the library that has such a state gives it by `state_dict` and takes it back by `load_state_dict`. `flatten_tree` turns a
+tree into JSON and named tensors, `unflatten_tree` turns them back; neither makes anything but these kinds of values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from steppe.errors import shown
+from steppe.errors import short_repr
 from steppe.tensors.batch import Batch
 
 _EMPTY = 10_000_000  # what the sides of an empty tensor may multiply to: room is made by them
@@ -23,36 +23,36 @@ State = Any
 """A tree: None, bool, int, float, str, Tensor, Batch, range, lists and dictionaries of them; keys are str or int."""
 
 CANNOT_BE_A_STATE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
-"""What `load_state` stumbles over where a state, though whole, is not one of the thing that is to become it."""
+"""What `load_state_dict` stumbles over where a state, though whole, is not one of the thing that is to become it."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
     """Something whose state can be taken and given back."""
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """What it is now; the tensors are its own, not copies."""
         ...
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Become what it was."""
         ...
 
 
-def copied(tree: State, device: torch.device | str) -> State:
+def clone_tree(tree: State, device: torch.device | str) -> State:
     """The same tree with tensors of its own, on the device."""
     if isinstance(tree, Tensor):
         return tree.detach().to(device, copy=True)
     if isinstance(tree, Batch):
-        return Batch(*(copied(part, device) for part in (tree.x, tree.y, tree.task)))
+        return Batch(*(clone_tree(part, device) for part in (tree.x, tree.y, tree.task)))
     if isinstance(tree, (list, tuple)):
-        return [copied(item, device) for item in tree]
+        return [clone_tree(item, device) for item in tree]
     if isinstance(tree, Mapping):
-        return {key: copied(value, device) for key, value in tree.items()}
+        return {key: clone_tree(value, device) for key, value in tree.items()}
     return tree
 
 
-def packed(tree: State) -> tuple[Any, dict[str, Tensor]]:
+def flatten_tree(tree: State) -> tuple[Any, dict[str, Tensor]]:
     """The tree as JSON, with its tensors beside it, each by the way that leads to it."""
     tensors: dict[str, Tensor] = {}
 
@@ -89,16 +89,16 @@ def _key(key: object) -> str | int:
     raise TypeError(f"a {type(key).__name__} cannot be a key in a state")
 
 
-def unpacked(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> State:
+def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> State:
     """The tree again, its tensors as new ones on the device. Whatever is not such a tree raises ValueError."""
     taken: set[str] = set()
 
     def tensor(name: object) -> Tensor:
         if not isinstance(name, str) or name not in tensors or name in taken:  # twice: memory without end
-            raise ValueError(f"there is no tensor {shown(name)}, or it is named twice")
+            raise ValueError(f"there is no tensor {short_repr(name)}, or it is named twice")
         taken.add(name)
         if math.prod(side for side in tensors[name].shape if side) > max(_EMPTY, tensors[name].numel()):
-            raise ValueError(f"the tensor {shown(name)} is empty, and yet of an enormous shape")
+            raise ValueError(f"the tensor {short_repr(name)} is empty, and yet of an enormous shape")
         return tensors[name].to(device, copy=True)  # memory of its own, aligned as every other tensor's
 
     def unpack(node: Any) -> State:
@@ -116,7 +116,7 @@ def unpacked(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | st
                 return Batch(*(tensor(name) for name in value))
             if kind == "range" and isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
                 if not value[0] <= value[1] <= value[0] + _LONGEST:
-                    raise ValueError(f"a range from {shown(value[0])} to {shown(value[1])} cannot be")
+                    raise ValueError(f"a range from {short_repr(value[0])} to {short_repr(value[1])} cannot be")
                 return range(*value)
             if kind == "items" and isinstance(value, list):
                 return dict(_pair(pair, unpack) for pair in value)
@@ -131,7 +131,7 @@ def _pair(pair: Any, unpack: Any) -> tuple[str | int, State]:
     return pair[0], unpack(pair[1])
 
 
-def dtype_named(name: str) -> torch.dtype:
+def parse_dtype(name: str) -> torch.dtype:
     """The type of numbers that a state names."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
@@ -139,7 +139,7 @@ def dtype_named(name: str) -> torch.dtype:
     return found
 
 
-def names_in(names: State) -> list[str] | None:
+def as_names(names: State) -> list[str] | None:
     """Names of layers or weights, or None where an older state does not say."""
     if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         return names

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import steppe.benchmarks
 import steppe.methods  # noqa: F401 - both announce themselves
-from steppe.errors import unknown
+from steppe.errors import unknown_name
 from steppe.registry import BENCHMARKS, METHODS, BenchmarkEntry, MethodEntry
 from steppe.results.published import notes_on_marks, published
-from steppe.settings import Settings, Training
+from steppe.settings import Settings, TrainingConfig
 
 
 def catalogue(name: str | None = None) -> str:
@@ -21,7 +21,7 @@ def catalogue(name: str | None = None) -> str:
         return _method(METHODS[name])
     if name in BENCHMARKS:
         return _benchmark(BENCHMARKS[name])
-    raise unknown("method or benchmark", name, [*METHODS, *BENCHMARKS])
+    raise unknown_name("method or benchmark", name, [*METHODS, *BENCHMARKS])
 
 
 def everything() -> dict[str, str]:
@@ -61,7 +61,7 @@ def _method(entry: MethodEntry) -> str:
 
 def _benchmark(entry: BenchmarkEntry) -> str:
     described = entry.settings()
-    training = getattr(described, "training", Training())
+    training = getattr(described, "training", TrainingConfig())
     return "\n".join(
         [f"{entry.name}: {entry.summary}", "", "Settings (--set benchmark.KEY=VALUE)", *_settings(described)]
         + ["", "Training (--set training.KEY=VALUE)", *_settings(training)]

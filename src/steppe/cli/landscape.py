@@ -30,7 +30,7 @@ from steppe.runtime.terminal import say
 if TYPE_CHECKING:
     from steppe.landscape.files import Landscape
     from steppe.landscape.flatness import Estimate
-    from steppe.landscape.measure import Wanted, Watch
+    from steppe.landscape.measure import Callback, Request
 
 _EXAMPLES = """\
 examples:
@@ -80,25 +80,25 @@ def _landscape(options: argparse.Namespace) -> int:
     import torch
 
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_known
-    from steppe.experiments.run_directory import CONFIG
-    from steppe.landscape.measure import Wanted
-    from steppe.runtime.devices import resolved_device
+    from steppe.experiments.plugins import require_plugins
+    from steppe.landscape.measure import Request
+    from steppe.results.layout import CONFIG
+    from steppe.runtime.devices import resolve_device
 
     given = {name: getattr(options, name) for name in LandscapeSettings.schema()}
     settings = LandscapeSettings.from_mapping({name: value for name, value in given.items() if value is not None})
     if options.threads < 1:
         raise UsageError(f"--threads {options.threads}: give at least 1.")
     after, tasks = task_numbers("--after", options.after), task_numbers("--task", options.task)
-    wanted = Wanted(after, tasks, options.hessian, options.surface)
-    device = resolved_device(options.device)
+    wanted = Request(after, tasks, options.hessian, options.surface)
+    device = resolve_device(options.device)
     runs = _runs(options.directories)
     if options.out is not None and len(runs) > 1:
         raise UsageError(f"-o {options.out}: there are {len(runs)} runs, each with a file of its own; leave it out.")
     made_with = {
         run: RunConfig.load(run / CONFIG, options.plugin, trust_plugins=options.trust_plugins).plugins for run in runs
     }
-    require_known(options.plugin, [path for paths in made_with.values() for path in paths])
+    require_plugins(options.plugin, [path for paths in made_with.values() for path in paths])
     use_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:
@@ -119,7 +119,7 @@ def measure(
     run: Path,
     out: Path | None,
     settings: LandscapeSettings,
-    wanted: Wanted,
+    wanted: Request,
     *,
     device: str = "cpu",
     plugins: Sequence[str] = (),
@@ -128,15 +128,15 @@ def measure(
 ) -> None:
     """Measure the landscape of one run, show how it goes, and print its flatness."""
     from steppe.landscape.files import LANDSCAPE
-    from steppe.landscape.measure import survey
-    from steppe.runtime.devices import compute_repeatably
+    from steppe.landscape.measure import measure
+    from steppe.runtime.devices import make_deterministic
     from steppe.runtime.files import inside
 
-    compute_repeatably(device)
+    make_deterministic(device)
     keep_freed_memory()
     out = out or inside(run, run / LANDSCAPE)
-    with _shown(str(run)) as watch:
-        landscape = survey(
+    with _shown(str(run)) as callback:
+        landscape = measure(
             run,
             out,
             settings,
@@ -145,7 +145,7 @@ def measure(
             plugins=plugins,
             resume=resume,
             command=command,
-            watch=watch,
+            callback=callback,
         )
     say(_table(landscape))
     say(f"  everything is in {out}\n")
@@ -153,7 +153,8 @@ def measure(
 
 def _runs(directories: Sequence[Path]) -> list[Path]:
     """Every run in these directories that has weights."""
-    from steppe.experiments.run_directory import CONFIG, kept_weights
+    from steppe.experiments.run_directory import kept_weights
+    from steppe.results.layout import CONFIG
 
     found: dict[Path, None] = {}
     for directory in directories:
@@ -184,7 +185,7 @@ def _command(options: argparse.Namespace, settings: LandscapeSettings, device: s
 
 
 @contextmanager
-def _shown(name: str) -> Iterator[Watch]:
+def _shown(name: str) -> Iterator[Callback]:
     """Progress as a live bar where standard error is a terminal, as a line now and then where it is not."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -7,7 +7,7 @@ import json
 from importlib.resources import files
 
 from steppe.cli.options import Commands, add_plugin_option
-from steppe.errors import unknown
+from steppe.errors import unknown_name
 
 
 def add(commands: Commands) -> None:
@@ -27,6 +27,6 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     pages = json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8"))
     if (options.name or "") not in pages:
-        raise unknown("method or benchmark", options.name, [name for name in pages if name])
+        raise unknown_name("method or benchmark", options.name, [name for name in pages if name])
     print(pages[options.name or ""])
     return 0

@@ -15,8 +15,8 @@ from typing import NoReturn
 from steppe.cli import data, figures, landscape, report, reproduce, resume, run, show, study
 from steppe.cli import listing as catalogue
 from steppe.cli.options import Commands
-from steppe.errors import SteppeError, disk_refusal, in_one_line
-from steppe.runtime.signals import Terminated, termination_raised
+from steppe.errors import SteppeError, one_line, os_error_text
+from steppe.runtime.signals import Terminated, raise_on_termination
 from steppe.runtime.terminal import say, visible
 from steppe.version import __version__
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     options = _parser().parse_args(arguments)
     try:
-        with termination_raised():
+        with raise_on_termination():
             code: int = options.action(options)
         if sys.stdout is not None:
             sys.stdout.flush()  # what it cannot take is our error, not the interpreter's at its end
@@ -62,14 +62,14 @@ def _drop_what_is_left() -> None:
 def _told(error: Exception) -> str:
     """What went wrong, in one line."""
     if isinstance(error, SteppeError):
-        return in_one_line(error)
+        return one_line(error)
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {disk_refusal(error)}."
+        return f"{error.filename}: {os_error_text(error)}."
     if isinstance(error, OSError) and error.errno in _FULL:  # files say which they are
-        return f"cannot write the output: {disk_refusal(error)}: make room, or send it elsewhere."
+        return f"cannot write the output: {os_error_text(error)}: make room, or send it elsewhere."
     if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
         return "there is not enough memory: give smaller tasks, batches or buffers."
-    return f"internal error: {type(error).__name__}: {in_one_line(error)}: run again with --debug."
+    return f"internal error: {type(error).__name__}: {one_line(error)}: run again with --debug."
 
 
 class _Parser(argparse.ArgumentParser):

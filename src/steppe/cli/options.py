@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import UsageError
-from steppe.runtime.files import expanded
+from steppe.runtime.files import expand_path
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def given_path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty: name one, or write . for the current directory")
     try:
-        return expanded(text)
+        return expand_path(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
@@ -175,14 +175,14 @@ if TYPE_CHECKING:
 def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     """The configuration of one run."""
     from steppe.experiments.config import RunConfig
-    from steppe.runtime.devices import resolved_device
+    from steppe.runtime.devices import resolve_device
 
     return RunConfig.make(
         options.benchmark,
         method,
         overrides(options),
         seed=seed,
-        device=resolved_device(options.device or "cpu"),
+        device=resolve_device(options.device or "cpu"),
         threads=1 if options.threads is None else options.threads,
         plugins=options.plugin,
     )
@@ -205,7 +205,7 @@ def free(path: Path) -> Path:
 @contextmanager
 def resumable(options: argparse.Namespace, out: Path) -> Iterator[None]:
     """Whoever stops what is done here is told the command that goes on with it, if there is something by then."""
-    from steppe.experiments.run_directory import CONFIG, PLAN
+    from steppe.results.layout import CONFIG, PLAN
 
     try:
         yield

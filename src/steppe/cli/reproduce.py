@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from steppe.cli.options import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds, given_path
 from steppe.data.directory import use_directory
-from steppe.errors import UsageError, unknown
+from steppe.errors import UsageError, unknown_name
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     if options.name is None:
         raise UsageError("name what to reproduce, for example: steppe reproduce pmnist-table (see --list).")
     if options.name not in RECIPES:
-        raise unknown("reproduction", options.name, RECIPES)
+        raise unknown_name("reproduction", options.name, RECIPES)
     recipe, out = RECIPES[options.name], options.out or Path("reproduction") / options.name
     if options.methods is not None:
         recipe = recipe.only(options.methods.split(","))
@@ -82,10 +82,10 @@ def _command(options: argparse.Namespace) -> str:
 
 def _list(options: argparse.Namespace) -> int:
     from steppe.experiments.recipes import RECIPES
-    from steppe.experiments.run_directory import RESULT
+    from steppe.results.layout import RESULT
 
     if options.name is not None and options.name not in RECIPES:
-        raise unknown("reproduction", options.name, RECIPES)
+        raise unknown_name("reproduction", options.name, RECIPES)
     for name, recipe in RECIPES.items():
         if options.name not in (None, name):
             continue
@@ -134,10 +134,10 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     from steppe.cli.options import finished_runs
     from steppe.experiments.run_directory import kept_weights
     from steppe.landscape.files import LANDSCAPE
-    from steppe.landscape.measure import Wanted
+    from steppe.landscape.measure import Request
     from steppe.landscape.rank_correlation import compared, rank_correlations, without_bounds
     from steppe.landscape.settings import LandscapeSettings
-    from steppe.runtime.files import inside, write_whole, writing
+    from steppe.runtime.files import inside, write_atomic, writing
     from steppe.version import versions
 
     torch.set_num_threads(1)
@@ -146,7 +146,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
             run = out / part.name / method / f"seed-{seed}"
             if (run / LANDSCAPE).exists() and not kept_weights(run):
                 continue  # measured where the weights were; they are often thrown away afterwards
-            measure(run, None, LandscapeSettings(), Wanted(), resume=True, command="steppe landscape RUN")
+            measure(run, None, LandscapeSettings(), Request(), resume=True, command="steppe landscape RUN")
     rows = compared(finished_runs([out]))
     told = {
         "command": command,
@@ -157,7 +157,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     }
     text = json.dumps(told, indent=1) + "\n"
     with writing(out / FLATNESS):
-        write_whole(inside(out, out / FLATNESS), text.encode())
+        write_atomic(inside(out, out / FLATNESS), text.encode())
     say(f"wrote {out / FLATNESS}: accuracy and flatness of each method")
 
 

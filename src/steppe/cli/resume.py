@@ -63,10 +63,11 @@ def add(commands: Commands) -> None:
 
 def _resume(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_known
-    from steppe.experiments.run_directory import CONFIG, PLAN, RESULT, locked
+    from steppe.experiments.plugins import require_plugins
+    from steppe.experiments.run_directory import locked
     from steppe.experiments.study import read_plan, write_plan
-    from steppe.experiments.truncate import end_after
+    from steppe.experiments.truncate import truncate_runs
+    from steppe.results.layout import CONFIG, PLAN, RESULT
 
     use_directory(options.data)
     out = options.directory
@@ -74,18 +75,18 @@ def _resume(options: argparse.Namespace) -> int:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     if (out / CONFIG).exists():
         config = RunConfig.load(out / CONFIG, options.plugin, trust_plugins=options.trust_plugins)
-        require_known(options.plugin, config.plugins)
+        require_plugins(options.plugin, config.plugins)
         _refuse_elsewhere(out, [] if (out / RESULT).exists() else [config])
         if options.tasks is not None:
-            (config,) = end_after({out: config}, options.tasks)
+            (config,) = truncate_runs({out: config}, options.tasks)
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin, trust_plugins=options.trust_plugins)
-        require_known(options.plugin, [path for job in planned for path in job.config.plugins])
+        require_plugins(options.plugin, [path for job in planned for path in job.config.plugins])
         _refuse_elsewhere(out, [job.config for job in planned if not (job.out / RESULT).exists()])
         with locked(out):
             if options.tasks is not None:
-                shorter = end_after({job.out: job.config for job in planned}, options.tasks)
+                shorter = truncate_runs({job.out: job.config for job in planned}, options.tasks)
                 planned = [replace(job, config=config) for job, config in zip(planned, shorter, strict=True)]
                 command = _with_tasks(command, options.tasks)
             jobs = [

@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_known
+    from steppe.experiments.plugins import require_plugins
 
     use_directory(options.data)
     if options.config is not None:
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
                 "with it."
             )
         config = RunConfig.load(options.config, options.plugin, trust_plugins=options.trust_plugins)
-        require_known(options.plugin, config.plugins)
+        require_plugins(options.plugin, config.plugins)
         return _run_one(options, config)
     if options.trust_plugins:
         raise UsageError("--trust-plugins is for the plugins that the file of --config names: give --plugin FILE.")
@@ -90,16 +90,16 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     """Do the run, show how it goes, and print what came of it."""
     from steppe.cli.progress import make_display
     from steppe.experiments.run import run
-    from steppe.experiments.run_directory import PAGE
     from steppe.experiments.study import Finished
     from steppe.report.page import write_report
+    from steppe.results.layout import PAGE
     from steppe.results.tables import summary
     from steppe.runtime.files import inside
-    from steppe.runtime.signals import first_noted
+    from steppe.runtime.signals import deferred_signals
 
     every = 60 * options.checkpoint_every
     with make_display([f"{config.benchmark}-{config.method}-seed{config.seed}"]) as display:
-        with first_noted() as stop:
+        with deferred_signals() as stop:
             result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every, stop=stop)
         display(0, Finished(result))
     write_report([out], inside(out, out / PAGE), f"steppe report {out}")

@@ -76,7 +76,7 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     from steppe.experiments.config import command_line, named_benchmark
     from steppe.experiments.plugins import load_plugins
     from steppe.experiments.run import refuse_unsuitable
-    from steppe.experiments.run_directory import locked, refuse_taken
+    from steppe.experiments.run_directory import locked, require_free
     from steppe.experiments.study import Job, with_plugins_of, write_plan
 
     seeds = chosen_seeds(options.seeds)
@@ -95,9 +95,9 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     command = command_line("study", jobs[0].config, words, changes, load_plugins(options.plugin))
     with resumable(options, out), locked(out):
         if not options.resume:
-            refuse_taken(out, for_study=True)
+            require_free(out, for_study=True)
             for job in jobs:
-                refuse_taken(job.out)
+                require_free(job.out)
         write_plan(out, jobs, command)
         return do_study(options, out, jobs, command, resume=options.resume)
 
@@ -105,9 +105,9 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
 def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], command: str, *, resume: bool) -> int:
     """Do the runs, show how they go, write and print the table, name those that failed."""
     from steppe.cli.progress import make_display
-    from steppe.experiments.run_directory import PAGE
     from steppe.experiments.study import run_all, write_tables
     from steppe.report.page import write_report
+    from steppe.results.layout import PAGE
     from steppe.results.tables import markdown
     from steppe.runtime.environment import usable_cores
     from steppe.runtime.files import inside
@@ -117,7 +117,12 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     every = 60 * options.checkpoint_every
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
         outcome = run_all(
-            jobs, workers, display, resume=resume, crowd=options.jobs is None and not shared, checkpoint_every=every
+            jobs,
+            workers,
+            display,
+            resume=resume,
+            oversubscribe_tail=options.jobs is None and not shared,
+            checkpoint_every=every,
         )
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:

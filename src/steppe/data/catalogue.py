@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from steppe.errors import unknown
+from steppe.errors import unknown_name
 
 
 @dataclass(frozen=True)
@@ -105,5 +105,5 @@ SETS = {
 def find(name: str) -> DataSet:
     """The data set of this name."""
     if name not in SETS:
-        raise unknown("data set", name, SETS)
+        raise unknown_name("data set", name, SETS)
     return SETS[name]

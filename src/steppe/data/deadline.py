@@ -32,7 +32,7 @@ class Deadline:
         answer: http.client.HTTPResponse = self._opener.open(request, timeout=timeout)
         return answer
 
-    def watch(self, connection: socket.socket) -> None:
+    def callback(self, connection: socket.socket) -> None:
         """Shut this one down, too."""
         with self._lock:
             self._sockets.append(connection)
@@ -62,12 +62,12 @@ def _handlers(deadline: Deadline) -> list[urllib.request.BaseHandler]:
     class Plain(http.client.HTTPConnection):
         def connect(self) -> None:
             super().connect()
-            deadline.watch(self.sock)
+            deadline.callback(self.sock)
 
     class Secure(http.client.HTTPSConnection):
         def connect(self) -> None:
             super().connect()
-            deadline.watch(self.sock)
+            deadline.callback(self.sock)
 
     class PlainHandler(urllib.request.HTTPHandler):
         def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:

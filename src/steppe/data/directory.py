@@ -9,8 +9,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from steppe.errors import DataError, UsageError, disk_refusal
-from steppe.runtime.files import expanded
+from steppe.errors import DataError, UsageError, os_error_text
+from steppe.runtime.files import expand_path
 
 VARIABLE = "STEPPE_DATA"
 
@@ -18,7 +18,7 @@ VARIABLE = "STEPPE_DATA"
 def data_directory() -> Path:
     """The directory that STEPPE_DATA names, else one in the user's cache; it need not be there yet."""
     named = os.environ.get(VARIABLE)
-    return expanded(named).absolute() if named else user_cache_path("steppe") / "data"
+    return expand_path(named).absolute() if named else user_cache_path("steppe") / "data"
 
 
 def missing(title: str, name: str) -> DataError:
@@ -48,4 +48,4 @@ def filling(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = f"mend that, or choose another directory with --data or {VARIABLE}"
-        raise DataError(f"cannot write {path}: {disk_refusal(error)}: {remedy}.") from error
+        raise DataError(f"cannot write {path}: {os_error_text(error)}: {remedy}.") from error

@@ -20,7 +20,7 @@ from pathlib import Path
 from steppe.data.catalogue import Archive
 from steppe.data.deadline import Deadline
 from steppe.data.directory import filling
-from steppe.errors import DataError, shown
+from steppe.errors import DataError, short_repr
 from steppe.version import __version__
 
 Progress = Callable[[int, int], None]
@@ -132,7 +132,7 @@ def _one_connection(url: str, archive: Archive, part: Path, progress: Progress, 
         start = _start(answer.status, answer.headers.get("Content-Range", ""), done)
         length = answer.headers.get("Content-Length", "")
         if length and not _LENGTH.fullmatch(length):
-            raise _MirrorError(f"tells a length that cannot be ({shown(length)})")
+            raise _MirrorError(f"tells a length that cannot be ({short_repr(length)})")
         if length and start + int(length) != archive.size:
             raise _MirrorError(f"has a file of {start + int(length):,} bytes instead of {archive.size:,}")
         if start == done:
@@ -196,7 +196,7 @@ def _start(status: int, content_range: str, asked: int) -> int:
     told = re.match(r"bytes ([0-9]{1,18})-", content_range)
     if told is None or int(told[1]) != asked:
         raise _MirrorError(
-            f"sent another part of the file ({shown(content_range) if content_range else 'unnamed'}) than asked for"
+            f"sent another part of the file ({short_repr(content_range) if content_range else 'unnamed'}) than asked for"
         )
     return asked
 

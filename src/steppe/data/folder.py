@@ -17,7 +17,7 @@ from torch import Tensor
 from steppe.data.archives import read_file
 from steppe.data.decoding import decode
 from steppe.data.images import ImageArrays, Part
-from steppe.errors import DataError, UsageError, has_controls, shown
+from steppe.errors import DataError, UsageError, has_control_characters, short_repr
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm")
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM")
@@ -105,9 +105,9 @@ def _classes(path: Path) -> Files:
     files = {}
     for folder in sorted(path.iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
-            if has_controls(folder.name):  # tasks are called after their classes, in logs and states
+            if has_control_characters(folder.name):  # tasks are called after their classes, in logs and states
                 told = "is not UTF-8, or holds control characters"
-                raise DataError(f"the folder {shown(folder.name)} in {path} has a name that {told}: rename it.")
+                raise DataError(f"the folder {short_repr(folder.name)} in {path} has a name that {told}: rename it.")
             files[folder.name] = sorted(
                 file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
             )

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from steppe.errors import DataError
-from steppe.runtime.rng import borrowed_global_generator
+from steppe.runtime.rng import preserve_global_rng
 
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
@@ -35,7 +35,7 @@ def global_generators_kept() -> Iterator[None]:
     """
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with borrowed_global_generator():
+        with preserve_global_rng():
             yield
     finally:
         random.setstate(python)

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from steppe.data.peek import first_samples, global_generators_kept
 from steppe.data.tensors import as_tensor, check_dense, check_unmasked
-from steppe.errors import DataError, in_one_line
-from steppe.runtime.devices import sent
+from steppe.errors import DataError, one_line
+from steppe.runtime.devices import to_device
 
 Pair = tuple[Tensor, Tensor]
 _FEW = 8  # inputs that a digest looks at
@@ -64,7 +64,7 @@ class Reordering:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The samples as seen."""
-        return x[:, sent(self.order, x.device)]
+        return x[:, to_device(self.order, x.device)]
 
 
 class TensorSamples(Samples):
@@ -92,7 +92,7 @@ class TensorSamples(Samples):
         return len(self.y)
 
     def take(self, indices: Tensor) -> Pair:
-        return self._seen(self.x[sent(indices, self.x.device)]), self.y[sent(indices, self.y.device)]
+        return self._seen(self.x[to_device(indices, self.x.device)]), self.y[to_device(indices, self.y.device)]
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         if order is not None:
@@ -226,7 +226,7 @@ def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
         return collate(samples)
     except (TypeError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"cannot be put together into a batch ({in_one_line(error)}): let every sample be a tensor or array, all "
+            f"cannot be put together into a batch ({one_line(error)}): let every sample be a tensor or array, all "
             "of one shape, with a class number (of images: add a transform such as ToTensor; of sequences: pad them)."
         ) from error
 

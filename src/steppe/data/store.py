@@ -15,7 +15,7 @@ from steppe.data.catalogue import SETS, Archive, DataSet, find
 from steppe.data.directory import data_directory, filling, missing
 from steppe.data.download import Progress, differs, download, parts
 from steppe.data.tiny_imagenet import TinyImageNet
-from steppe.errors import DataError, disk_refusal
+from steppe.errors import DataError, os_error_text
 
 Report = Callable[[str], None]
 """Told in a line what is being done."""
@@ -143,7 +143,7 @@ def _tidy(entry: DataSet, report: Report) -> None:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                report(f"{path} is of no more use, but cannot be removed: {disk_refusal(error)}.")
+                report(f"{path} is of no more use, but cannot be removed: {os_error_text(error)}.")
 
 
 def _archive(entry: DataSet, progress: Progress, report: Report) -> tuple[Archive, Path]:

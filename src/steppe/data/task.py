@@ -34,7 +34,7 @@ def check_head(head: range | None, outputs: int | None = None) -> None:
 class Task:
     """Labelled samples to learn from, samples to test on, and the head.
 
-    `train`, `test` and `valid` are pairs (inputs, labels) of tensors or arrays, `Dataset`s or `DataLoader`s. Labels
+    `train`, `test` and `val` are pairs (inputs, labels) of tensors or arrays, `Dataset`s or `DataLoader`s. Labels
     are rows of the model's output. `head` is the range of rows that this task may use: None (single head) is all of
     them; with `head=range(10, 20)` loss and prediction look at rows 10 to 19 alone. `augment` varies each batch of
     training inputs, in the form they are stored in, every time it is seen; replay keeps the variants.
@@ -45,7 +45,7 @@ class Task:
         train: object,
         test: object | None = None,
         *,
-        valid: object | None = None,
+        val: object | None = None,
         head: range | None = None,
         augment: Augmentation | None = None,
         name: str = "task",
@@ -55,7 +55,7 @@ class Task:
             check_head(head)
         self.train = self._part("training", train)
         self.test = None if test is None else self._part("test", test)
-        self.valid = None if valid is None else self._part("validation", valid)
+        self.val = None if val is None else self._part("validation", val)
 
     def _part(self, part: str, source: object) -> Samples:
         with self.blamed(part):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steppe.errors import DataError, in_one_line
+from steppe.errors import DataError, one_line
 
 
 def as_tensor(source: Any) -> Tensor:
@@ -23,7 +23,7 @@ def as_tensor(source: Any) -> Tensor:
         return torch.as_tensor(source)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"cannot be made tensors: {in_one_line(error).rstrip('.')}: give arrays or tensors of numbers."
+            f"cannot be made tensors: {one_line(error).rstrip('.')}: give arrays or tensors of numbers."
         ) from error
 
 

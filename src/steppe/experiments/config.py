@@ -11,13 +11,13 @@ from typing import Any
 import tomli_w
 
 from steppe.benchmarks.base import Benchmark
-from steppe.errors import UsageError, disk_refusal, in_one_line, shown, unknown
+from steppe.errors import UsageError, one_line, os_error_text, short_repr, unknown_name
 from steppe.experiments.plugins import load_plugins, moved, require_named
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.runtime.devices import DEVICES
 from steppe.runtime.files import parsed_toml, read_toml
-from steppe.settings import Limits, Settings, Training
+from steppe.settings import Limits, Settings, TrainingConfig
 
 _SECTIONS = ("benchmark", "method", "training")
 _MOST_THREADS = 1024
@@ -30,8 +30,8 @@ class RunConfig:
     benchmark: str
     method: str
     benchmark_settings: Benchmark
-    method_settings: MethodSettings
-    training: Training
+    method_settings: MethodConfig
+    training: TrainingConfig
     seed: int = 0
     device: str = "cpu"
     threads: int = 1
@@ -64,7 +64,7 @@ class RunConfig:
             section, key, value = _parsed(override, kinds)
             before = chosen.setdefault((section, key), value)
             if not kinds[section].alike(key, before, value):
-                told = f"{shown(before)} and as {shown(value)}"
+                told = f"{short_repr(before)} and as {short_repr(value)}"
                 raise UsageError(f"{section}.{key} is given twice, as {told}: give one of them.")
             values[section][key] = value
         made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
@@ -76,7 +76,7 @@ class RunConfig:
         try:
             return cls.from_mapping(read_toml(path), plugins, trust_plugins=trust_plugins)
         except (OSError, ValueError, RecursionError) as error:
-            why = disk_refusal(error) if isinstance(error, OSError) else in_one_line(error)
+            why = os_error_text(error) if isinstance(error, OSError) else one_line(error)
             raise UsageError(f"{path} cannot be read as a run's configuration: {why}.") from error
 
     @classmethod
@@ -100,12 +100,14 @@ class RunConfig:
             UsageError: Something is wrong with the values, or they name a plugin that may not be run.
         """
         if not isinstance(data, Mapping):
-            raise UsageError(f"the configuration is {shown(data)}: it must have the section [run].")
+            raise UsageError(f"the configuration is {short_repr(data)}: it must have the section [run].")
         for section in data:
             if section not in ("run", *_SECTIONS):
-                raise unknown("section of the configuration", section, ("run", *_SECTIONS))
+                raise unknown_name("section of the configuration", section, ("run", *_SECTIONS))
             if not isinstance(data[section], Mapping):
-                raise UsageError(f"{section} = {shown(data[section])}: it must be a section, [{section}], of the file.")
+                raise UsageError(
+                    f"{section} = {short_repr(data[section])}: it must be a section, [{section}], of the file."
+                )
         run = dict(data.get("run", {}))
         names = {key: run.pop(key, None) for key in ("benchmark", "method")}
         for key, name in names.items():
@@ -113,7 +115,7 @@ class RunConfig:
                 raise UsageError(f"the configuration names no {key} in its section [run].")
         named = run.pop("plugins", [])
         if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
-            raise UsageError(f"plugins = {shown(named)}: it must be a list of names of files.")
+            raise UsageError(f"plugins = {short_repr(named)}: it must be a list of names of files.")
         if not trust_plugins:
             require_named(named, plugins)
         found = load_plugins(moved(named, plugins))
@@ -121,7 +123,9 @@ class RunConfig:
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
         for key in run:
-            raise unknown("key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins"))
+            raise unknown_name(
+                "key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins")
+            )
         return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, found)
 
     @classmethod
@@ -136,16 +140,18 @@ class RunConfig:
         plugins: tuple[str, ...],
     ) -> RunConfig:
         if type(seed) is not int or not 0 <= seed < 2**63:
-            raise UsageError(f"seed = {shown(seed)} is out of range: it must be a whole number from 0 to 2**63 - 1.")
+            raise UsageError(
+                f"seed = {short_repr(seed)} is out of range: it must be a whole number from 0 to 2**63 - 1."
+            )
         if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
             allowed = f"at least 1 and at most {_MOST_THREADS}"
-            raise UsageError(f"threads = {shown(threads)} is out of range: it must be {allowed}.")
+            raise UsageError(f"threads = {short_repr(threads)} is out of range: it must be {allowed}.")
         if device not in DEVICES:
-            raise unknown("device", str(device), DEVICES)
+            raise unknown_name("device", str(device), DEVICES)
         described, settings, training = made["benchmark"], made["method"], made["training"]
         assert isinstance(described, Benchmark)
-        assert isinstance(settings, MethodSettings)
-        assert isinstance(training, Training)
+        assert isinstance(settings, MethodConfig)
+        assert isinstance(training, TrainingConfig)
         return cls(benchmark, method, described, settings, training, seed, device, threads, plugins)
 
     def as_dict(self) -> dict[str, Any]:
@@ -172,7 +178,7 @@ class RunConfig:
         if not isinstance(described, dict) or described.keys() != mine.keys():
             return False
         sections = zip(_SECTIONS, (self.benchmark_settings, self.method_settings, self.training), strict=True)
-        return same_work({"run": described["run"]}, {"run": mine["run"]}) and all(
+        return same_experiment({"run": described["run"]}, {"run": mine["run"]}) and all(
             settings.equals(described[section]) for section, settings in sections
         )
 
@@ -192,10 +198,10 @@ class RunConfig:
         }
 
     @property
-    def full_length(self) -> bool:
+    def is_canonical(self) -> bool:
         """Whether tasks and training are the benchmark's own, so that published figures may stand beside it."""
         retrained = any(key.startswith("training.") for key in self.changes())
-        return self.benchmark_settings.full_length and not retrained
+        return self.benchmark_settings.is_canonical and not retrained
 
     def command(self) -> str:
         """The command line that gives this run."""
@@ -203,7 +209,7 @@ class RunConfig:
         return command_line("run", self, [self.method, "--seed", str(self.seed)], sets)
 
 
-def same_work(one: Any, other: Any) -> bool:
+def same_experiment(one: Any, other: Any) -> bool:
     """Whether two configurations, as plain values, are one experiment; the number of threads may differ, and where the
     files of plugins lie.
     """
@@ -221,7 +227,7 @@ def plugin_names(run: Mapping[str, Any]) -> list[str]:
     """The names of the plugins' files, from the section [run] of a configuration, which may hold anything."""
     named = run.get("plugins", [])
     if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
-        return [shown(named)]
+        return [short_repr(named)]
     return [Path(plugin).name for plugin in named]
 
 
@@ -254,7 +260,7 @@ def command_line(
 
 def _kinds(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Settings]]:
     """The settings behind each section."""
-    return {"benchmark": benchmark.settings, "method": method.settings, "training": Training}
+    return {"benchmark": benchmark.settings, "method": method.settings, "training": TrainingConfig}
 
 
 def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, str, str]:
@@ -266,14 +272,14 @@ def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, st
     section, dot, key = name.partition(".")
     if dot:
         if section not in kinds:
-            raise unknown("section in --set", section, kinds)
+            raise unknown_name("section in --set", section, kinds)
         if key not in kinds[section].schema():
-            raise unknown(f"setting of the {section}", key, kinds[section].schema())
+            raise unknown_name(f"setting of the {section}", key, kinds[section].schema())
         return section, key, _bare(value, *kinds[section].schema()[key])
     holders = [section for section, kind in kinds.items() if name in kind.schema()]
     if not holders:
         every = [f"{section}.{key}" for section, kind in kinds.items() for key in kind.schema()]
-        raise unknown("setting", name, every)
+        raise unknown_name("setting", name, every)
     if len(holders) > 1:
         raise UsageError(f"--set {override}: which one? {' or '.join(f'{holder}.{name}' for holder in holders)}.")
     return holders[0], name, _bare(value, *kinds[holders[0]].schema()[name])

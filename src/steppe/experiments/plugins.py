@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from steppe.errors import UsageError, disk_refusal, has_controls, in_one_line, shown
+from steppe.errors import UsageError, has_control_characters, one_line, os_error_text, short_repr
 
 _DIGESTS: dict[Path, str] = {}  # of the files imported so far, as they were then
 
@@ -41,7 +41,7 @@ def require_named(wanted: Iterable[str], given: Iterable[str]) -> None:
         )
 
 
-def require_known(given: Iterable[str], paths: Iterable[str]) -> None:
+def require_plugins(given: Iterable[str], paths: Iterable[str]) -> None:
     """Refuse a file that is given for a plugin that has moved, but is called like none of them."""
     names = [Path(path).name for path in paths]
     for path in given:
@@ -68,8 +68,8 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _require_there(path: str) -> None:
-    if has_controls(path):
-        raise UsageError(f"the plugin {shown(path)} is no Python file: its name cannot be shown.")
+    if has_control_characters(path):
+        raise UsageError(f"the plugin {short_repr(path)} is no Python file: its name cannot be shown.")
     try:
         there = Path(path).exists()
     except OSError:  # no file can have so long a name
@@ -85,7 +85,7 @@ def _imported(path: str) -> Path:
         file = Path(path).resolve()
         name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
     except (OSError, RuntimeError, ValueError) as error:  # no file can have such a name, or links go in a circle
-        raise UsageError(f"the plugin {shown(path)} is no Python file: {error}.") from error
+        raise UsageError(f"the plugin {short_repr(path)} is no Python file: {error}.") from error
     if file in _DIGESTS:
         return file
     _require_there(path)
@@ -95,15 +95,13 @@ def _imported(path: str) -> Path:
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise UsageError(f"the plugin {path} cannot be read: {disk_refusal(error)}.") from error
+        raise UsageError(f"the plugin {path} cannot be read: {os_error_text(error)}.") from error
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(
-            f"the plugin {path} cannot be imported: {type(error).__name__}: {in_one_line(error)}"
-        ) from error
+        raise UsageError(f"the plugin {path} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
     _DIGESTS[file] = digest
     return file

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steppe.errors import unknown
+from steppe.errors import unknown_name
 from steppe.experiments.config import RunConfig, command_line
 from steppe.experiments.study import Job
 
@@ -52,7 +52,7 @@ class Recipe:
         known = list(dict.fromkeys(method for part in self.parts for method in part.methods))
         for method in methods:
             if method not in known:
-                raise unknown("method of this reproduction", method, known)
+                raise unknown_name("method of this reproduction", method, known)
         parts = [replace(part, methods=tuple(m for m in part.methods if m in methods)) for part in self.parts]
         return replace(self, parts=tuple(part for part in parts if part.methods))
 

@@ -14,27 +14,19 @@ import torch
 
 from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
 from steppe.data.task import Task
-from steppe.errors import RunError, UsageError, in_one_line
-from steppe.experiments.config import RunConfig, same_work
+from steppe.errors import RunError, UsageError, one_line
+from steppe.experiments.config import RunConfig, same_experiment
 from steppe.experiments.plugins import digests
-from steppe.experiments.run_directory import (
-    CHECKPOINTS,
-    CONFIG,
-    REPORT,
-    RESULT,
-    RunDirectory,
-    locked,
-    read_result,
-    refuse_taken,
-)
-from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded, Watch, ignore
+from steppe.experiments.run_directory import RunDirectory, locked, read_result, require_free
+from steppe.learning.events import Callback, EpochEnded, Event, Progress, RunStarted, TaskEnded, ignore
 from steppe.learning.learner import Learner
 from steppe.learning.metrics import AccuracyMatrix
-from steppe.learning.task_group import Curriculum
+from steppe.learning.task_group import TaskGroup
+from steppe.results.layout import CHECKPOINTS, CONFIG, REPORT, RESULT
 from steppe.results.tables import run_report
 from steppe.runtime.clocks import NONE, Clock, Time, by_kind
-from steppe.runtime.contexts import loaded_left_alone
-from steppe.runtime.devices import compute_repeatably, resolved_device
+from steppe.runtime.contexts import gc_frozen
+from steppe.runtime.devices import make_deterministic, resolve_device
 from steppe.runtime.environment import described, machine, printable
 from steppe.runtime.malloc import keep_freed_memory
 from steppe.runtime.signals import Stop, never
@@ -49,7 +41,7 @@ _KINDS = ("train", "evaluate", "memory")  # of seconds
 def run(
     config: RunConfig,
     out: Path | None = None,
-    watch: Watch = ignore,
+    callback: Callback = ignore,
     *,
     resume: bool = False,
     checkpoint_every: float = CHECKPOINT_EVERY,
@@ -62,25 +54,27 @@ def run(
     `stop` asks for it the run keeps its state and stops.
     Everything that can be refused is refused before anything is written.
     """
-    config = dataclasses.replace(config, device=resolved_device(config.device))
+    config = dataclasses.replace(config, device=resolve_device(config.device))
     if out is None:
-        return _Run(config, None, watch, checkpoint_every, stop).result()
+        return _Run(config, None, callback, checkpoint_every, stop).result()
     if not resume:
-        refuse_taken(out)
+        require_free(out)
     elif (out / CONFIG).exists():
-        refuse_other(out, config)
+        require_same_config(out, config)
     elif not (out / RESULT).exists():
-        refuse_taken(out)
-    prepared = _Run(config, out, watch, checkpoint_every, stop)  # refuses what cannot be, before the directory is made
+        require_free(out)
+    prepared = _Run(
+        config, out, callback, checkpoint_every, stop
+    )  # refuses what cannot be, before the directory is made
     with locked(out):
         if not resume:
-            refuse_taken(out)  # by a process that was quicker
+            require_free(out)  # by a process that was quicker
         elif (out / RESULT).exists():
-            return left_as_it_is(out)
+            return finalize_existing(out)
         return prepared.result()
 
 
-def left_as_it_is(out: Path) -> dict[str, Any]:
+def finalize_existing(out: Path) -> dict[str, Any]:
     """A result that is there; what should come after it is made up for, if the run was killed in between."""
     result = read_result(out)
     directory = RunDirectory(out)
@@ -89,22 +83,24 @@ def left_as_it_is(out: Path) -> dict[str, Any]:
     return result
 
 
-def refuse_other(out: Path, config: RunConfig) -> None:
+def require_same_config(out: Path, config: RunConfig) -> None:
     """Refuse to go on with a run that has other settings."""
     there = RunConfig.load(out / CONFIG, config.plugins)
-    if not same_work(there.as_dict(), config.as_dict()):
+    if not same_experiment(there.as_dict(), config.as_dict()):
         raise UsageError(f"{out} holds a run with other settings: choose another --out.")
 
 
 class _Run:
     """One run: where it stands, and its way to the result."""
 
-    def __init__(self, config: RunConfig, out: Path | None, watch: Watch, checkpoint_every: float, stop: Stop) -> None:
-        self._config, self._out, self._watch, self._every, self._stop = config, out, watch, checkpoint_every, stop
+    def __init__(
+        self, config: RunConfig, out: Path | None, callback: Callback, checkpoint_every: float, stop: Stop
+    ) -> None:
+        self._config, self._out, self._callback, self._every, self._stop = config, out, callback, checkpoint_every, stop
         # Those of the code that runs, whatever happens to its files meanwhile.
         self._versions = {**versions(), **digests(config.plugins)}
         torch.set_num_threads(config.threads)
-        compute_repeatably(config.device)
+        make_deterministic(config.device)
         keep_freed_memory()
         self._tasks = config.benchmark_settings.stream(config.seed)
         self._learner = _learner(config)
@@ -115,7 +111,7 @@ class _Run:
         self._matrix = AccuracyMatrix()
         self._per_task: list[dict[str, Any]] = []
         self._remarks = [printable(remark) for remark in config.benchmark_settings.remarks()]
-        self._resumable = self._learner.can_be_saved
+        self._resumable = self._learner.is_saveable
         self._told: list[str] = []  # remarks for whoever watches, which are not the result's
         self._epochs_before = 0  # of the task in whose middle the run was resumed
 
@@ -127,7 +123,7 @@ class _Run:
             self._directory = RunDirectory.create(self._out, self._config)
             self._directory.cut_log(state)
         try:
-            with loaded_left_alone():
+            with gc_frozen():
                 self._learn_in_order()
         except BaseException as error:
             if self._directory is not None:
@@ -153,10 +149,12 @@ class _Run:
         )
         for number in range(self._stage, len(stages)):
             stage = stages[number]
-            if stage.start == 0 and number > 0 and not self._learner.interrupted:  # everything so far from the start
+            if (
+                stage.start == 0 and number > 0 and not self._learner.has_pending_task
+            ):  # everything so far from the start
                 self._learner = _learner(config)
             tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else NONE
-            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), watch=self._tell)  # type: ignore[arg-type]
+            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._tell)  # type: ignore[arg-type]
             clock = Clock(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
@@ -170,7 +168,9 @@ class _Run:
             if self._directory is not None:
                 self._directory.save_weights(self._learner.model, place)
             name = tasks[place].name
-            ended = TaskEnded(place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.record, cpu)
+            ended = TaskEnded(
+                place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.diagnostics, cpu
+            )
             self._tell(ended)
 
     def _test_ahead(self, place: int) -> Time:
@@ -178,7 +178,7 @@ class _Run:
         returns the time it took. In the middle of a task it was done before.
         """
         clock = Clock()
-        if not self._learner.interrupted:
+        if not self._learner.has_pending_task:
             if place == 0:
                 self._matrix.untrained = self._learner.evaluate(self._tasks)
             elif self._matrix.untrained and len(self._matrix.ahead) < place:
@@ -189,7 +189,7 @@ class _Run:
         """Log and show what happened; keep a state after every task, within one every so often, and before a stop."""
         if self._directory is not None and not isinstance(event, Progress):
             self._directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
-        self._watch(event)
+        self._callback(event)
         stopped = self._stop()
         due = stopped is not None or time.monotonic() - self._kept_at >= self._every
         if isinstance(event, TaskEnded) or (due and isinstance(event, (Progress, EpochEnded))):
@@ -211,7 +211,7 @@ class _Run:
             "ahead": self._matrix.ahead,
             "per_task": self._per_task,
             "remarks": self._remarks,
-            "learner": self._learner.state(),
+            "learner": self._learner.state_dict(),
         }
         self._directory.save_state(state)
         self._kept_at = time.monotonic()
@@ -224,15 +224,15 @@ class _Run:
         if state is None:
             return
         try:
-            self._load_state(state)
+            self._load_state_dict(state)
         except CANNOT_BE_A_STATE as error:
-            told = f"{type(error).__name__}: {in_one_line(error)}"
+            told = f"{type(error).__name__}: {one_line(error)}"
             where = f"{self._out}/{CHECKPOINTS}/state-*"
             raise RunError(
                 f"the run cannot go on from its last state ({told}): remove {where} to begin anew."
             ) from error
 
-    def _load_state(self, state: State) -> None:
+    def _load_state_dict(self, state: State) -> None:
         stages = _stages(self._config.method_settings.schedule, len(self._tasks))
         self._stage, self._per_task = state["stage"], state["per_task"]
         self._remarks = [printable(remark) for remark in state["remarks"]]
@@ -245,7 +245,7 @@ class _Run:
         self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
         for name in ("untrained", "ahead"):  # states of older versions have none
             setattr(self._matrix, name, [float(value) for value in state.get(name, [])])
-        self._learner.load_state(state["learner"])
+        self._learner.load_state_dict(state["learner"])
         fitting = state["learner"]["fitting"]
         self._epochs_before = 0 if fitting is None else int(fitting["epoch"])
         within = ""
@@ -285,7 +285,7 @@ class _Run:
             **({"cpu_seconds": _sums(per_task, "cpu_seconds")} if timed else {}),
             "bytes": per_task[-1]["bytes"],
             "per_task": per_task,
-            "full_length": config.full_length and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
+            "full_length": config.is_canonical and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
             "remarks": self._remarks,
             "command": config.command(),
             "versions": self._versions,
@@ -315,16 +315,16 @@ def refuse_unsuitable(configs: Sequence[RunConfig]) -> None:
     """
     tasks = configs[0].benchmark_settings.stream(configs[0].seed)
     for config in configs:
-        resolved_device(config.device)
+        resolve_device(config.device)
         _check(
             config, _learner(dataclasses.replace(config, device="cpu")), tasks
         )  # this process needs no memory of a GPU
 
 
 def _check(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:
-    learner.check(tasks)
+    learner.validate(tasks)
     if config.training.patience:
-        Curriculum(tasks, 0).require_validation()
+        TaskGroup(tasks, 0).require_validation()
 
 
 def _learner(config: RunConfig) -> Learner:
@@ -335,7 +335,7 @@ def _learner(config: RunConfig) -> Learner:
         config.method_settings,
         seed=config.seed,
         device=config.device,
-        prepare=benchmark.prepare,
+        input_transform=benchmark.input_transform,
         threads=config.threads,
     )
 

@@ -18,17 +18,12 @@ from torch import Tensor, nn
 
 from steppe.checkpoint.io import read_state, write_state
 from steppe.checkpoint.tree import State
-from steppe.errors import RunError, UsageError, in_one_line
+from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
-from steppe.results.schema import checked_result
-from steppe.runtime.files import append_to, inside, read_json, write_whole, writing
+from steppe.results.layout import BESIDE, CHECKPOINTS, CONFIG, LOG, PAGE, PLAN, REPORT, RESULT, TABLES
+from steppe.results.schema import validate_result
+from steppe.runtime.files import append_to, inside, read_json, write_atomic, writing
 
-CONFIG, LOG, RESULT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "checkpoints"
-REPORT, PAGE = "report.md", "report.html"
-PLAN, TABLES = "study.json", ("table.md", "table.tex", "table.json")
-"""What a study writes beside its runs."""
-BESIDE = ("landscape.json", "flatness.json")
-"""What other commands write there."""
 _LOCK = ".lock"
 _STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
 
@@ -44,7 +39,7 @@ class RunDirectory:
         """Write the configuration into a directory, which is made if it is not there."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_whole(inside(path, path / CONFIG), config.as_toml().encode())
+            write_atomic(inside(path, path / CONFIG), config.as_toml().encode())
             inside(path, path / CHECKPOINTS).mkdir(exist_ok=True)
         return cls(path)
 
@@ -125,13 +120,13 @@ class RunDirectory:
     def finish(self, result: dict[str, Any], report: str) -> None:
         """Write the result, which appears whole or not at all, and the report; states serve no more."""
         with writing(self.path / RESULT):
-            write_whole(inside(self.path, self.path / RESULT), (json.dumps(result, indent=1) + "\n").encode())
+            write_atomic(inside(self.path, self.path / RESULT), (json.dumps(result, indent=1) + "\n").encode())
         self.tidy(report)
 
     def tidy(self, report: str) -> None:
         """What comes after the result."""
         with writing(self.path):
-            write_whole(inside(self.path, self.path / REPORT), report.encode())
+            write_atomic(inside(self.path, self.path / REPORT), report.encode())
             for number in self.states:
                 self._remove(self._state_file(number))
 
@@ -204,7 +199,7 @@ def _refuse_links(path: Path) -> None:
         inside(path, file)
 
 
-def refuse_taken(path: Path, *, for_study: bool = False) -> None:
+def require_free(path: Path, *, for_study: bool = False) -> None:
     """Refuse a directory that already holds a run or a study, or a file that a new one would write over."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file: choose another --out.")
@@ -258,7 +253,7 @@ def read_result(path: Path) -> dict[str, Any]:
         state = "an unfinished run" if (path / CONFIG).exists() else "no run"
         raise UsageError(f"{path} holds {state}: there is no {RESULT} in it.")
     try:
-        return checked_result(read_json(file))
+        return validate_result(read_json(file))
     except (OSError, ValueError, RecursionError) as error:
         again = f", and steppe resume {path} does the run again" if (path / CONFIG).exists() else ""
-        raise RunError(f"{file} cannot be read as a result: {in_one_line(error)}: remove it{again}.") from error
+        raise RunError(f"{file} cannot be read as a result: {one_line(error)}: remove it{again}.") from error

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import RunError, SteppeError, UsageError, in_one_line, shown
-from steppe.experiments.config import RunConfig, plugin_names, same_work
+from steppe.errors import RunError, SteppeError, UsageError, one_line, short_repr
+from steppe.experiments.config import RunConfig, plugin_names, same_experiment
 from steppe.experiments.executor import Ended, GoneError, LocalExecutor, Tell
-from steppe.experiments.run import CHECKPOINT_EVERY, left_as_it_is, refuse_other, run
-from steppe.experiments.run_directory import CONFIG, PLAN, RESULT, TABLES, refuse_taken
+from steppe.experiments.run import CHECKPOINT_EVERY, finalize_existing, require_same_config, run
+from steppe.experiments.run_directory import require_free
 from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
+from steppe.results.layout import CONFIG, PLAN, RESULT, TABLES
 from steppe.results.tables import as_json, latex, markdown
-from steppe.runtime.files import inside, read_json, read_toml, write_whole, writing
-from steppe.runtime.signals import Terminated, first_noted
+from steppe.runtime.files import inside, read_json, read_toml, write_atomic, writing
+from steppe.runtime.signals import Terminated, deferred_signals
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ StudyWatch = Callable[[int, Message], None]
 def run_all(
     jobs: Sequence[Job],
     workers: int,
-    watch: StudyWatch,
+    callback: StudyWatch,
     *,
     resume: bool = False,
-    crowd: bool = False,
+    oversubscribe_tail: bool = False,
     checkpoint_every: float = CHECKPOINT_EVERY,
 ) -> Outcome:
     """Do all runs, `workers` at a time, each in a process of its own.
@@ -79,9 +80,9 @@ def run_all(
     waiting = [(number, job) for number, job in enumerate(jobs) if number not in outcome.results][::-1]
     if not resume:
         for _, job in waiting:
-            refuse_taken(job.out)
+            require_free(job.out)
     for number, result in outcome.results.items():
-        watch(number, Finished(result))
+        callback(number, Finished(result))
     executor = LocalExecutor("steppe.experiments.run")
 
     def take(number: int, message: Message) -> None:
@@ -89,11 +90,11 @@ def run_all(
             outcome.results[number] = message.result
         elif isinstance(message, Failed):
             outcome.failures[number] = message
-        watch(number, message)
+        callback(number, message)
 
     def may_start() -> bool:
         left = len(waiting) + len(executor)
-        return bool(waiting) and (len(executor) < workers or (crowd and left < 2 * workers))
+        return bool(waiting) and (len(executor) < workers or (oversubscribe_tail and left < 2 * workers))
 
     def over(number: int) -> bool:
         return number in outcome.results or number in outcome.failures
@@ -106,7 +107,7 @@ def run_all(
                 try:
                     executor.submit(number, _work, *given)
                 except (OSError, EOFError) as error:
-                    take(number, Failed(f"no process could be started for it: {in_one_line(error)}"))
+                    take(number, Failed(f"no process could be started for it: {one_line(error)}"))
             for number, told in executor.progress():
                 if not isinstance(told, Ended):
                     take(number, _MESSAGES[told.pop("kind")](**told))
@@ -124,13 +125,15 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     found = {}
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
-            found[number] = left_as_it_is(job.out)
+            found[number] = finalize_existing(job.out)
             described, wanted = found[number]["config"], job.config.as_dict()
             same_code = plugin_names(described["run"]) == plugin_names(wanted["run"])  # or none is run
-            if not same_code or not same_work(RunConfig.from_mapping(described, job.config.plugins).as_dict(), wanted):
+            if not same_code or not same_experiment(
+                RunConfig.from_mapping(described, job.config.plugins).as_dict(), wanted
+            ):
                 raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
         elif (job.out / CONFIG).exists():
-            refuse_other(job.out, job.config)
+            require_same_config(job.out, job.config)
     return found
 
 
@@ -153,7 +156,7 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
     there that have other settings or would no longer be part of it.
     """
     if not (out / PLAN).exists():
-        refuse_taken(out, for_study=True)
+        require_free(out, for_study=True)
     for job in jobs:
         inside(out, job.out)
     _finished(jobs)
@@ -167,7 +170,9 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
         )
     runs = [{"out": str(job.out.relative_to(out)), "config": job.config.as_dict()} for job in jobs]
     with writing(out / PLAN):
-        write_whole(inside(out, out / PLAN), (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode())
+        write_atomic(
+            inside(out, out / PLAN), (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode()
+        )
 
 
 def _planned(out: Path) -> set[Path]:
@@ -200,14 +205,14 @@ def read_plan(out: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = F
             raise ValueError("it has no run, or two in one directory")
         return jobs, str(plan["command"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        told = f"it lacks {error}" if isinstance(error, KeyError) else in_one_line(error)
+        told = f"it lacks {error}" if isinstance(error, KeyError) else one_line(error)
         raise RunError(f"{out / PLAN} cannot be read as a study: {told}.") from error
 
 
 def _within(out: Path, name: str) -> Path:
     path = out / name
     if path.resolve() == out.resolve() or not path.resolve().is_relative_to(out.resolve()):
-        raise ValueError(f"the run {shown(name)} does not lie within the study")
+        raise ValueError(f"the run {short_repr(name)} does not lie within the study")
     return path
 
 
@@ -215,7 +220,7 @@ def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> 
     """The study's table beside its runs: for reading, for a paper, for programs."""
     for name, text in zip(TABLES, (markdown(results), latex(results), as_json(results, command)), strict=True):
         with writing(out / name):
-            write_whole(inside(out, out / name), text.encode())
+            write_atomic(inside(out, out / name), text.encode())
 
 
 def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
@@ -237,7 +242,7 @@ def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bo
             gone = True  # the run keeps a state, and stops, when it next asks
 
     try:
-        with first_noted() as asked:
+        with deferred_signals() as asked:
             parsed = RunConfig.from_toml(config, plugins)
             result = run(
                 parsed,

@@ -13,10 +13,11 @@ from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
 from steppe.data.task import Task
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run_directory import CONFIG, RESULT, RunDirectory, locked
+from steppe.experiments.run_directory import RunDirectory, locked
+from steppe.results.layout import CONFIG, RESULT
 
 
-def end_after(runs: Mapping[Path, RunConfig], tasks: int) -> list[RunConfig]:
+def truncate_runs(runs: Mapping[Path, RunConfig], tasks: int) -> list[RunConfig]:
     """Make the runs in these directories, begun or not, ones of the first so many tasks, as if they had been planned
     so, and give their configurations.
 

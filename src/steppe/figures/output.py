@@ -8,7 +8,7 @@ from typing import Any
 
 from steppe.errors import UsageError
 from steppe.figures.style import styled
-from steppe.runtime.files import write_whole, writing
+from steppe.runtime.files import write_atomic, writing
 
 SUFFIXES = (".pdf", ".svg", ".png")
 _UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
@@ -39,4 +39,4 @@ def save(figure: Any, files: list[Path]) -> None:
     for file, data in zip(files, contents, strict=True):
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, data)
+            write_atomic(file, data)

@@ -19,7 +19,7 @@ from torch import Tensor
 from steppe.errors import DivergedError
 from steppe.landscape.directions import noise
 from steppe.landscape.flatness import Estimate
-from steppe.landscape.profile import Surroundings, cross_entropy, zero_one
+from steppe.landscape.profile import LossProbe, cross_entropy, zero_one
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Noisy:
     noisy_error: Estimate
 
 
-def noisy(surroundings: Surroundings, weights: Mapping[str, Tensor], sigma: float, draws: int, seed: int) -> Noisy:
+def noisy(surroundings: LossProbe, weights: Mapping[str, Tensor], sigma: float, draws: int, seed: int) -> Noisy:
     """Measured on a task's samples, over this many draws of v."""
     measures = (cross_entropy, zero_one)  # a loss that is no number has an error all the same
     loss, error = surroundings.means(measures=measures)[0].tolist()

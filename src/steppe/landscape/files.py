@@ -17,7 +17,7 @@ from steppe.experiments.config import RunConfig
 from steppe.landscape.bound import Bound, Noisy
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
-from steppe.runtime.files import read_json, write_whole, writing
+from steppe.runtime.files import read_json, write_atomic, writing
 
 LANDSCAPE = "landscape.json"
 FORMAT = 1
@@ -110,7 +110,7 @@ class Landscape:
             told = "a number of the landscape is not finite: look less far (--range), or change --sigma"
             raise DivergedError(f"{path} is not written, for {told}.") from error
         with writing(path):
-            write_whole(path, ("{" + ",\n".join(lines) + "}\n").encode())
+            write_atomic(path, ("{" + ",\n".join(lines) + "}\n").encode())
 
 
 def _line(part: Any) -> str:

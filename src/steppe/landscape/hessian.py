@@ -14,7 +14,7 @@ from steppe.network.network import Network
 from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction
+from steppe.tensors.factored import ParamDict
 
 _Flat = NDArray[numpy.float64]
 
@@ -23,9 +23,9 @@ _TOLERANCE = 1e-3  # relative, of the eigenvalue
 _RESTARTS = 100
 
 
-def hessian_product(network: Network, batch: Batch, vector: Direction) -> Direction:
+def hessian_product(network: Network, batch: Batch, vector: ParamDict) -> ParamDict:
     """H v of the mean loss on prepared samples: the gradient of (∇L · v). In the mode that the network is in."""
-    weights = dict(network.parameters)
+    weights = dict(network.trainable)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.enable_grad(), twice_differentiable(network.model):
         for part in in_parts(batch, network):
@@ -42,7 +42,7 @@ def hessian_product(network: Network, batch: Batch, vector: Direction) -> Direct
 
 def top_eigenvalue(network: Network, batch: Batch, seed: int = 0) -> float | None:
     """The largest eigenvalue of the Hessian in all trainable parameters; None where the iteration does not settle."""
-    shapes = {name: p.shape for name, p in network.parameters.items()}
+    shapes = {name: p.shape for name, p in network.trainable.items()}
     count = sum(shape.numel() for shape in shapes.values())
 
     def product(flat: _Flat) -> _Flat:
@@ -69,6 +69,6 @@ def top_eigenvalue(network: Network, batch: Batch, seed: int = 0) -> float | Non
     return value if math.isfinite(value) else None
 
 
-def _flat(direction: Direction) -> _Flat:
+def _flat(direction: ParamDict) -> _Flat:
     flat: _Flat = torch.cat([tensor.detach().double().reshape(-1).cpu() for tensor in direction.values()]).numpy()
     return flat

@@ -17,17 +17,18 @@ from torch import Tensor
 from steppe.data.task import Task
 from steppe.errors import RunError, SteppeError, UsageError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run_directory import CONFIG, RESULT, kept_weights, locked, read_result, task_weights
+from steppe.experiments.run_directory import kept_weights, locked, read_result, task_weights
 from steppe.landscape.bound import bound, noisy
 from steppe.landscape.directions import direction
 from steppe.landscape.files import Landscape, Pair, identity, read_landscape, rounded
 from steppe.landscape.flatness import flatness
 from steppe.landscape.hessian import top_eigenvalue
-from steppe.landscape.profile import Surroundings, profile, surface
+from steppe.landscape.profile import LossProbe, profile, surface
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network.network import Network
-from steppe.runtime.files import file_behind, writing
-from steppe.runtime.rng import Streams, borrowed_global_generator
+from steppe.results.layout import CONFIG, RESULT
+from steppe.runtime.files import resolve_target, writing
+from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.tensors.batch import Batch
 from steppe.version import versions
 
@@ -35,7 +36,7 @@ _WRITE_EVERY = 20.0  # seconds; a kill loses no more than this, or one pair
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """Which networks (None: all that are kept), which tasks (None: all seen), and what besides profiles."""
 
     after: Sequence[int] | None = None
@@ -54,20 +55,20 @@ class Step:
     task: int
 
 
-Watch = Callable[[Step], None]
+Callback = Callable[[Step], None]
 
 
-def survey(
+def measure(
     run: Path,
     out: Path,
     settings: LandscapeSettings,
-    wanted: Wanted = Wanted(),  # noqa: B008
+    wanted: Request = Request(),  # noqa: B008
     *,
     device: str = "cpu",
     plugins: Sequence[str] = (),
     resume: bool = False,
     command: str = "steppe landscape RUN",
-    watch: Watch = lambda step: None,
+    callback: Callback = lambda step: None,
 ) -> Landscape:
     """Measure what is wanted of a run and write it to `out`, again and again as it grows.
 
@@ -79,12 +80,12 @@ def survey(
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)
-    with _ours(run), borrowed_global_generator(torch.device(device)):
+    with _ours(run), preserve_global_rng(torch.device(device)):
         landscape = _begun(out, _identities(run, config), settings, command, resume)
         surveyor = _Surveyor(run, config, settings, wanted, device)
         if (last := max(task for _, task in pairs)) > len(surveyor.tasks):
             raise UsageError(f"task {last} does not exist: {run} has {len(surveyor.tasks)} tasks.")
-        surveyor.measure(landscape, pairs, out, command, watch)
+        surveyor.measure(landscape, pairs, out, command, callback)
     return landscape
 
 
@@ -95,7 +96,7 @@ def _ours(run: Path) -> AbstractContextManager[None]:
     return locked(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
 
 
-def _pairs(run: Path, wanted: Wanted) -> list[tuple[int, int]]:
+def _pairs(run: Path, wanted: Request) -> list[tuple[int, int]]:
     """What is wanted as (after, task), in order."""
     for option, numbers in (("--after", wanted.after), ("--task", wanted.tasks)):
         if numbers is not None and any(number < 1 for number in numbers):
@@ -132,7 +133,7 @@ def _begun(
 ) -> Landscape:
     """A new landscape, or the one that is to go on."""
     with writing(out):
-        file_behind(out)  # refused now, not when everything is measured, or when it is read and has no end
+        resolve_target(out)  # refused now, not when everything is measured, or when it is read and has no end
     if not out.exists():
         return Landscape(names[0], settings, command, versions())
     if not resume:
@@ -149,19 +150,19 @@ def _begun(
 class _Surveyor:
     """A run's tasks and its network, which takes on the weights after one task and then another."""
 
-    def __init__(self, run: Path, config: RunConfig, settings: LandscapeSettings, wanted: Wanted, device: str) -> None:
+    def __init__(self, run: Path, config: RunConfig, settings: LandscapeSettings, wanted: Request, device: str) -> None:
         benchmark = config.benchmark_settings
         self.run, self.settings, self.wanted = run, settings, wanted
         self.tasks: Sequence[Task] = benchmark.stream(config.seed)
-        self.network = Network(benchmark.model(config.seed).to(device), benchmark.prepare)
+        self.network = Network(benchmark.model(config.seed).to(device), benchmark.input_transform)
         with torch.no_grad(), self.network.mode(training=False):
-            x, _ = self.tasks[0].train.first(self.network.least)
+            x, _ = self.tasks[0].train.first(self.network.min_batch)
             outputs = self.network.input_copies.call(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
-            self.network.open_head(task.head, outputs)
+            self.network.add_head(task.head, outputs)
 
     def measure(
-        self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, command: str, watch: Watch
+        self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, command: str, callback: Callback
     ) -> None:
         """Measure pairs that are not there yet, or not wholly."""
         each = self.settings.directions + 1 + self.wanted.hessian + self.settings.points * self.wanted.surface
@@ -174,7 +175,7 @@ class _Surveyor:
                 def tick(count: int = 1, after: int = after, task: int = task) -> None:
                     nonlocal done
                     done += count
-                    watch(Step(done, total, after, task))
+                    callback(Step(done, total, after, task))
 
                 known = landscape.pairs.get((after, task))
                 with self.network.mode(training=False):
@@ -212,14 +213,14 @@ class _Surveyor:
             return found
         batch = self._samples(task - 1)
         try:
-            surroundings = Surroundings(network, batch)
+            surroundings = LossProbe(network, batch)
             if found is None:
                 losses = []
                 for number in range(settings.directions):
                     losses.append(profile(surroundings, direction(network, settings.seed, number), settings.alphas))
                     tick()
                 flat = flatness(losses, settings.alphas, settings.radius)
-                noise = noisy(surroundings, network.parameters, settings.sigma, settings.directions, settings.seed)
+                noise = noisy(surroundings, network.trainable, settings.sigma, settings.directions, settings.seed)
                 found = Pair(losses, flat, noise)
                 tick()
             else:
@@ -253,7 +254,7 @@ class _Surveyor:
         old = [landscape.pairs[after, task].noisy for task in range(1, after)]
         before = task_weights(self.run, place - 1) if place - 1 in kept_weights(self.run) else None
         new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
-        weights, chosen = self.network.parameters, {"sigma": settings.sigma, "delta": settings.delta}
+        weights, chosen = self.network.trainable, {"sigma": settings.sigma, "delta": settings.delta}
         try:
             found = bound(old, new, weights, before, samples=count, **chosen)
         except SteppeError as error:

@@ -15,9 +15,9 @@ from torch import Tensor
 from steppe.errors import DivergedError
 from steppe.network.linear_chain import LinearChain
 from steppe.network.network import Network
-from steppe.runtime.contexts import denormals_flushed
+from steppe.runtime.contexts import flush_denormals
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction
+from steppe.tensors.factored import ParamDict
 from steppe.tensors.matmul import product
 
 CHUNK = 1024
@@ -49,7 +49,7 @@ def in_parts(batch: Batch, network: Network) -> list[Batch]:
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
-class Surroundings:
+class LossProbe:
     """Mean losses on prepared samples wherever the weights stand around the network's own.
 
     To be made and asked in eval mode, `network.mode(training=False)`. `quick=False` calls the model even where it is
@@ -59,30 +59,30 @@ class Surroundings:
     def __init__(self, network: Network, batch: Batch, *, quick: bool = True) -> None:
         self._network, self._count, self._parts = network, len(batch), in_parts(batch, network)
         with torch.enable_grad():
-            network.seek_chain(batch[:1])
+            network.use_chain_if_exact(batch[:1])
         self._chain = _Chain(network, network.chain, batch) if quick and network.chain is not None else None
 
     @torch.no_grad()
     def means(
         self,
-        directions: Sequence[Direction] = (),
+        directions: Sequence[ParamDict] = (),
         points: Points = ((),),
         measures: Sequence[Measure] = (cross_entropy,),
     ) -> Tensor:
         """Each measure's mean over the samples at w + Σ_k a_k d_k for every point (a_1, …), (points, measures)."""
         total = torch.zeros(len(points), len(measures), dtype=torch.float64, device=self._network.device)
         found = self._called if self._chain is None else self._chain.logits
-        with denormals_flushed():
+        with flush_denormals():
             for place, part, logits in found(directions, points):
                 for column, measure in enumerate(measures):
                     total[place, column] += measure(logits, part.y).sum(dtype=torch.float64)
         return (total / self._count).cpu()
 
-    def _called(self, directions: Sequence[Direction], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
+    def _called(self, directions: Sequence[ParamDict], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
         """For every point and part of the samples the logits, (classes, n), by calls of the model."""
         network = self._network
         for place, point in enumerate(points):
-            weights = {name: p.detach().clone() for name, p in network.parameters.items()}
+            weights = {name: p.detach().clone() for name, p in network.trainable.items()}
             for a, d in zip(point, directions, strict=True):
                 for name, weight in weights.items():
                     weight.add_(d[name], alpha=a)
@@ -100,7 +100,7 @@ class _Chain:
         first = chain.links[0].layer.weight.detach()
         self._first = [product(first, x) for x in self._inputs]
 
-    def logits(self, directions: Sequence[Direction], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
+    def logits(self, directions: Sequence[ParamDict], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
         """For every point and part of the samples the logits, (classes, n)."""
         first = self._links[0]
         for part, x, base in zip(self._parts, self._inputs, self._first, strict=True):
@@ -116,7 +116,7 @@ class _Chain:
                         output = output + _moved(link.layer.bias, steps, point).unsqueeze(1)
                     if link.activation is not None:
                         output = link.activation.forward(output)
-                yield place, part, self._network.within_heads(output.T, part.task).T
+                yield place, part, self._network.mask_logits(output.T, part.task).T
 
 
 def _moved(start: Tensor, steps: Sequence[Tensor | None], point: Sequence[float]) -> Tensor:
@@ -127,14 +127,12 @@ def _moved(start: Tensor, steps: Sequence[Tensor | None], point: Sequence[float]
     return start
 
 
-def profile(surroundings: Surroundings, direction: Direction, alphas: Sequence[float]) -> list[float]:
+def profile(surroundings: LossProbe, direction: ParamDict, alphas: Sequence[float]) -> list[float]:
     """The loss g(α) at w + α d for every α."""
     return _finite(surroundings.means([direction], [(alpha,) for alpha in alphas])[:, 0]).tolist()
 
 
-def surface(
-    surroundings: Surroundings, first: Direction, second: Direction, alphas: Sequence[float]
-) -> list[list[float]]:
+def surface(surroundings: LossProbe, first: ParamDict, second: ParamDict, alphas: Sequence[float]) -> list[list[float]]:
     """The loss at w + α d + β e for every α (rows) and β (columns)."""
     points = [(alpha, beta) for alpha in alphas for beta in alphas]
     losses = _finite(surroundings.means([first, second], points)[:, 0])

@@ -18,19 +18,19 @@ from steppe.errors import (
     ShapesDifferError,
     SteppeError,
     UsageError,
-    in_one_line,
-    shown,
+    one_line,
+    short_repr,
 )
 from steppe.learning.input_kind import Kind, check_scaled_alike
 from steppe.learning.output_checks import check_gradient, no_logits
-from steppe.learning.task_group import Curriculum
-from steppe.methods.base import Method, MethodSettings
-from steppe.methods.parts.single_sample import single_batch, takes_alone
+from steppe.learning.task_group import TaskGroup
+from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
 from steppe.network.module_state import is_frozen
 from steppe.network.network import Network
 from steppe.runtime.devices import check_device
-from steppe.runtime.rng import borrowed_global_generator
-from steppe.settings import Training
+from steppe.runtime.rng import preserve_global_rng
+from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
 
 _NONE = type(None)
@@ -60,18 +60,18 @@ def check_given(
                 f"{name!r} is on the device 'meta', with a shape and no values: give it values first "
                 "(model.to_empty(device='cpu'), then load or make its weights)."
             )
-    if not isinstance(method, MethodSettings):
-        raise UsageError(f"method is {shown(method)}: give a method's settings, such as steppe.FSDGPM().")
+    if not isinstance(method, MethodConfig):
+        raise UsageError(f"method is {short_repr(method)}: give a method's settings, such as steppe.FSDGPM().")
     if type(seed) is not int:
-        raise UsageError(f"seed = {shown(seed)}: give a whole number.")
+        raise UsageError(f"seed = {short_repr(seed)}: give a whole number.")
     if prepare is not None and not callable(prepare):
-        raise UsageError(f"prepare is {shown(prepare)}: give a function from stored inputs to the model's.")
+        raise UsageError(f"prepare is {short_repr(prepare)}: give a function from stored inputs to the model's.")
     if not isinstance(exclude, (list, tuple)):
-        raise UsageError(f"exclude is {shown(exclude)}: give a list of names, such as ['head'].")
+        raise UsageError(f"exclude is {short_repr(exclude)}: give a list of names, such as ['head'].")
     check_device(next((p.device for p in model.parameters()), None) if device is None else device)
 
 
-def checked_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...]:
+def validate_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...]:
     """Names of layers or weights; refused where the model has none such."""
     known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
     for entry in exclude:
@@ -111,7 +111,9 @@ def check_finite(weights: Mapping[str, Tensor], when: str) -> None:
             )
 
 
-def check_alike(state: State, settings: MethodSettings, seed: int, exclude: Sequence[str], *, prepared: bool) -> None:
+def check_state_matches(
+    state: State, settings: MethodConfig, seed: int, exclude: Sequence[str], *, prepared: bool
+) -> None:
     """Refuse the state of a learner that was made of something else."""
     mine = type(settings).__name__, settings.as_dict(), seed, list(exclude)
     saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"]
@@ -119,9 +121,9 @@ def check_alike(state: State, settings: MethodSettings, seed: int, exclude: Sequ
         raise UsageError(f"the state was saved with {saved}, and this learner has {mine}: give it the same.")
     if state.get("prepared", prepared) != prepared:  # older states do not say
         raise UsageError(
-            "the learner was saved with a function of its own as `prepare`, which no file can hold: give the same."
+            "the learner was saved with a function of its own as `input_transform`, which no file can hold: give the same."
             if state["prepared"]
-            else "the learner was saved without `prepare`: leave it out here, too."
+            else "the learner was saved without `input_transform`: leave it out here, too."
         )
 
 
@@ -176,18 +178,18 @@ def check_trainable(saved: Sequence[str] | None, model: nn.Module) -> None:
         )
 
 
-def layers_at_rest(model: nn.Module) -> list[str]:
+def frozen_eval_layers(model: nn.Module) -> list[str]:
     """The layers of frozen parts in eval mode for which the mode matters; they stay in it while the model learns."""
     parts = [module for module in model.modules() if not module.training and is_frozen(module)]
     inside = {id(layer) for part in parts for layer in part.modules()}
     return [name for name, layer in model.named_modules() if id(layer) in inside and isinstance(layer, _MODAL)]
 
 
-def check_at_rest(saved: Sequence[str] | None, model: nn.Module) -> None:
+def check_frozen_eval_layers(saved: Sequence[str] | None, model: nn.Module) -> None:
     """Refuse to go on with frozen layers in another mode than they were learnt with; None: nobody knows."""
     if saved is None:
         return
-    before, now = set(saved), set(layers_at_rest(model))
+    before, now = set(saved), set(frozen_eval_layers(model))
     moving = [name for name, _ in model.named_modules() if name in before - now]
     resting = [name for name, _ in model.named_modules() if name in now - before]
     if moving:
@@ -207,11 +209,11 @@ def _first(names: Sequence[str]) -> str:
     return repr(names[0]) if len(names) == 1 else f"{names[0]!r} (and {len(names) - 1} more)"
 
 
-def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Kind, int]:
+def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Kind, int]:
     """What the task's inputs are and how many outputs the model has; refuses data that does not fit the model, its
     head or the inputs of earlier tasks.
     """
-    x = looked_at(task, network)
+    x = probe_inputs(task, network)
     kind = (tuple(x.shape[1:]), x.dtype)
     if earlier is not None and kind != earlier:
         raise DataError(
@@ -222,13 +224,13 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
         with torch.enable_grad(), network.mode(training=False):
             output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {in_one_line(error)}") from error
+        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {one_line(error)}") from error
     if (wrong := no_logits(output, len(x))) is not None:
         raise ModelError(f"the model must give one row of logits per sample, (n, outputs), but gives {wrong}.")
     check_gradient(output, network, x)
     outputs = output.shape[1]
     task.check_head(outputs)
-    for words, part in (("training", task.train), ("test", task.test), ("validation", task.valid)):
+    for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
             continue
         with task.blamed(words):
@@ -247,14 +249,14 @@ def checked_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Ki
     return kind, outputs
 
 
-def looked_at(task: Task, network: Network) -> Tensor:
+def probe_inputs(task: Task, network: Network) -> Tensor:
     """Stored inputs of the task, as few as the model can be looked at with."""
     with task.blamed("training"):
-        x, _ = task.train.first(network.least)
-    return x if len(x) >= network.least else torch.cat([x, x])
+        x, _ = task.train.first(network.min_batch)
+    return x if len(x) >= network.min_batch else torch.cat([x, x])
 
 
-def explained(error: Exception, curriculum: Curriculum, network: Network) -> SteppeError | None:
+def diagnose(error: Exception, curriculum: TaskGroup, network: Network) -> SteppeError | None:
     """What an error in learning comes from, in words, where more can be told than it tells itself: a model is looked at
     in train mode only after it has failed, as a forward in that mode may leave traces.
     """
@@ -267,7 +269,7 @@ def explained(error: Exception, curriculum: Curriculum, network: Network) -> Ste
     before = network.snapshot()
     try:
         x, _ = curriculum.tasks[0].train.first()
-        with torch.no_grad(), network.mode(training=True), borrowed_global_generator(network.device):
+        with torch.no_grad(), network.mode(training=True), preserve_global_rng(network.device):
             output = network.model(network.prepare_inputs(torch.cat([x, x])))  # BatchNorm wants two
     except Exception:  # then there is nothing to tell beside what failed first
         return None
@@ -286,28 +288,28 @@ def check_idle(fitting: object) -> None:
     """Refuse to begin anything from within a task that is being learnt."""
     if fitting is not None:
         raise UsageError(
-            "the learner is learning a task: call `learn`, `check` or `load_state` after `learn` has returned, not "
+            "the learner is learning a task: call `learn`, `validate` or `load_state_dict` after `learn` has returned, not "
             "from its callback or another thread. (Saving, predicting and evaluating are fine there.)"
         )
 
 
-def check_last_batch(method: Method, network: Network, curriculum: Curriculum, size: int) -> None:
+def check_last_batch(method: Method, network: Network, curriculum: TaskGroup, size: int) -> None:
     """Refuse a last batch of one sample that the model, in the mode it is in, cannot take by itself, where the method
     would give it so; what a DataLoader will give nobody knows.
     """
     sources = [task.train for task in curriculum.tasks]
     norms = [module for module in network.model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    if not method.alone or not any(norm.training for norm in norms):
+    if not method.uses_bare_batch or not any(norm.training for norm in norms):
         return
     if not all(isinstance(source, (TensorSamples, DatasetSamples)) for source in sources):
         return
     if (sum(map(len, sources)) - 1) % size == 0:
         x, y = sources[0].first()
-        if not takes_alone(network, network.prepare(Batch(x, y, torch.full_like(y, curriculum.first)))):
-            raise single_batch(curriculum.name)
+        if not accepts_single_sample(network, network.prepare(Batch(x, y, torch.full_like(y, curriculum.first)))):
+            raise single_sample_error(curriculum.name)
 
 
-def check_same(interrupted: State, curriculum: Curriculum, training: Training) -> None:
+def check_same(interrupted: State, curriculum: TaskGroup, training: TrainingConfig) -> None:
     """Refuse to go on with another task, or in another way, than the one that broke off."""
     if interrupted["task"] != curriculum.name or not training.equals(interrupted["training"]):
         raise UsageError(
@@ -335,7 +337,7 @@ def check_described(fitting: State) -> None:
             raise ValueError("the data of the task that it broke off in is not described as data is")
 
 
-def _difference(saved: Sequence[State], curriculum: Curriculum) -> str | None:
+def _difference(saved: Sequence[State], curriculum: TaskGroup) -> str | None:
     """How the tasks differ from those that a state describes; None where they do not, as far as that is known."""
     if len(saved) != len(curriculum.tasks):
         return f"{len(curriculum.tasks)} tasks are given instead of {len(saved)}"
@@ -350,19 +352,19 @@ def _difference(saved: Sequence[State], curriculum: Curriculum) -> str | None:
 
 
 def prepared_copy(network: Network, x: Tensor) -> Tensor:
-    """Stored samples as the model takes them, made from a copy; a `prepare` that works in place is refused."""
+    """Stored samples as the model takes them, made from a copy; a `input_transform` that works in place is refused."""
     given = x.to(network.device, copy=True)  # as batches come: moving it would hide what is done to it
     version = given._version
     prepared = network.prepare_inputs(given)
     if given._version != version or not torch.equal(given, x.to(network.device)):  # a NumPy view counts no version
         raise UsageError(
-            "`prepare` changes its input in place, and the same batch is prepared several times and kept for replay: "
+            "`input_transform` changes its input in place, and the same batch is prepared several times and kept for replay: "
             "let it give a new tensor, such as (x - 5) / 2 instead of x.sub_(5).div_(2)."
         )
     return prepared
 
 
-def listed_tasks(tasks: Task | Sequence[Task]) -> list[Task]:
+def as_task_list(tasks: Task | Sequence[Task]) -> list[Task]:
     """One task or several as a list; anything else is refused."""
     listed = list(tasks) if isinstance(tasks, Iterable) else [tasks]
     for task in listed:

@@ -21,7 +21,7 @@ from steppe.learning.input_kind import Kind, check_scaled_alike
 from steppe.methods.base import Method
 from steppe.network.linear_chain import LinearChain
 from steppe.network.network import Network
-from steppe.runtime.devices import sent
+from steppe.runtime.devices import to_device
 from steppe.runtime.session import breathe
 from steppe.runtime.signals import signals_let_through
 
@@ -93,7 +93,7 @@ class _Count:
         if self._highest and bool(torch.stack(self._highest).isnan().any()):
             raise DivergedError(
                 f"{self._task.name}: the model's output on some of the test data is no number (NaN), and predicts "
-                "nothing: check the data and `prepare`, or lower the step size (lr, ascent_lr) and learn anew."
+                "nothing: check the data and `input_transform`, or lower the step size (lr, ascent_lr) and learn anew."
             )
         return 100.0 * int(self._right) / self._total
 
@@ -168,7 +168,7 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
         with task.blamed("test"):
             found = scores(x, network, method, kind)
         _check(task, y, found.shape[1])
-        count.add(found, sent(y, network.device))
+        count.add(found, to_device(y, network.device))
         breathe()
     return count.percent()
 
@@ -204,7 +204,7 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
     first = chain.first_weights([test.order for test in tests])
     for test in tests:
         _check(test.task, test.samples.y, chain.weights[-1].shape[0])
-    labels = [sent(test.samples.y, network.device) for test in tests]
+    labels = [to_device(test.samples.y, network.device) for test in tests]
     counts = [_Count(test.task, network.device) for test in tests]
     for start in range(0, count, BATCH):
         part = slice(start, start + BATCH)
@@ -220,7 +220,7 @@ def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
     outputs are what prediction compares.
     """
     chain = network.chain
-    if chain is None or not network.prepares_elements or not chain.untouched:
+    if chain is None or not network.transform_is_elementwise or not chain.untouched:
         return None
     return chain if method is None or type(method).scores is Method.scores else None
 

@@ -65,7 +65,7 @@ class TaskEnded:
 
 
 Event = RunStarted | Progress | EpochEnded | TaskEnded
-Watch = Callable[[Event], None]
+Callback = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:

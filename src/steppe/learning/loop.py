@@ -15,23 +15,23 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import DataError, DivergedError
-from steppe.learning.events import EpochEnded, Progress, Watch
-from steppe.learning.task_group import Curriculum
+from steppe.learning.events import Callback, EpochEnded, Progress
+from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
-from steppe.methods.parts.single_sample import single_batch, too_few_for_norm
+from steppe.methods.parts.single_sample import is_batch_norm_size_error, single_sample_error
 from steppe.network.network import Network
 from steppe.runtime.clocks import Clock, Time
 from steppe.runtime.rng import Streams
 from steppe.runtime.session import breathe
 from steppe.runtime.signals import signals_let_through
-from steppe.settings import Training
+from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
 
 _REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
 
 
 @dataclass(frozen=True)
-class Learnt:
+class TaskResult:
     """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record, and the
     processor's seconds by kind, where all of them were recorded.
     """
@@ -40,13 +40,13 @@ class Learnt:
     seconds: dict[str, float]
     bytes: dict[str, int]
     remarks: list[str] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Fitting:
+class TrainingLoop:
     """One task, or several together, being learnt by a method. Where it has got to can be taken as a state between any
-    two batches, which is when `watch` is called, and learning goes on from there as if nothing had been.
+    two batches, which is when `callback` is called, and learning goes on from there as if nothing had been.
 
     With `patience` the weights and buffers of the epoch with the lowest validation loss are those left in the end.
     """
@@ -55,14 +55,14 @@ class Fitting:
         self,
         method: Method,
         network: Network,
-        curriculum: Curriculum,
+        curriculum: TaskGroup,
         outputs: int,
-        training: Training,
+        training: TrainingConfig,
         streams: Streams,
-        watch: Watch,
+        callback: Callback,
     ) -> None:
         self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
-        self._outputs, self._streams, self._watch = outputs, streams, watch
+        self._outputs, self._streams, self._callback = outputs, streams, callback
         self._place = curriculum.first + len(curriculum.tasks) - 1
         self._validation = Validation(method, network, curriculum, outputs, training) if training.patience else None
         self.updates = 0
@@ -100,21 +100,21 @@ class Fitting:
         reported = time.perf_counter()
         batches = self._rest_of_epoch()
         while (batch := _fetched(batches)) is not None:
-            for _ in range(training.glances):
+            for _ in range(training.updates_per_batch):
                 losses.add(_observed(self._method, batch, curriculum.name, losses.place))
             if self._epoch == 0:
-                self._method.remember(batch)
-            self.updates += training.glances
+                self._method.after_batch(batch)
+            self.updates += training.updates_per_batch
             self._batch += 1
             breathe(learner=True)
             now = time.perf_counter()
             if now - reported > _REPORT_EVERY:
                 reported = now
-                self._watch(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
+                self._callback(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
         if self.updates == 0:
             raise DataError(f"{curriculum.name}: the training data gave no batch (a DataLoader that drops its last?).")
         losses.settle()
-        goes_on = self._validation is None or self._validation.goes_on()
+        goes_on = self._validation is None or self._validation.should_continue()
         self._over = not goes_on or self._epoch + 1 == training.epochs
         now = self.time.wall
         seconds, self._seconds_before = now - self._seconds_before, now
@@ -122,24 +122,24 @@ class Fitting:
         self._losses = _Losses(curriculum.name, self._epoch, self.updates)
         judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
         ended = (self._place, curriculum.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
-        self._watch(EpochEnded(*ended, *judged))
+        self._callback(EpochEnded(*ended, *judged))
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
         """The epoch's batches from where it stands: in the order that was drawn when it began, while everything drawn
         since goes on from where it is.
         """
-        now = self._streams.state()
+        now = self._streams.state_dict()
         if self._batch:
-            self._streams.load_state(self._streams_before)
+            self._streams.load_state_dict(self._streams_before)
         else:
             self._streams_before = now
         size, device = self._training.batch_size, self._network.device
         batches = self._curriculum.batches(size, self._streams, self._outputs, device, self._batch)
         if self._batch:
-            self._streams.load_state(now)
+            self._streams.load_state_dict(now)
         return batches
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Where it has got to."""
         self._losses.settle()
         spent = self.time
@@ -151,23 +151,23 @@ class Fitting:
             "batch": self._batch,
             "updates": self.updates,
             "over": self._over,
-            "losses": self._losses.state(),
+            "losses": self._losses.state_dict(),
             "streams_before": self._streams_before,
-            "validation": None if self._validation is None else self._validation.state(),
+            "validation": None if self._validation is None else self._validation.state_dict(),
             "seconds": [spent.wall, self._seconds_before],
             "cpu_seconds": spent.cpu,
         }
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from there; the state must be one of the same task and training."""
         self._epoch, self._batch, self.updates, self._over = (
             state[name] for name in ("epoch", "batch", "updates", "over")
         )
         self._losses = _Losses(self._curriculum.name, self._epoch, self.updates)
-        self._losses.load_state(state["losses"])
+        self._losses.load_state_dict(state["losses"])
         self._streams_before = state["streams_before"]
         if self._validation is not None:
-            self._validation.load_state(state["validation"])
+            self._validation.load_state_dict(state["validation"])
         before, self._seconds_before = state["seconds"]
         self._clock = Clock(Time(before, state.get("cpu_seconds")))  # older states do not say
 
@@ -180,19 +180,19 @@ class Validation:
     """
 
     def __init__(
-        self, method: Method, network: Network, curriculum: Curriculum, outputs: int, training: Training
+        self, method: Method, network: Network, curriculum: TaskGroup, outputs: int, training: TrainingConfig
     ) -> None:
         curriculum.require_validation()
         self._outputs = outputs
         self.loss = math.nan
         self.lr: float | None = None
-        self.cuts = 0
+        self.lr_decays = 0
         self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
         self._lowest = math.inf
         self.best: dict[str, Tensor] = {}  # the weights and buffers of the lowest loss
         self._left = training.patience
 
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Judge the epoch that has just ended; False when the task is over."""
         self.loss = self._curriculum.validation_loss(self._network, self._outputs)
         if not math.isfinite(self.loss):
@@ -207,8 +207,8 @@ class Validation:
         self._left -= 1
         if self._left > 0:
             return True
-        self.lr = self._method.slow_down(self._training.lr_divisor)
-        self.cuts += 1
+        self.lr = self._method.decay_lr(self._training.lr_divisor)
+        self.lr_decays += 1
         self._left = self._training.patience
         return self.lr >= self._training.lr_min
 
@@ -216,20 +216,20 @@ class Validation:
         """Return to the best weights and buffers."""
         self._network.restore(self.best)
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """What has been decided so far."""
         return {
             "best": self._lowest,
             "best_state": self.best,
             "left": self._left,
             "lr": self.lr,
-            "cuts": self.cuts,
+            "cuts": self.lr_decays,
         }
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The same decisions again; the method's step sizes are the learner's business."""
         self._lowest, self.best = state["best"], state["best_state"]
-        self._left, self.lr, self.cuts = state["left"], state["lr"], state["cuts"]
+        self._left, self.lr, self.lr_decays = state["left"], state["lr"], state["cuts"]
 
 
 def _fetched(batches: Iterator[Batch]) -> Batch | None:
@@ -244,9 +244,9 @@ def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
     except DivergedError as error:
         raise DivergedError(f"{place}: {error}") from error
     except ValueError as error:
-        if not too_few_for_norm(error):
+        if not is_batch_norm_size_error(error):
             raise
-        raise single_batch(name) from error
+        raise single_sample_error(name) from error
 
 
 class _Losses:
@@ -290,9 +290,9 @@ class _Losses:
         """Over the epoch, the same however often somebody looked."""
         return math.fsum(self._seen) / max(len(self._seen), 1)
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         return torch.tensor(self._seen, dtype=torch.float64, device="cpu")
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._seen = state.tolist()
         self._before -= len(self._seen)

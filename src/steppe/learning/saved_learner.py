@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from steppe.checkpoint.io import read_state
 from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
-from steppe.errors import RunError, UsageError, in_one_line
+from steppe.errors import RunError, UsageError, one_line
 from steppe.learning.learner import Learner
-from steppe.methods.base import MethodSettings
+from steppe.methods.base import MethodConfig
 from steppe.network.module_state import undoing
 from steppe.registry import METHODS
 from steppe.runtime.devices import check_device
@@ -23,20 +23,20 @@ def load(
     model: nn.Module,
     *,
     device: str | torch.device | None = None,
-    prepare: Callable[[Tensor], Tensor] | None = None,
+    input_transform: Callable[[Tensor], Tensor] | None = None,
     threads: int | None = None,
 ) -> Learner:
     """The learner that was saved, at work on `model`, whose weights are replaced by the saved ones.
 
     The file holds numbers and names, no code: a model of the same architecture, with the same weights frozen, and the
-    same `prepare`, where there was one, come from the caller. A method of one's own must be registered before.
+    same `input_transform`, where there was one, come from the caller. A method of one's own must be registered before.
     `threads` are those that were chosen when the learner was made, unless others are given.
     """
     check_device(device)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module like the one that was saved.")
     with torch.inference_mode(False):  # whoever loads in it may learn outside of it
-        return _loaded(Path(path), model, device, prepare, threads)
+        return _loaded(Path(path), model, device, input_transform, threads)
 
 
 def _loaded(
@@ -52,23 +52,25 @@ def _loaded(
     try:
         settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
         threads = state.get("threads") if threads is None else threads  # older files do not say
-        learner = Learner(model, settings, seed=seed, device=device, prepare=prepare, exclude=exclude, threads=threads)
+        learner = Learner(
+            model, settings, seed=seed, device=device, input_transform=prepare, exclude=exclude, threads=threads
+        )
         undo = undoing(model)
-        learner.load_state(state)
+        learner.load_state_dict(state)
     except Exception as error:
         if undo is not None:
             undo()
         if not isinstance(error, CANNOT_BE_A_STATE):
             raise
-        told = f"{type(error).__name__}: {in_one_line(error)}"
+        told = f"{type(error).__name__}: {one_line(error)}"
         raise RunError(f"{path} holds no learner that can be gone on with: {told}.") from error
     return learner
 
 
-def _settings(saved: State) -> MethodSettings:
+def _settings(saved: State) -> MethodConfig:
     for entry in METHODS.values():
         if entry.settings.__name__ == saved["kind"]:
             found = entry.settings.from_mapping(saved["values"])
-            assert isinstance(found, MethodSettings)
+            assert isinstance(found, MethodConfig)
             return found
     raise UsageError(f"the learner was saved with the method {saved['kind']}, which is not known: register it first.")

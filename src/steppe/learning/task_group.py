@@ -13,13 +13,13 @@ from steppe.data.samples import Pair, TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError
 from steppe.network.network import Network
-from steppe.runtime.devices import sent
+from steppe.runtime.devices import to_device
 from steppe.runtime.rng import Streams
 from steppe.runtime.session import breathe
 from steppe.tensors.batch import Batch
 
 
-class Curriculum:
+class TaskGroup:
     """Tasks that are learnt together; `first` is the place of the first of them in the order of learning."""
 
     def __init__(self, tasks: Sequence[Task], first: int) -> None:
@@ -86,7 +86,7 @@ class Curriculum:
         if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
             with task.blamed("training"):
                 task.check_labels(y, outputs)
-        x, y = sent(x, device), sent(y, device)
+        x, y = to_device(x, device), to_device(y, device)
         if task.augment is not None:
             x = _varied(task, x, streams.generator("augmentation"))
         return Batch(x, y, torch.full_like(y, self.first + number))
@@ -94,10 +94,10 @@ class Curriculum:
     def require_validation(self) -> None:
         """Refuse tasks without validation data."""
         for task in self.tasks:
-            if task.valid is None:
+            if task.val is None:
                 raise DataError(
                     f"{task.name}: there is no validation data, which `patience` needs: give the task "
-                    "valid=(inputs, labels), or train with patience=0."
+                    "val=(inputs, labels), or train with patience=0."
                 )
 
     @torch.no_grad()
@@ -106,11 +106,11 @@ class Curriculum:
         total, count = torch.zeros((), dtype=torch.float64, device=network.device), 0
         with network.mode(training=False):
             for number, task in enumerate(self.tasks):
-                assert task.valid is not None
+                assert task.val is not None
                 before = count
                 with task.blamed("validation"):
-                    for x, y in task.valid.batches(network.batch_size(len(task.valid), size), None):
-                        if not isinstance(task.valid, TensorSamples):  # whose labels were all looked at before
+                    for x, y in task.val.batches(network.batch_size(len(task.val), size), None):
+                        if not isinstance(task.val, TensorSamples):  # whose labels were all looked at before
                             task.check_labels(y, outputs)
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
-from steppe.errors import UsageError, shown
+from steppe.errors import UsageError, short_repr
 from steppe.methods.base import Method
 from steppe.network.network import Network
-from steppe.runtime.rng import borrowed_global_generator
+from steppe.runtime.rng import preserve_global_rng
 from steppe.runtime.threads import multiplications, suited
 
 
@@ -30,7 +30,7 @@ class Workload:
         """How many multiplications a sample like the stored ones takes; looked at once for each shape."""
         shape = tuple(stored.shape[1:])
         if shape not in self._counted:
-            with borrowed_global_generator(self._network.device), self._network.mode(training=False):
+            with preserve_global_rng(self._network.device), self._network.mode(training=False):
                 prepared = self._network.prepare_inputs(stored)
                 self._counted[shape] = multiplications(self._network.model, prepared)
         return self._counted[shape]
@@ -40,14 +40,14 @@ class Workload:
         layers, the data are tensors, and all other code is ours.
         """
         network, chain = self._network, self._network.chain
-        still = network.scales_bytes or network.prepares_elements  # a user's `prepare` may draw
+        still = network.scales_bytes or network.transform_is_elementwise  # a user's `input_transform` may draw
         plain = chain is not None and chain.untouched
         return not (plain and still and _is_ours(method) and all(map(_is_still, tasks)))
 
 
 def _is_still(task: Task) -> bool:
     """Whether its data are tensors that no code of the user's turns."""
-    parts = [part for part in (task.train, task.test, task.valid) if part is not None]
+    parts = [part for part in (task.train, task.test, task.val) if part is not None]
     return task.augment is None and all(type(part) is TensorSamples and _is_ours(part.view) for part in parts)
 
 
@@ -59,5 +59,5 @@ def _is_ours(thing: object) -> bool:
 def checked_threads(threads: object) -> int | None:
     """A number of threads, or None."""
     if threads is not None and (type(threads) is not int or threads < 1):
-        raise UsageError(f"threads: expected a whole number from 1 on, or None, got {shown(threads)}.")
+        raise UsageError(f"threads: expected a whole number from 1 on, or None, got {short_repr(threads)}.")
     return threads

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from steppe.data.task import Task
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.ring_buffer import TaskMemory, check_room, check_shares, require_one_kind
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction, multiplied
+from steppe.tensors.factored import ParamDict, to_dense
 
 
 @dataclass(frozen=True)
-class AGEM(MethodSettings):
+class AGEM(MethodConfig):
     """Settings of A-GEM."""
 
     lr: float = setting(0.01, "step size of SGD", above=0)
@@ -46,11 +46,11 @@ class AGEM(MethodSettings):
         super().__post_init__()
         check_shares(self.memory, self.tasks)
 
-    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+    def validate(self, task: Task, heads: Sequence[range | None]) -> None:
         """Every task needs a ring."""
         check_room(task, len(heads), self.tasks)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """A-GEM at work."""
         if self.reference == "average":
             require_one_kind(network)
@@ -58,15 +58,15 @@ class AGEM(MethodSettings):
 
 
 class _AGEM(Method):
-    descent: Descent
-    alone = True
-    kept = ("descent", "memory")
+    descent: MomentumSGD
+    uses_bare_batch = True
+    state_attrs = ("descent", "memory")
 
     def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.memory = TaskMemory(network, settings.memory, settings.tasks)
-        self.descent = Descent(network, settings.lr, settings.momentum)
-        self._draws = streams.picker("replay draws")
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self._draws = streams.python_rng("replay draws")
 
     def begin_task(self) -> None:
         self.memory.begin_task()
@@ -77,35 +77,35 @@ class _AGEM(Method):
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
-        loss, gradient = self.network.gradient(self.network.prepare(batch))
-        g = {name: multiplied(part) for name, part in clipped(gradient, self.settings.clip).items()}
+        loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
+        g = {name: to_dense(part) for name, part in clipped(gradient, self.settings.clip).items()}
         if len(self.memory.past):
             g = without_conflict(g, self._reference())
         self.descent.step(g)
         return loss
 
-    def _reference(self) -> Direction:
+    def _reference(self) -> ParamDict:
         """g_ref at the present weights."""
         if self.settings.reference == "average":
             count, network = len(self.memory.past), self.network
             share = torch.full((count,), 1 / count, dtype=network.dtype, device=network.device)
             return self.memory.past.gradients(self.settings.clip).combined(share)
         batch = self.memory.past.draw(self.settings.reference_samples, self._draws)
-        _, gradient = self.network.gradient(batch, statistics=False)
-        return {name: multiplied(part) for name, part in clipped(gradient, self.settings.clip).items()}
+        _, gradient = self.network.loss_and_grad(batch, statistics=False)
+        return {name: to_dense(part) for name, part in clipped(gradient, self.settings.clip).items()}
 
-    def remember(self, batch: Batch) -> None:
+    def after_batch(self, batch: Batch) -> None:
         self.memory.write(batch)
 
     def end_task(self) -> list[str]:
         self.memory.end_task()
         return []
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.memory.bytes_held(), "bases": 0}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": self.memory.memory_bytes(), "bases": 0}
 
 
-def without_conflict(g: Direction, reference: Direction) -> Direction:
+def without_conflict(g: ParamDict, reference: ParamDict) -> ParamDict:
     """G itself, or, where it points against the reference, its part at right angles to it."""
     along = _product(g, reference)
     if along.is_cpu and not bool(along < 0):  # elsewhere one would have to wait for the answer
@@ -114,7 +114,7 @@ def without_conflict(g: Direction, reference: Direction) -> Direction:
     return {name: part - share * reference[name] for name, part in g.items()}
 
 
-def _product(a: Direction, b: Direction) -> Tensor:
+def _product(a: ParamDict, b: ParamDict) -> Tensor:
     return torch.stack([torch.dot(part.flatten(), b[name].flatten()) for name, part in a.items()]).sum()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.checkpoint.tree import State, Stateful
 from steppe.errors import UsageError
-from steppe.methods.parts.sgd import Descent
+from steppe.methods.parts.sgd import MomentumSGD
 from steppe.settings import Settings
 
 if TYPE_CHECKING:
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
 
     from steppe.data.task import Task
     from steppe.network.network import Network
-    from steppe.projection.layers import CoveredWeight
+    from steppe.projection.layers import ProjectedWeight
     from steppe.runtime.rng import Streams
     from steppe.tensors.batch import Batch
 
 
-class MethodSettings(Settings, ABC):
+class MethodConfig(Settings, ABC):
     """Base of every method's settings; `start` gives the running method."""
 
-    covers_layers: ClassVar[bool] = False
+    uses_projection: ClassVar[bool] = False
     """Whether the method projects gradients, and so needs the model's covered layers."""
 
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
     """How a benchmark's tasks are presented: one after another; all at once; or, at each, all so far from the start."""
 
-    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+    def validate(self, task: Task, heads: Sequence[range | None]) -> None:
         """Refuse a task that the method cannot learn after those with these heads, before anything is changed."""
 
     @abstractmethod
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
-        """The method at work on a network. `covered` is empty unless `covers_layers` is set."""
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
+        """The method at work on a network. `covered` is empty unless `uses_projection` is set."""
 
 
 class Method(ABC):
-    """A method at work. Per task: begin, then for each batch `observe` once per glance and `remember` once (in the
+    """A method at work. Per task: begin, then for each batch `observe` once per glance and `after_batch` once (in the
     first epoch), then end.
     """
 
     network: Network
-    descent: Descent | None = None
+    descent: MomentumSGD | None = None
     """SGD on the weights, where the method takes its steps by it."""
 
-    kept: ClassVar[tuple[str, ...] | None] = None
+    state_attrs: ClassVar[tuple[str, ...] | None] = None
     """The attributes that must be kept to go on after a break, beside the model and the streams: things with a state of
     their own (`descent`, a reservoir), numbers, tensors, batches, lists and dictionaries of them. None: not said, so
     runs of the method cannot be resumed.
     """
 
-    alone: bool = False
+    uses_bare_batch: bool = False
     """Whether an update gives the model the batch by itself, with no other samples beside it: a batch of one sample
     that BatchNorm could not take is then refused before the task is learnt.
     """
@@ -63,17 +63,17 @@ class Method(ABC):
         if self.descent is not None:
             self.descent.restart()
 
-    def slow_down(self, divisor: float) -> float:
+    def decay_lr(self, divisor: float) -> float:
         """Divide every step size until the task's end, and forget the momentum; returns the step size now."""
         if self.descent is None:
             raise UsageError(f"{type(self).__name__} has no step size that could be cut: train it with patience=0.")
-        return self.descent.slow_down(divisor)
+        return self.descent.decay_lr(divisor)
 
     @abstractmethod
     def observe(self, batch: Batch) -> Tensor:
         """One update from a batch of the current task, as stored; returns the loss it descended."""
 
-    def remember(self, batch: Batch) -> None:  # noqa: B027 - a method need not keep anything
+    def after_batch(self, batch: Batch) -> None:  # noqa: B027 - a method need not keep anything
         """The batch has been learnt from and will not be offered again."""
 
     def end_task(self) -> list[str]:
@@ -86,32 +86,32 @@ class Method(ABC):
         """
         return self.network.outputs(x)
 
-    def bytes_held(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Memory kept from task to task, in bytes, by kind (replay, logits, weights, rates, bases, importances);
         replay and bases are always named.
         """
         return {"replay": 0, "bases": 0}
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """What has to be kept to go on after a break between two batches, or between two tasks."""
-        if self.kept is None:
+        if self.state_attrs is None:
             raise UsageError(
-                f"{type(self).__name__} does not say what has to be kept of it: name its attributes in `kept`."
+                f"{type(self).__name__} does not say what has to be kept of it: name its attributes in `state_attrs`."
             )
-        parts = {name: getattr(self, name) for name in self.kept}
-        return {name: part.state() if isinstance(part, Stateful) else part for name, part in parts.items()}
+        parts = {name: getattr(self, name) for name in self.state_attrs}
+        return {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in parts.items()}
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from a state; step sizes that were cut in the current task have been cut again before."""
-        if state.keys() != set(self.kept or ()):
-            raise ValueError(f"{sorted(state, key=str)} is there, where {sorted(self.kept or ())} is to be kept")
+        if state.keys() != set(self.state_attrs or ()):
+            raise ValueError(f"{sorted(state, key=str)} is there, where {sorted(self.state_attrs or ())} is to be kept")
         for name, value in state.items():
             part = getattr(self, name)
             if isinstance(part, Stateful):
-                part.load_state(value)
+                part.load_state_dict(value)
             else:
                 setattr(self, name, value)
 
-    def record(self) -> dict[str, Any]:
+    def diagnostics(self) -> dict[str, Any]:
         """What is worth recording after a task: ranks, importances, whatever figures will want."""
         return {}

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
@@ -26,7 +26,7 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class DERPlusPlus(MethodSettings):
+class DERPlusPlus(MethodConfig):
     """Settings of DER++."""
 
     lr: float = setting(0.01, "step size of SGD", above=0)
@@ -36,26 +36,28 @@ class DERPlusPlus(MethodSettings):
     alpha: float = setting(0.5, "weight of the distance to the stored logits (α)", at_least=0)
     beta: float = setting(0.5, "weight of the replayed cross-entropy (β); 0: DER", at_least=0)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """DER++ at work."""
         return _DERPlusPlus(self, network, streams)
 
 
 class _DERPlusPlus(Method):
-    descent: Descent
-    kept = ("descent", "replay")
+    descent: MomentumSGD
+    state_attrs = ("descent", "replay")
 
     def __init__(self, settings: DERPlusPlus, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.replay = Reservoir(
+            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
+        )
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self._output = torch.empty(0, device="cpu")  # of the batch observed last
 
     def observe(self, batch: Batch) -> Tensor:
-        noted, labelled = self.replay.draw_noted(len(batch)), self.replay.draw(len(batch))
+        noted, labelled = self.replay.sample_with_extras(len(batch)), self.replay.sample(len(batch))
         union = self.network.prepare(batch.joined(None if noted is None else noted[0]).joined(labelled))
         output = self.network.forward(union.x)  # one forward: running statistics move once
-        masked = self.network.within_heads(output, union.task)
+        masked = self.network.mask_logits(output, union.task)
 
         new = slice(0, len(batch))
         loss = cross_entropy(masked[new], union.y[new])
@@ -68,11 +70,11 @@ class _DERPlusPlus(Method):
         self.descent.step(clipped(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
 
-    def remember(self, batch: Batch) -> None:
-        self.replay.push(batch, self._output)
+    def after_batch(self, batch: Batch) -> None:
+        self.replay.add(batch, self._output)
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.replay.bytes_held(), "logits": self.replay.note_bytes_held(), "bases": 0}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": self.replay.memory_bytes(), "logits": self.replay.extras_bytes(), "bases": 0}
 
 
 _PRESETS = {

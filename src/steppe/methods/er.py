@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import Descent, clipped
-from steppe.methods.parts.sharpness import Ascent
+from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import Ones
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
@@ -25,7 +25,7 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class ER(MethodSettings):
+class ER(MethodConfig):
     """Settings of ER and FS-ER."""
 
     lr: float = setting(0.01, "step size of SGD (η3)", above=0)
@@ -35,48 +35,52 @@ class ER(MethodSettings):
     ascent_steps: int = setting(0, "steps of the perturbation (K); 0: plain ER", at_least=0)
     ascent_lr: float = setting(0.05, "step size of the perturbation (η1)", above=0)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """ER at work."""
         return _ER(self, network, streams)
 
 
 class _ER(Method):
-    descent: Descent
-    kept = ("descent", "replay")
+    descent: MomentumSGD
+    state_attrs = ("descent", "replay")
 
     def __init__(self, settings: ER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
+        self.replay = Reservoir(
+            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
+        )
         self.ascent = self._first_ascent()
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self._full_space = GradientMemory(Ones())  # an empty memory projects nothing
 
-    def _first_ascent(self) -> Ascent | None:
-        return Ascent(self.settings.ascent_lr, self.settings.ascent_steps) if self.settings.ascent_steps else None
+    def _first_ascent(self) -> SharpnessAscent | None:
+        return (
+            SharpnessAscent(self.settings.ascent_lr, self.settings.ascent_steps) if self.settings.ascent_steps else None
+        )
 
     def begin_task(self) -> None:
         super().begin_task()
         self.ascent = self._first_ascent()
 
-    def slow_down(self, divisor: float) -> float:
-        self.ascent = None if self.ascent is None else self.ascent.slowed(divisor)
-        return super().slow_down(divisor)
+    def decay_lr(self, divisor: float) -> float:
+        self.ascent = None if self.ascent is None else self.ascent.decayed(divisor)
+        return super().decay_lr(divisor)
 
     def observe(self, batch: Batch) -> Tensor:
-        union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))
+        union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))
         if self.ascent is None:
-            loss, gradient = self.network.gradient(union, as_factors=True)
+            loss, gradient = self.network.loss_and_grad(union, as_factors=True)
         else:
             perturbed = self.ascent(self.network, self._full_space, union, union)
             loss, gradient = perturbed.loss, perturbed.gradient
         self.descent.step(clipped(gradient, self.settings.clip))
         return loss
 
-    def remember(self, batch: Batch) -> None:
-        self.replay.push(batch)
+    def after_batch(self, batch: Batch) -> None:
+        self.replay.add(batch)
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.replay.bytes_held(), "bases": 0}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": self.replay.memory_bytes(), "bases": 0}
 
 
 _PRESETS = {

@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
-from steppe.methods.base import Method, MethodSettings
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.methods.parts.single_sample import check_alone
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction, multiplied
+from steppe.tensors.factored import ParamDict, to_dense
 
 
 @dataclass(frozen=True)
-class EWC(MethodSettings):
+class EWC(MethodConfig):
     """Settings of EWC."""
 
     lr: float = setting(0.01, "step size of SGD", above=0)
@@ -38,20 +38,20 @@ class EWC(MethodSettings):
     strength: float = setting(100.0, "weight of the penalty (γ)", at_least=0)
     samples: int = setting(10, "samples of a task, its first, that give the importances (n_mem)", at_least=1)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """EWC at work."""
         return _EWC(self, network)
 
 
 class _EWC(Method):
-    descent: Descent
-    alone = True
-    kept = ("descent", "penalty", "first")
+    descent: MomentumSGD
+    uses_bare_batch = True
+    state_attrs = ("descent", "penalty", "first")
 
     def __init__(self, settings: EWC, network: Network) -> None:
         self.settings, self.network = settings, network
-        self.penalty = Penalty(network.parameters)
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.penalty = Penalty(network.trainable)
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.first: Batch | None = None  # the current task's first samples
 
     def begin_task(self) -> None:
@@ -63,18 +63,17 @@ class _EWC(Method):
             alone = self.network.prepare(batch[:1])
             cause = "samples = 1 takes the importances of a task from a single sample"
             check_alone(self.network, alone, cause, "set samples to 2 or more")
-        loss, gradient = self.network.gradient(self.network.prepare(batch))
+        loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
         if self.penalty.tasks:
-            value, slope = self.penalty(self.network.parameters)
+            value, slope = self.penalty(self.network.trainable)
             loss = loss + self.settings.strength * value
             gradient = {
-                name: torch.add(multiplied(g), slope[name], alpha=self.settings.strength)
-                for name, g in gradient.items()
+                name: torch.add(to_dense(g), slope[name], alpha=self.settings.strength) for name, g in gradient.items()
             }
         self.descent.step(clipped(gradient, self.settings.clip))
         return loss
 
-    def remember(self, batch: Batch) -> None:
+    def after_batch(self, batch: Batch) -> None:
         held = 0 if self.first is None else len(self.first)
         if held < self.settings.samples:
             new = batch[: self.settings.samples - held]
@@ -83,15 +82,15 @@ class _EWC(Method):
     def end_task(self) -> list[str]:
         """F of the task just learnt, at the weights it leaves."""
         if self.first is not None:
-            _, gradient = self.network.gradient(self.network.prepare(self.first), statistics=False)
-            importance = {name: multiplied(g).square() for name, g in gradient.items()}
+            _, gradient = self.network.loss_and_grad(self.network.prepare(self.first), statistics=False)
+            importance = {name: to_dense(g).square() for name, g in gradient.items()}
             penalty = copy.copy(self.penalty)
-            penalty.add(importance, self.network.parameters)
+            penalty.add(importance, self.network.trainable)
             self.penalty, self.first = penalty, None  # at once: a task must not count twice
         return []
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": 0, "bases": 0, **self.penalty.bytes_held()}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": 0, "bases": 0, **self.penalty.memory_bytes()}
 
 
 class Penalty:
@@ -103,12 +102,12 @@ class Penalty:
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.tasks = 0
-        self.importance: Direction = {name: torch.zeros_like(w) for name, w in weights.items()}
-        self.centre: Direction = {name: torch.zeros_like(w) for name, w in weights.items()}
+        self.importance: ParamDict = {name: torch.zeros_like(w) for name, w in weights.items()}
+        self.centre: ParamDict = {name: torch.zeros_like(w) for name, w in weights.items()}
         self.scatter = torch.zeros((), dtype=torch.float64, device="cpu")
         self._scatter: Tensor | None = None  # the same as the weights are, and where they are
 
-    def add(self, importance: Direction, weights: Mapping[str, Tensor]) -> None:
+    def add(self, importance: ParamDict, weights: Mapping[str, Tensor]) -> None:
         """One more task: its F and the weights it ended with."""
         importances, centres, scatter = dict(self.importance), dict(self.centre), self.scatter.clone()
         with torch.no_grad():
@@ -122,7 +121,7 @@ class Penalty:
         self.importance, self.centre, self.scatter = importances, centres, scatter
         self.tasks, self._scatter = self.tasks + 1, None
 
-    def __call__(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, Direction]:
+    def __call__(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, ParamDict]:
         """The penalty and its gradient at the weights."""
         with torch.no_grad():
             distance = {name: w - self.centre[name] for name, w in weights.items()}
@@ -132,11 +131,11 @@ class Penalty:
                 self._scatter = self.scatter.to(value)
             return value + self._scatter, {name: h.mul_(2) for name, h in half.items()}
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """All of it."""
         return {name: getattr(self, name) for name in ("tasks", "importance", "centre", "scatter")}
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The same penalty again."""
         for part in (self.importance, self.centre):
             if part.keys() != state["importance"].keys() or part.keys() != state["centre"].keys():
@@ -147,7 +146,7 @@ class Penalty:
         self.tasks, self.importance, self.centre = state["tasks"], state["importance"], state["centre"]
         self.scatter, self._scatter = state["scatter"].cpu(), None
 
-    def bytes_held(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """The two vectors, by kind: as much after the hundredth task as after the first."""
         return {
             "importances": sum(part.nbytes for part in self.importance.values()),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from steppe.methods.base import Method, MethodSettings
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
@@ -18,29 +18,29 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class Finetune(MethodSettings):
+class Finetune(MethodConfig):
     """Settings of Finetune."""
 
     lr: float = setting(0.01, "step size of SGD", above=0)
     momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
     clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """Finetune at work."""
         return _Finetune(self, network)
 
 
 class _Finetune(Method):
-    descent: Descent
-    alone = True
-    kept = ("descent",)
+    descent: MomentumSGD
+    uses_bare_batch = True
+    state_attrs = ("descent",)
 
     def __init__(self, settings: Finetune, network: Network) -> None:
         self.settings, self.network = settings, network
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
 
     def observe(self, batch: Batch) -> Tensor:
-        loss, gradient = self.network.gradient(self.network.prepare(batch), as_factors=True)
+        loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), as_factors=True)
         self.descent.step(clipped(gradient, self.settings.clip))
         return loss
 

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import Descent, clip_factor
-from steppe.methods.parts.sharpness import Ascent, Perturbed
+from steppe.methods.parts.sgd import MomentumSGD, clip_factor
+from steppe.methods.parts.sharpness import Perturbed, SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
-from steppe.projection.layers import CoveredWeight, require_covered
+from steppe.projection.layers import ProjectedWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
@@ -34,10 +34,10 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class FSDGPM(MethodSettings):
+class FSDGPM(MethodConfig):
     """Settings of the family; the defaults are FS-DGPM as the paper runs it on Permuted MNIST."""
 
-    covers_layers = True
+    uses_projection = True
 
     lr: float = setting(0.01, "step size of SGD (η3)", above=0)
     momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
@@ -72,7 +72,7 @@ class FSDGPM(MethodSettings):
     threshold: float = setting(0.99, "share of energy the bases hold after the first task (ε0)", above=0, at_most=1)
     threshold_step: float = setting(0.0005, "what each further task adds to it (Δε)", at_least=0, at_most=1)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """The method at work."""
         require_covered(covered)
         return _FSDGPM(self, network, covered, streams)
@@ -84,10 +84,10 @@ class FSDGPM(MethodSettings):
             return Sigmoid(self.importance_lr, self.temperature, sign=sign)
         return Spectral(self.alpha) if self.importance == "spectral" else Ones()
 
-    def ascent(self) -> Ascent:
+    def ascent(self) -> SharpnessAscent:
         """How v is found."""
         lr = -self.ascent_lr if self.perturbation == "look-ahead" else self.ascent_lr
-        return Ascent(
+        return SharpnessAscent(
             lr,
             self.ascent_steps,
             self.ascent_clamp,
@@ -98,17 +98,19 @@ class FSDGPM(MethodSettings):
 
 
 class _FSDGPM(Method):
-    descent: Descent
-    kept = ("descent", "replay", "memory", "tasks_done")
+    descent: MomentumSGD
+    state_attrs = ("descent", "replay", "memory", "tasks_done")
 
     def __init__(
-        self, settings: FSDGPM, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams
+        self, settings: FSDGPM, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams
     ) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
+        self.replay = Reservoir(
+            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
+        )
         self.memory = GradientMemory(settings.importance_rule(), covered)
         self.ascent = settings.ascent()
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.tasks_done = 0
         self._importances_reached: dict[str, Any] = {}
 
@@ -116,14 +118,16 @@ class _FSDGPM(Method):
         super().begin_task()
         self.ascent, self.memory.rule = self.settings.ascent(), self.settings.importance_rule()
         # The ascent sees D by itself; DGPM's serves Λ alone, where there is any to be moved.
-        self.alone = self.settings.perturbation != "importance-only" or (bool(self.memory) and self.memory.rule.dynamic)
+        self.uses_bare_batch = self.settings.perturbation != "importance-only" or (
+            bool(self.memory) and self.memory.rule.dynamic
+        )
 
-    def slow_down(self, divisor: float) -> float:
-        self.ascent, self.memory.rule = self.ascent.slowed(divisor), self.memory.rule.slowed(divisor)
-        return super().slow_down(divisor)
+    def decay_lr(self, divisor: float) -> float:
+        self.ascent, self.memory.rule = self.ascent.decayed(divisor), self.memory.rule.decayed(divisor)
+        return super().decay_lr(divisor)
 
     def observe(self, batch: Batch) -> Tensor:
-        union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))  # D ∪ N
+        union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
         current = union[: len(batch)]  # D
 
         # Sharpness evaluation: v, K steps within the memory; then L_{D∪N}(w + v) and its gradients.
@@ -133,7 +137,7 @@ class _FSDGPM(Method):
             self.memory.move_importances(found.importance_gradient)
             # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient, the gradient clipped as a whole.
             clip = clip_factor(found.gradient, self.settings.clip)
-            self.descent.step(self.memory.outside(found.gradient, found.coordinates), clip)
+            self.descent.step(self.memory.project_out(found.gradient, found.coordinates), clip)
         return found.loss
 
     def _perturbed(self, current: Batch, union: Batch) -> Perturbed:
@@ -143,17 +147,17 @@ class _FSDGPM(Method):
         slopes: Tensor | None = None
         if self.memory and self.memory.rule.dynamic:
             slopes = self.ascent(self.network, self.memory, current, union, statistics=False).importance_gradient
-        loss, gradient = self.network.gradient(union, factored=self.memory.linear)
+        loss, gradient = self.network.loss_and_grad(union, factored=self.memory.linear)
         return Perturbed(loss, gradient, slopes)
 
-    def remember(self, batch: Batch) -> None:
-        self.replay.push(batch)
+    def after_batch(self, batch: Batch) -> None:
+        self.replay.add(batch)
 
     def end_task(self) -> list[str]:
         """UpdateGPM: bases of the buffer's representations replace the old ones."""
         self._importances_reached = self.memory.importance_distributions()
         wanted, held = self.settings.basis_samples, len(self.replay)
-        samples = self.replay.draw(min(wanted, held))
+        samples = self.replay.sample(min(wanted, held))
         threshold = self.settings.threshold + self.tasks_done * self.settings.threshold_step
         memory = copy.copy(self.memory)
         remarks = [] if samples is None else memory.rebuild(self.network, samples.x, threshold)
@@ -162,10 +166,10 @@ class _FSDGPM(Method):
         self.memory, self.tasks_done = memory, self.tasks_done + 1  # at once, or not at all
         return remarks
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.replay.bytes_held(), **self.memory.bytes_held()}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": self.replay.memory_bytes(), **self.memory.memory_bytes()}
 
-    def record(self) -> dict[str, Any]:
+    def diagnostics(self) -> dict[str, Any]:
         """Importances as the task left them, of the basis it was learnt with; ranks of the basis built since."""
         return {"importances": self._importances_reached, "ranks": self.memory.ranks()}
 

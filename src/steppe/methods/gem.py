@@ -17,22 +17,22 @@ from torch import Tensor
 
 from steppe.data.task import Task
 from steppe.errors import DivergedError
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.ring_buffer import TaskMemory, check_room, check_shares, require_one_kind
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import multiplied
+from steppe.tensors.factored import to_dense
 
 _RIDGE = 1e-3  # added to AAᵀ, so that the dual has one solution even if the rows depend on each other
 
 
 @dataclass(frozen=True)
-class GEM(MethodSettings):
+class GEM(MethodConfig):
     """Settings of GEM."""
 
     lr: float = setting(0.01, "step size of SGD", above=0)
@@ -46,25 +46,25 @@ class GEM(MethodSettings):
         super().__post_init__()
         check_shares(self.memory, self.tasks)
 
-    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+    def validate(self, task: Task, heads: Sequence[range | None]) -> None:
         """Every task needs a ring."""
         check_room(task, len(heads), self.tasks)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """GEM at work."""
         require_one_kind(network)
         return _GEM(self, network)
 
 
 class _GEM(Method):
-    descent: Descent
-    alone = True
-    kept = ("descent", "memory")
+    descent: MomentumSGD
+    uses_bare_batch = True
+    state_attrs = ("descent", "memory")
 
     def __init__(self, settings: GEM, network: Network) -> None:
         self.settings, self.network = settings, network
         self.memory = TaskMemory(network, settings.memory, settings.tasks)
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
 
     def begin_task(self) -> None:
         self.memory.begin_task()
@@ -72,7 +72,7 @@ class _GEM(Method):
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
-        loss, g = self.network.gradient(self.network.prepare(batch), factored=self.memory.past.linear)
+        loss, g = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.past.linear)
         g = clipped(g, self.settings.clip)
         if len(self.memory.past):
             rows = self.memory.past.gradients(self.settings.clip)  # A
@@ -80,19 +80,19 @@ class _GEM(Method):
             if bool((products < 0).any()):
                 v = dual_solution(rows.gram(), products, self.settings.strength)
                 correction = rows.combined(v)
-                g = {name: correction[name].add_(multiplied(part)) for name, part in g.items()}
+                g = {name: correction[name].add_(to_dense(part)) for name, part in g.items()}
         self.descent.step(g)
         return loss
 
-    def remember(self, batch: Batch) -> None:
+    def after_batch(self, batch: Batch) -> None:
         self.memory.write(batch)
 
     def end_task(self) -> list[str]:
         self.memory.end_task()
         return []
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.memory.bytes_held(), "bases": 0}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": self.memory.memory_bytes(), "bases": 0}
 
 
 def dual_solution(gram: Tensor, products: Tensor, strength: float) -> Tensor:

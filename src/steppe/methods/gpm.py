@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from steppe.errors import UsageError
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones
-from steppe.projection.layers import CoveredWeight, require_covered
+from steppe.projection.layers import ProjectedWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
@@ -28,10 +28,10 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class GPM(MethodSettings):
+class GPM(MethodConfig):
     """Settings of GPM."""
 
-    covers_layers = True
+    uses_projection = True
 
     lr: float = setting(0.01, "step size of SGD", above=0)
     momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
@@ -63,7 +63,7 @@ class GPM(MethodSettings):
                 raise UsageError(f"thresholds = {self.thresholds!r}: {share:g} is not above 0 and at most 1.")
         return shares
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """The method at work."""
         require_covered(covered)
         shares = self._shares()
@@ -82,23 +82,23 @@ class GPM(MethodSettings):
 
 
 class _GPM(Method):
-    descent: Descent
-    alone = True
-    kept = ("descent", "memory", "tasks_done", "_samples")
+    descent: MomentumSGD
+    uses_bare_batch = True
+    state_attrs = ("descent", "memory", "tasks_done", "_samples")
 
     def __init__(
         self,
         settings: GPM,
         network: Network,
-        covered: Mapping[str, CoveredWeight],
+        covered: Mapping[str, ProjectedWeight],
         thresholds: Mapping[str, float],
         streams: Streams,
     ) -> None:
         self.settings, self.network, self.thresholds = settings, network, thresholds
         self.memory = GradientMemory(settings.importance_rule(), covered)
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.tasks_done = 0
-        self._pickers = streams.picker("basis draws"), streams.picker("basis pushes")
+        self._pickers = streams.python_rng("basis draws"), streams.python_rng("basis pushes")
         self._samples = Reservoir(settings.basis_samples, *self._pickers)
 
     def begin_task(self) -> None:
@@ -108,33 +108,33 @@ class _GPM(Method):
         self._samples = Reservoir(self.settings.basis_samples, *self._pickers)
 
     def observe(self, batch: Batch) -> Tensor:
-        loss, gradient = self.network.gradient(self.network.prepare(batch), factored=self.memory.linear)
-        self.descent.step(self.memory.outside(clipped(gradient, self.settings.clip)))
+        loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.linear)
+        self.descent.step(self.memory.project_out(clipped(gradient, self.settings.clip)))
         return loss
 
-    def remember(self, batch: Batch) -> None:
-        self._samples.push(batch)
+    def after_batch(self, batch: Batch) -> None:
+        self._samples.add(batch)
 
     def end_task(self) -> list[str]:
         """The bases grow by a uniform sample of the task, which is then dropped."""
         wanted, held = self.settings.basis_samples, len(self._samples)
-        samples = self._samples.draw(wanted)
+        samples = self._samples.sample(wanted)
         if samples is None:
             return []
         raised = self.tasks_done * self.settings.threshold_step
         thresholds = {name: share + raised for name, share in self.thresholds.items()}
         memory, empty = copy.copy(self.memory), Reservoir(wanted, *self._pickers)
-        remarks = memory.grow(self.network, samples.x, thresholds, first=self.tasks_done == 0)
+        remarks = memory.extend(self.network, samples.x, thresholds, first=self.tasks_done == 0)
         if wanted > held:
             remarks.append(f"basis_samples = {wanted} is more than the task has: {held} samples were used.")
         # At once: bases must not grow twice by the same task.
         self.memory, self._samples, self.tasks_done = memory, empty, self.tasks_done + 1
         return remarks
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": 0, **self.memory.bytes_held()}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": 0, **self.memory.memory_bytes()}
 
-    def record(self) -> dict[str, Any]:
+    def diagnostics(self) -> dict[str, Any]:
         """Ranks, and importances where they differ, of the basis that the task has made grow."""
         ranks = {"ranks": self.memory.ranks()}
         if isinstance(self.memory.rule, Ones):  # there is nothing to tell of λ

@@ -22,10 +22,10 @@ from torch.nn.functional import cross_entropy, log_softmax
 from steppe.checkpoint.tree import State
 from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
-from steppe.methods.base import Method, MethodSettings
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.runtime.session import breathe
@@ -36,7 +36,7 @@ _CHUNK = 256  # samples of a forward that only collects logits
 
 
 @dataclass(frozen=True)
-class ICaRL(MethodSettings):
+class ICaRL(MethodConfig):
     """Settings of iCaRL."""
 
     lr: float = setting(0.01, "step size of SGD", above=0)
@@ -45,7 +45,7 @@ class ICaRL(MethodSettings):
     exemplars: int = setting(1000, "samples kept over all classes (K)", at_least=1)
     distillation: float = setting(0.5, "weight of the old classes' distillation (γ)", at_least=0)
 
-    def check(self, task: Task, heads: Sequence[range | None]) -> None:
+    def validate(self, task: Task, heads: Sequence[range | None]) -> None:
         """Every task needs classes of its own, and every class at least one exemplar."""
         if task.head is None:
             raise UsageError(
@@ -65,9 +65,9 @@ class ICaRL(MethodSettings):
                 "this task: raise it to one per class at least."
             )
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """ICaRL at work."""
-        if network.least > 1:
+        if network.min_batch > 1:
             raise ModelError(
                 "iCaRL compares samples with the means of classes, and a BatchNorm of the model keeps no running "
                 "statistics, so that what it says of a sample depends on the others in a batch: let it keep them "
@@ -101,21 +101,21 @@ class Exemplars:
 
 
 class _ICaRL(Method):
-    descent: Descent
-    kept = ("descent",)
+    descent: MomentumSGD
+    state_attrs = ("descent",)
 
     def __init__(self, settings: ICaRL, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.exemplars: Exemplars | None = None
-        self._picker = streams.picker("exemplar draws")
+        self._picker = streams.python_rng("exemplar draws")
         self._pool: list[Batch] = []  # the samples of the task's first epoch
         self._means: Tensor | None = None
 
     def begin_task(self) -> None:
         super().begin_task()
         self._pool = []
-        self.alone = self.exemplars is None  # else there is one of every old class beside the batch
+        self.uses_bare_batch = self.exemplars is None  # else there is one of every old class beside the batch
 
     def observe(self, batch: Batch) -> Tensor:
         drawn, stored = self._one_of_each()
@@ -137,7 +137,7 @@ class _ICaRL(Method):
 
     def _current_loss(self, output: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of each sample on its task's head."""
-        return cross_entropy(self.network.within_heads(output, batch.task), batch.y)
+        return cross_entropy(self.network.mask_logits(output, batch.task), batch.y)
 
     def _distance(self, output: Tensor, stored: Tensor) -> Tensor:
         """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), one exemplar of each class, on its own task's head."""
@@ -152,7 +152,7 @@ class _ICaRL(Method):
             total = total + (target.exp() * (target - found)).sum() / len(head)
         return total
 
-    def remember(self, batch: Batch) -> None:
+    def after_batch(self, batch: Batch) -> None:
         if self._pool:
             batch.require_like(self._pool[0])  # now, rather than when they are put together at the task's end
         self._pool.append(batch)
@@ -206,24 +206,24 @@ class _ICaRL(Method):
             scores[:, held] = distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         return scores
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         held = self.exemplars
         return {
-            **super().state(),
+            **super().state_dict(),
             "exemplars": None if held is None else [held.batch, held.logits, held.places],
             "pool": Batch.union(self._pool) if self._pool else None,
         }
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         exemplars, pool = state["exemplars"], state["pool"]
-        super().load_state({key: value for key, value in state.items() if key not in ("exemplars", "pool")})
+        super().load_state_dict({key: value for key, value in state.items() if key not in ("exemplars", "pool")})
         self.exemplars = None if exemplars is None else Exemplars(*exemplars)
         if self.exemplars is not None and not self.exemplars.fit:
             raise ValueError("the exemplars and their logits do not fit")
         self._means = None if self.exemplars is None else self.exemplars.class_means()
         self._pool = [] if pool is None else [pool]
 
-    def bytes_held(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         if self.exemplars is None:
             return {"replay": 0, "bases": 0, "logits": 0}
         batch = self.exemplars.batch

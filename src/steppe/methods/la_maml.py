@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.methods.parts.sgd import clipped
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch, index_of
-from steppe.tensors.factored import Direction, Gradient, multiplied
+from steppe.tensors.factored import Gradient, ParamDict, to_dense
 
 
 @dataclass(frozen=True)
-class LaMAML(MethodSettings):
+class LaMAML(MethodConfig):
     """Settings of La-MAML."""
 
     rate: float = setting(0.15, "learning rate that every weight starts with (α0)", above=0)
@@ -48,7 +48,7 @@ class LaMAML(MethodSettings):
     buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
     replay_batch: int = setting(10, "samples drawn from it for an update, with replacement", at_least=1)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """La-MAML at work."""
         return _LaMAML(self, network, streams)
 
@@ -57,25 +57,27 @@ class MetaGradient(NamedTuple):
     """The meta-loss and its gradients in the weights and in the learning rates."""
 
     loss: Tensor
-    weights: Direction
-    rates: Direction
+    weights: ParamDict
+    rates: ParamDict
 
 
 class _LaMAML(Method):
-    kept = ("replay", "rates")
-    alone = True  # in the inner steps
+    state_attrs = ("replay", "rates")
+    uses_bare_batch = True  # in the inner steps
 
     def __init__(self, settings: LaMAML, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
-        self.rates = {name: torch.full_like(p, settings.rate) for name, p in network.parameters.items()}
+        self.replay = Reservoir(
+            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
+        )
+        self.rates = {name: torch.full_like(p, settings.rate) for name, p in network.trainable.items()}
         self._pace = 1.0  # what cuts of the step sizes have left of them
-        self._order, self._repeats = streams.picker("inner order"), streams.picker("replay repeats")
+        self._order, self._repeats = streams.python_rng("inner order"), streams.python_rng("replay repeats")
 
     def begin_task(self) -> None:
         self._pace = 1.0
 
-    def slow_down(self, divisor: float) -> float:
+    def decay_lr(self, divisor: float) -> float:
         """The learnt rates go on from task to task, so a cut shortens the steps, not the rates."""
         self._pace /= divisor
         return self._pace * (self.settings.rate if self.settings.asynchronous else self.settings.lr)
@@ -92,7 +94,7 @@ class _LaMAML(Method):
         held = len(self.replay)
         picks = [self._repeats.randrange(held) for _ in range(min(self.settings.replay_batch, held))]
         places = {pick: place for place, pick in enumerate(dict.fromkeys(picks))}
-        drawn = self.replay.draw(len(places))  # distinct samples; which of them come again, the picks say
+        drawn = self.replay.sample(len(places))  # distinct samples; which of them come again, the picks say
         return None if drawn is None else drawn[index_of((places[pick] for pick in picks), drawn.y.device)]
 
     def meta_gradient(self, current: Batch, union: Batch) -> MetaGradient:
@@ -111,7 +113,7 @@ class _LaMAML(Method):
         for start in range(0, len(current), size):
             yield current[start : start + size], start + size >= len(current)
 
-    def _inner_rates(self, rates: Direction) -> Direction:
+    def _inner_rates(self, rates: ParamDict) -> ParamDict:
         """a(α), as short as the cuts have made it."""
         relu = self.settings.inner_relu
         return {name: (rate.relu() if relu else rate) * self._pace for name, rate in rates.items()}
@@ -123,19 +125,19 @@ class _LaMAML(Method):
     def _first_order(self, current: Batch, union: Batch) -> MetaGradient:
         rates = self._inner_rates(self.rates)
         # The weights themselves stay where they are: nothing that breaks an update off can leave them elsewhere.
-        moved = {name: weight.detach().clone() for name, weight in self.network.parameters.items()}
-        walked: Direction = {}  # Σ_{j≤k} g_j
-        slopes: Direction = {}  # Σ_k G_k
-        products: Direction = {}  # Σ_k G_k ⊙ Σ_{j≤k} g_j
+        moved = {name: weight.detach().clone() for name, weight in self.network.trainable.items()}
+        walked: ParamDict = {}  # Σ_{j≤k} g_j
+        slopes: ParamDict = {}  # Σ_k G_k
+        products: ParamDict = {}  # Σ_k G_k ⊙ Σ_{j≤k} g_j
         losses: list[Tensor] = []
         for part, last in self._slices(current):
-            _, inner = self.network.gradient(part, at=moved, statistics=False)
+            _, inner = self.network.loss_and_grad(part, at=moved, statistics=False)
             with torch.no_grad():
                 for name, g in _dense(inner).items():
                     g = self._bounded(g)
                     moved[name].addcmul_(rates[name], g, value=-1)
                     walked[name] = walked[name] + g if name in walked else g
-            loss, outer = self.network.gradient(union, at=moved, statistics=last)
+            loss, outer = self.network.loss_and_grad(union, at=moved, statistics=last)
             losses.append(loss)
             for name, g in _dense(outer).items():
                 slopes[name] = slopes[name] + g if name in slopes else g
@@ -157,7 +159,7 @@ class _LaMAML(Method):
         weights = self.network.learnable
         leaves = {name: self.rates[name].detach().requires_grad_() for name in weights}
         rates = self._inner_rates(leaves)
-        moved: Direction = dict(weights)
+        moved: ParamDict = dict(weights)
         losses: list[Tensor] = []
         for part, last in self._slices(current):
             inner = self.network.functional_loss(part, moved, statistics=False)
@@ -185,21 +187,21 @@ class _LaMAML(Method):
         moving = [self.rates[name] for name in rates]
         torch._foreach_add_(moving, list(rates.values()), alpha=-(self._pace * self.settings.rate_lr))
         steps = _dense(clipped(weights, self.settings.clip))
-        moving = [self.network.parameters[name] for name in steps]
+        moving = [self.network.trainable[name] for name in steps]
         if self.settings.asynchronous:
             taken = [self.rates[name].relu() for name in steps]
             torch._foreach_addcmul_(moving, taken, list(steps.values()), value=-self._pace)
         else:
             torch._foreach_add_(moving, list(steps.values()), alpha=-(self._pace * self.settings.lr))
 
-    def remember(self, batch: Batch) -> None:
-        self.replay.push(batch)
+    def after_batch(self, batch: Batch) -> None:
+        self.replay.add(batch)
 
-    def bytes_held(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         rates = sum(rate.nbytes for rate in self.rates.values())
-        return {"replay": self.replay.bytes_held(), "bases": 0, "rates": rates}
+        return {"replay": self.replay.memory_bytes(), "bases": 0, "rates": rates}
 
-    def record(self) -> dict[str, Any]:
+    def diagnostics(self) -> dict[str, Any]:
         return {
             "rates": {
                 name: {"mean": float(rate.mean()), "negative": float((rate < 0).double().mean())}
@@ -208,8 +210,8 @@ class _LaMAML(Method):
         }
 
 
-def _dense(gradient: Gradient) -> Direction:
-    return {name: multiplied(g) for name, g in gradient.items()}
+def _dense(gradient: Gradient) -> ParamDict:
+    return {name: to_dense(g) for name, g in gradient.items()}
 
 
 _CIFAR = {

@@ -26,7 +26,7 @@ class Oracle(Finetune):
     schedule = "retrain"
 
 
-_TRAINING = {"pmnist": {"epochs": 5, "glances": 1}}
+_TRAINING = {"pmnist": {"epochs": 5, "updates_per_batch": 1}}
 register_method(
     "multitask",
     Multitask,

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steppe.methods.base import Method, MethodSettings
+from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import Descent, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.network.network import Network
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction, Gradient, multiplied
+from steppe.tensors.factored import Gradient, ParamDict, to_dense
 
 
 @dataclass(frozen=True)
-class SAMER(MethodSettings):
+class SAMER(MethodConfig):
     """Settings of SAM-ER."""
 
     lr: float = setting(0.01, "step size of SGD", above=0)
@@ -33,39 +33,41 @@ class SAMER(MethodSettings):
     buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
     rho: float = setting(0.05, "length of the perturbation v (ρ)", above=0)
 
-    def start(self, network: Network, covered: Mapping[str, CoveredWeight], streams: Streams) -> Method:
+    def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """SAM-ER at work."""
         return _SAMER(self, network, streams)
 
 
 class _SAMER(Method):
-    descent: Descent
-    kept = ("descent", "replay")
+    descent: MomentumSGD
+    state_attrs = ("descent", "replay")
 
     def __init__(self, settings: SAMER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(settings.buffer, streams.picker("replay draws"), streams.picker("replay pushes"))
-        self.descent = Descent(network, settings.lr, settings.momentum)
+        self.replay = Reservoir(
+            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
+        )
+        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
 
     def observe(self, batch: Batch) -> Tensor:
-        union = self.network.prepare(batch.joined(self.replay.draw(len(batch))))  # D ∪ N
-        _, uphill = self.network.gradient(union, statistics=False)
-        loss, gradient = self.network.gradient(
-            union, at=self.network.moved(with_length(uphill, self.settings.rho)), as_factors=True
+        union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
+        _, uphill = self.network.loss_and_grad(union, statistics=False)
+        loss, gradient = self.network.loss_and_grad(
+            union, at=self.network.perturbed(with_length(uphill, self.settings.rho)), as_factors=True
         )
         self.descent.step(clipped(gradient, self.settings.clip))
         return loss
 
-    def remember(self, batch: Batch) -> None:
-        self.replay.push(batch)
+    def after_batch(self, batch: Batch) -> None:
+        self.replay.add(batch)
 
-    def bytes_held(self) -> dict[str, int]:
-        return {"replay": self.replay.bytes_held(), "bases": 0}
+    def memory_bytes(self) -> dict[str, int]:
+        return {"replay": self.replay.memory_bytes(), "bases": 0}
 
 
-def with_length(gradient: Gradient, length: float) -> Direction:
+def with_length(gradient: Gradient, length: float) -> ParamDict:
     """The direction of the gradient over all weights together, with the given length; no direction where it is 0."""
-    dense = {name: multiplied(g) for name, g in gradient.items()}
+    dense = {name: to_dense(g) for name, g in gradient.items()}
     norm = torch.stack([torch.linalg.vector_norm(g) for g in dense.values()]).norm()
     return {name: g * (length / (norm + 1e-12)) for name, g in dense.items()}
 

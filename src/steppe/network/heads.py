@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steppe.errors import UsageError, shown
+from steppe.errors import UsageError, short_repr
 
 _MOST_ROOM = 100_000_000  # heads times outputs that room is made for
 
@@ -21,12 +21,12 @@ class Heads:
         self._device = device
         self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
 
-    def open(self, head: range | None, outputs: int) -> None:
+    def add(self, head: range | None, outputs: int) -> None:
         """Make room for the next task."""
         check_room([*self.rows, head], outputs)
-        self.become([*self.rows, head], outputs)
+        self.set_rows([*self.rows, head], outputs)
 
-    def become(self, rows: Sequence[range | None], outputs: int) -> None:
+    def set_rows(self, rows: Sequence[range | None], outputs: int) -> None:
         """These heads instead of those that were."""
         self.rows = list(rows)
         self._allowed = None
@@ -36,7 +36,7 @@ class Heads:
             columns = torch.arange(outputs, device="cpu")
             self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self._device)
 
-    def within(self, output: Tensor, task: Tensor) -> Tensor:
+    def mask(self, output: Tensor, task: Tensor) -> Tensor:
         """An output, (n, outputs), with everything outside the heads of the samples' tasks shut off."""
         if self._allowed is None:
             return output
@@ -57,11 +57,11 @@ def _have_room(rows: Sequence[range | None], outputs: int) -> bool:
     return all(head is None for head in rows) or outputs * len(rows) <= _MOST_ROOM
 
 
-def checked_heads(rows: Any, outputs: Any) -> list[range | None]:
+def validate_heads(rows: Any, outputs: Any) -> list[range | None]:
     """Heads as a saved state tells them; what cannot be is refused by ValueError."""
     if type(outputs) is not int or not 0 <= outputs <= _MOST_ROOM or not _have_room(rows, outputs):
-        raise ValueError(f"{len(rows)} heads of {shown(outputs)} outputs cannot be")
+        raise ValueError(f"{len(rows)} heads of {short_repr(outputs)} outputs cannot be")
     for head in rows:
         if head is not None and not (isinstance(head, range) and 0 <= head.start < head.stop <= outputs):
-            raise ValueError(f"a head of {shown(head)} among {outputs} outputs cannot be")
+            raise ValueError(f"a head of {short_repr(head)} among {outputs} outputs cannot be")
     return list(rows)

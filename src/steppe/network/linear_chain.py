@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steppe.network.straight_line import find_function, straight_line
-from steppe.tensors.factored import Direction, Outer
+from steppe.tensors.factored import FactoredGrad, ParamDict
 from steppe.tensors.matmul import product, times_transposed
 
 LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -122,7 +122,7 @@ class LinearChain:
             yield columns.t()
 
     @torch.no_grad()
-    def gradient(self, x: Tensor, loss_of: LossOf, at: Direction) -> tuple[Tensor, dict[str, Tensor | Outer]]:
+    def gradient(self, x: Tensor, loss_of: LossOf, at: ParamDict) -> tuple[Tensor, dict[str, Tensor | FactoredGrad]]:
         """The loss on samples, (n, in), and its gradient in every weight and bias, at the weights or at others."""
         inputs = [x]
         for link in self.links:
@@ -131,7 +131,7 @@ class LinearChain:
                 output += at.get(link.bias, link.layer.bias)
             inputs.append(output if link.activation is None else link.activation.forward_(output))
         loss, slope = loss_of(inputs[-1])
-        gradient: dict[str, Tensor | Outer] = {}
+        gradient: dict[str, Tensor | FactoredGrad] = {}
         for place in reversed(range(len(self.links))):
             link = self.links[place]
             if link.activation is not None:
@@ -144,15 +144,15 @@ class LinearChain:
         return loss, gradient
 
 
-def weight_gradient(slope: Tensor, inputs: Tensor) -> Tensor | Outer:
+def weight_gradient(slope: Tensor, inputs: Tensor) -> Tensor | FactoredGrad:
     """δᵀ X; as factors where the matrix is large and the samples are fewer than its rows."""
     count, rows = slope.shape
     if count < rows and rows * inputs.shape[1] > FACTORS:
-        return Outer(slope, inputs)
+        return FactoredGrad(slope, inputs)
     return torch.mm(slope.t(), inputs)
 
 
-def find_chain(model: nn.Module) -> LinearChain | None:
+def find_linear_chain(model: nn.Module) -> LinearChain | None:
     """The chain that a model is; None where anything else happens in it, or could.
 
     Its forward must be a straight line of calls to its layers and to the functions known here: no branch, no helper, no

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from steppe.tensors.factored import Outer
+from steppe.tensors.factored import FactoredGrad
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LinearCall:
 
 
 @contextmanager
-def recorded_calls(linear: Mapping[str, Sequence[nn.Module]]) -> Iterator[dict[str, list[LinearCall]]]:
+def record_linear_calls(linear: Mapping[str, Sequence[nn.Module]]) -> Iterator[dict[str, list[LinearCall]]]:
     """Inside, every call of the layers is recorded under the name of their weight."""
     calls: dict[str, list[LinearCall]] = {name: [] for name in linear}
 
@@ -64,7 +64,7 @@ def factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: T
     """
     weights = dict(model.named_parameters())
     linear = {name: layers for name, layers in linear.items() if all(map(is_plain, layers))}
-    with torch.enable_grad(), recorded_calls(linear) as calls:
+    with torch.enable_grad(), record_linear_calls(linear) as calls:
         output: Tensor = model(x.clone())  # it may work in place
         measure = output.logsumexp(-1).sum()
     seen = {name: made for name, made in calls.items() if any(call.rows for call in made)}  # no inputs tell nothing
@@ -93,12 +93,12 @@ def is_plain(layer: nn.Module) -> bool:
     return type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
 
 
-def outer_product(calls: Sequence[LinearCall], slopes: Sequence[Tensor | None], outputs: int) -> Outer:
+def outer_product(calls: Sequence[LinearCall], slopes: Sequence[Tensor | None], outputs: int) -> FactoredGrad:
     """The weight's gradient from the gradients of the calls' outputs; an output the loss did not use has none."""
     lefts = [
         call.input.new_zeros(call.rows, outputs) if slope is None else slope.reshape(call.rows, outputs)
         for call, slope in zip(calls, slopes, strict=True)
     ]
     if len(calls) == 1:
-        return Outer(lefts[0], calls[0].input)
-    return Outer(torch.cat(lefts), torch.cat([call.input for call in calls]))
+        return FactoredGrad(lefts[0], calls[0].input)
+    return FactoredGrad(torch.cat(lefts), torch.cat([call.input for call in calls]))

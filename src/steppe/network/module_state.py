@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
-from steppe.tensors.factored import Direction
+from steppe.tensors.factored import ParamDict
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def empty_buffers(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, module, own in _places(model) if module._buffers[own] is None)
 
 
-def passing_buffers(model: nn.Module) -> frozenset[str]:
+def non_persistent_buffers(model: nn.Module) -> frozenset[str]:
     """The buffers that are not persistent."""
     return frozenset(name for name, module, own in _places(model) if own in module._non_persistent_buffers_set)
 
@@ -65,11 +65,11 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
 
-def become(model: nn.Module, saved: Mapping[str, Tensor], self_made: Collection[str]) -> None:
+def load_tensors(model: nn.Module, saved: Mapping[str, Tensor], self_made: Collection[str]) -> None:
     """Take the saved tensors; other names or shapes are refused, but for buffers that are `self_made` in what was saved
     or not persistent in the model: empty ones are filled, and what has no place, or another shape, is left out.
     """
-    mine, passing = tensors_of(model), passing_buffers(model)
+    mine, passing = tensors_of(model), non_persistent_buffers(model)
     lenient = passing | frozenset(self_made)
     for name in sorted(mine.keys() | saved.keys()):
         if name in mine and name in saved:
@@ -90,7 +90,7 @@ def become(model: nn.Module, saved: Mapping[str, Tensor], self_made: Collection[
 
 
 def undoing(model: nn.Module) -> Callable[[], None]:
-    """What makes weights and buffers again what they are now, whatever `become` has done."""
+    """What makes weights and buffers again what they are now, whatever `load_tensors` has done."""
     kept = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     empty = empty_buffers(model)
 
@@ -104,7 +104,7 @@ def undoing(model: nn.Module) -> Callable[[], None]:
 
 
 @contextmanager
-def standing_at(parameters: Mapping[str, nn.Parameter], weights: Direction | None) -> Iterator[None]:
+def swap_parameters(parameters: Mapping[str, nn.Parameter], weights: ParamDict | None) -> Iterator[None]:
     """Other tensors take the place of the parameters' own, which are put back untouched."""
     if weights is None:
         yield
@@ -128,7 +128,7 @@ def _set_data(parameters: Mapping[str, nn.Parameter], data: Mapping[str, Tensor]
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
+def preserve_buffers(model: nn.Module) -> Iterator[None]:
     """Whatever forwards do to buffers inside is undone: changing one, or putting another in its place."""
     kept = [(module, name, buffer, buffer.clone()) for module, name, buffer in buffers_of(model)]
     try:

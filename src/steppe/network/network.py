@@ -16,29 +16,29 @@ import torch
 from torch import Tensor, autocast, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
-from steppe.checkpoint.tree import State, names_in
+from steppe.checkpoint.tree import State, as_names
 from steppe.data.transforms import UnitRange
-from steppe.errors import DataError, ModelError, UsageError, shown
-from steppe.network.heads import Heads, checked_heads
+from steppe.errors import DataError, ModelError, UsageError, short_repr
+from steppe.network.heads import Heads, validate_heads
 from steppe.network.input_copies import InputCopies
-from steppe.network.linear_chain import LinearChain, find_chain
-from steppe.network.linear_hooks import outer_product, recorded_calls
+from steppe.network.linear_chain import LinearChain, find_linear_chain
+from steppe.network.linear_hooks import outer_product, record_linear_calls
 from steppe.network.module_state import (
-    become,
-    buffers_kept,
     buffers_of,
     check_learnable,
     empty_buffers,
     in_mode,
-    passing_buffers,
+    load_tensors,
+    non_persistent_buffers,
+    preserve_buffers,
     put_back,
-    standing_at,
+    swap_parameters,
     tensors_of,
 )
-from steppe.runtime.devices import sent
+from steppe.runtime.devices import to_device
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction, Gradient, Outer, multiplied
-from steppe.tensors.matmul import plus_product, quick_linear_layers, wide_linear_layers
+from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, to_dense
+from steppe.tensors.matmul import fast_linear_layers, plus_product, wide_linear_layers
 
 _MANY = 128  # samples from which on a chain's own way to its outputs is the quicker one
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -48,29 +48,29 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 class Network:
     """A model, its trainable parameters by name, and the heads of the tasks met so far."""
 
-    def __init__(self, model: nn.Module, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, model: nn.Module, input_transform: Callable[[Tensor], Tensor] | None = None) -> None:
         lazy = nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer
         if any(isinstance(tensor, lazy) for tensor in (*model.parameters(), *model.buffers())):
             raise ModelError("the model has lazy layers without weights yet: run one forward through it first.")
         self.model = model
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not self.parameters:
+        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.trainable:
             raise ModelError("the model has no trainable parameter: set requires_grad on those to be learnt.")
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.trainable.items():
             check_learnable(name, parameter)
-        first = next(iter(self.parameters.values()))
+        first = next(iter(self.trainable.values()))
         self.device, self.dtype = first.device, first.dtype
         if self.dtype not in (torch.float32, torch.float64):
             raise ModelError(f"the model's weights are {self.dtype}: give them as float32 or float64 (model.float()).")
-        self._prepare = prepare or UnitRange()
-        self._partial = len(self.parameters) != sum(1 for _ in model.parameters())
+        self._input_transform = input_transform or UnitRange()
+        self._partial = len(self.trainable) != sum(1 for _ in model.parameters())
         buffers = buffers_of(model)
         for module, name, buffer in buffers:
             if 0 in buffer.stride():  # expanded: its values share memory and could not be put back
                 setattr(module, name, buffer.clone())
         self._has_buffers = bool(buffers)
-        self._self_made = empty_buffers(model)
-        self._room: Direction = {}
+        self._lazy_buffers = empty_buffers(model)
+        self._scratch: ParamDict = {}
         self._shares: dict[int, tuple[Tensor, Tensor]] = {}  # 1/n and a column of −1/n, by n
         self._numbers: dict[float, Tensor] = {}
         self._chain: LinearChain | None = None
@@ -90,8 +90,8 @@ class Network:
     def learnable(self) -> dict[str, nn.Parameter]:
         """The parameters that still move."""
         if not self._frozen:
-            return self.parameters
-        return {name: p for name, p in self.parameters.items() if name not in self._frozen}
+            return self.trainable
+        return {name: p for name, p in self.trainable.items() if name not in self._frozen}
 
     def freeze_statistics(self, frozen: bool = True) -> None:
         """From now on normalisation layers use their running statistics as they are, in training too; or no longer."""
@@ -104,23 +104,23 @@ class Network:
         """
         layers = self.model.modules() if frozen else ()
         own = {id(p) for module in layers if isinstance(module, NORMS) for p in module.parameters()}
-        self._frozen = frozenset(name for name, p in self.parameters.items() if id(p) in own)
+        self._frozen = frozenset(name for name, p in self.trainable.items() if id(p) in own)
 
-    def seek_chain(self, batch: Batch) -> None:
+    def use_chain_if_exact(self, batch: Batch) -> None:
         """Take gradients the quick way from now on, if the model is a chain of linear layers and the quick way gives
         the same on a prepared batch.
         """
         self._chain = None
-        chain = find_chain(self.model)
+        chain = find_linear_chain(self.model)
         if chain is None or (batch.x.ndim > 2 and not chain.flattens):
             return
-        expected = self.gradient(batch)
+        expected = self.loss_and_grad(batch)
         self._chain = chain
-        found = self.gradient(batch, as_factors=True)
+        found = self.loss_and_grad(batch, as_factors=True)
         tolerance = math.sqrt(torch.finfo(self.dtype).eps)
         same = bool(torch.isclose(found[0], expected[0], rtol=tolerance)) and all(
-            torch.linalg.vector_norm(multiplied(found[1][name]) - multiplied(g))
-            <= tolerance * (torch.linalg.vector_norm(multiplied(g)) + tolerance)
+            torch.linalg.vector_norm(to_dense(found[1][name]) - to_dense(g))
+            <= tolerance * (torch.linalg.vector_norm(to_dense(g)) + tolerance)
             for name, g in expected[1].items()
         )
         if not same:
@@ -129,7 +129,7 @@ class Network:
     @property
     def chain(self) -> LinearChain | None:
         """The quick way to gradients, where the model is a chain of linear layers, multiplies in its own precision, and
-        nothing has come between since `seek_chain`.
+        nothing has come between since `use_chain_if_exact`.
         """
         return None if self._mixed else self._intact_chain()
 
@@ -139,50 +139,50 @@ class Network:
         return self._chain
 
     @torch.no_grad()
-    def moved(self, step: Gradient, scale: float = 1.0, *, onward: bool = False) -> Direction:
+    def perturbed(self, step: Gradient, scale: float = 1.0, *, onward: bool = False) -> ParamDict:
         """The weights w + scale · step; with `onward`, what the last call gave, moved further. Always in the same
         memory: fresh memory costs more than the sum.
         """
         for name, d in step.items():
-            room = self.room(name)
-            start = room if onward else self.parameters[name]
-            if isinstance(d, Outer):
+            room = self.scratch(name)
+            start = room if onward else self.trainable[name]
+            if isinstance(d, FactoredGrad):
                 plus_product(start, d.left.t(), d.right, scale=scale, out=room)
             else:
                 torch.add(start, d, alpha=scale, out=room)
-        return self._room
+        return self._scratch
 
-    def room(self, name: str) -> Tensor:
+    def scratch(self, name: str) -> Tensor:
         """Memory of a parameter's shape, always the same, for whoever is at work."""
-        if not self._room:
+        if not self._scratch:
             with torch.inference_mode(False):
-                self._room = {each: torch.empty_like(p, requires_grad=False) for each, p in self.parameters.items()}
-        return self._room[name]
+                self._scratch = {each: torch.empty_like(p, requires_grad=False) for each, p in self.trainable.items()}
+        return self._scratch[name]
 
-    def completed(self, gradient: Direction) -> Direction:
+    def with_zero_frozen(self, gradient: ParamDict) -> ParamDict:
         """A gradient in the learnable parameters with zeros for those that stay."""
-        return {
-            name: gradient[name] if name in gradient else torch.zeros_like(p) for name, p in self.parameters.items()
-        }
+        return {name: gradient[name] if name in gradient else torch.zeros_like(p) for name, p in self.trainable.items()}
 
     @property
     def heads(self) -> list[range | None]:
         """The head of each task met so far, in order of learning."""
         return self._heads.rows
 
-    def open_head(self, head: range | None, outputs: int) -> None:
+    def add_head(self, head: range | None, outputs: int) -> None:
         """Make room for the next task, whose samples use these rows of the output."""
-        self._heads.open(head, outputs)
+        self._heads.add(head, outputs)
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: on its device, in its number type, normalised."""
-        x = self._prepare(sent(x, self.device))
+        x = self._input_transform(to_device(x, self.device))
         if not isinstance(x, Tensor):
-            raise UsageError(f"`prepare` gives a {type(x).__name__}: let it return the model's inputs as a tensor.")
+            raise UsageError(
+                f"`input_transform` gives a {type(x).__name__}: let it return the model's inputs as a tensor."
+            )
         return x.to(self.dtype) if x.is_floating_point() else x
 
     @property
-    def least(self) -> int:
+    def min_batch(self) -> int:
         """How many samples the model must be given at once in eval mode: two where a BatchNorm keeps no running
         statistics, for it takes those of the batch, and a single sample has none.
         """
@@ -193,7 +193,7 @@ class Network:
         """In batches of what size, `most` if possible, so many samples can go through the model in eval mode: so that
         none is left alone in the end where that is too few.
         """
-        if self.least == 1:
+        if self.min_batch == 1:
             return most
         if count == 1:
             raise DataError(
@@ -203,20 +203,20 @@ class Network:
         return next((size for size in range(most, 1, -1) if count % size != 1), count)
 
     @property
-    def prepares_elements(self) -> bool:
+    def transform_is_elementwise(self) -> bool:
         """Whether preparation is known to treat every number of a sample alike, so that their order does not matter to
         it.
         """
-        return bool(getattr(self._prepare, "elementwise", False))
+        return bool(getattr(self._input_transform, "elementwise", False))
 
     @property
     def scales_bytes(self) -> bool:
         """Whether preparation is the default: bytes are scaled, other numbers taken as they are."""
-        return isinstance(self._prepare, UnitRange)
+        return isinstance(self._input_transform, UnitRange)
 
     def prepare(self, batch: Batch) -> Batch:
         """A stored batch as the model takes it."""
-        return Batch(self.prepare_inputs(batch.x), sent(batch.y, self.device), sent(batch.task, self.device))
+        return Batch(self.prepare_inputs(batch.x), to_device(batch.y, self.device), to_device(batch.task, self.device))
 
     def outputs(self, x: Tensor) -> Tensor:
         """The model's output on prepared inputs, of which nothing is to be differentiated."""
@@ -231,7 +231,7 @@ class Network:
 
     def _multiplied(self, call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self._mixed:
-            with quick_linear_layers(self._wide):
+            with fast_linear_layers(self._wide):
                 return self.input_copies.call(x, call)
         with autocast(self.device.type, torch.bfloat16):
             output = self.input_copies.call(x, call)
@@ -239,20 +239,20 @@ class Network:
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's output with everything outside each sample's own head shut off."""
-        return self.within_heads(self.forward(batch.x), batch.task)
+        return self.mask_logits(self.forward(batch.x), batch.task)
 
-    def within_heads(self, output: Tensor, task: Tensor) -> Tensor:
+    def mask_logits(self, output: Tensor, task: Tensor) -> Tensor:
         """An output, (n, outputs), with everything outside the heads of the samples' tasks shut off."""
-        return self._heads.within(output, task)
+        return self._heads.mask(output, task)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean cross-entropy over the batch, each sample on its own task's head."""
         return cross_entropy(self.logits(batch), batch.y)
 
-    def gradient(
+    def loss_and_grad(
         self,
         batch: Batch,
-        at: Direction | None = None,
+        at: ParamDict | None = None,
         *,
         factored: Mapping[str, Sequence[nn.Module]] = MappingProxyType({}),
         as_factors: bool = False,
@@ -271,39 +271,41 @@ class Network:
             loss, all_of_it = chain.gradient(batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {})
             return loss, {
                 name: g if isinstance(g := all_of_it[name], Tensor) or as_factors or name in factored else g.dense()
-                for name in self.parameters
+                for name in self.trainable
             }
-        still = nullcontext() if statistics or not self._has_buffers else buffers_kept(self.model)
-        with standing_at(self.parameters, at), still:
-            with recorded_calls(factored) as calls:
+        still = nullcontext() if statistics or not self._has_buffers else preserve_buffers(self.model)
+        with swap_parameters(self.trainable, at), still:
+            with record_linear_calls(factored) as calls:
                 loss = self.loss(batch)
             kept = {
                 name: seen
                 for name, seen in calls.items()
                 if seen
                 and name not in self._frozen
-                and not self.parameters[name]._backward_hooks  # the user's own, which must see the gradient
-                and sum(call.rows for call in seen) < self.parameters[name].shape[0]
+                and not self.trainable[name]._backward_hooks  # the user's own, which must see the gradient
+                and sum(call.rows for call in seen) < self.trainable[name].shape[0]
             }
             whole = {name: p for name, p in self.learnable.items() if name not in kept}
             wanted: list[Any] = [*whole.values(), *(call.output for seen in kept.values() for call in seen)]
             found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-        gradient: dict[str, Tensor | Outer] = {name: torch.zeros_like(self.parameters[name]) for name in self._frozen}
+        gradient: dict[str, Tensor | FactoredGrad] = {
+            name: torch.zeros_like(self.trainable[name]) for name in self._frozen
+        }
         for name, p in whole.items():
             gradient[name] = torch.zeros_like(p) if (g := next(found)) is None else g
         for name, seen in kept.items():
-            product = outer_product(seen, [next(found) for _ in seen], self.parameters[name].shape[0])
-            gradient[name] = product.to(self.parameters[name].dtype) if self._mixed else product
-        return loss.detach(), {name: gradient[name] for name in self.parameters}
+            product = outer_product(seen, [next(found) for _ in seen], self.trainable[name].shape[0])
+            gradient[name] = product.to(self.trainable[name].dtype) if self._mixed else product
+        return loss.detach(), {name: gradient[name] for name in self.trainable}
 
     def output_loss(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss given the model's output, and its gradient in the output."""
-        likely = torch.log_softmax(self.within_heads(output, batch.task), 1)
+        likely = torch.log_softmax(self.mask_logits(output, batch.task), 1)
         return nll_loss(likely, batch.y), self._less_labels(likely.exp_(), batch)
 
     def output_slope(self, output: Tensor, batch: Batch) -> Tensor:
         """The gradient alone."""
-        return self._less_labels(torch.softmax(self.within_heads(output, batch.task), 1), batch)
+        return self._less_labels(torch.softmax(self.mask_logits(output, batch.task), 1), batch)
 
     def _less_labels(self, softmax: Tensor, batch: Batch) -> Tensor:
         """(softmax − one-hot) / n."""
@@ -311,35 +313,35 @@ class Network:
         if count not in self._shares:
             with torch.inference_mode(False):
                 minus = torch.full((count, 1), -1 / count, dtype=softmax.dtype, device=softmax.device)
-            self._shares[count] = self.number(1 / count), minus
+            self._shares[count] = self.scalar(1 / count), minus
         share, minus = self._shares[count]
         return softmax.mul_(share).scatter_add_(1, batch.y.unsqueeze(1), minus)
 
-    def number(self, value: float) -> Tensor:
+    def scalar(self, value: float) -> Tensor:
         """A number as a tensor, always the same one: to multiply by a Python number costs twice as much."""
         if value not in self._numbers:
             with torch.inference_mode(False):
                 self._numbers[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
         return self._numbers[value]
 
-    def gradient_of(self, loss: Tensor) -> Direction:
+    def gradient_of(self, loss: Tensor) -> ParamDict:
         """The gradient of a loss that a method has put together itself."""
         weights = self.learnable
         found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
-        return self.completed(dict(zip(weights, found, strict=True)))
+        return self.with_zero_frozen(dict(zip(weights, found, strict=True)))
 
-    def functional_loss(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
+    def functional_loss(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
         """The loss with the given weights in place of the model's own, differentiable through them."""
         return cross_entropy(self.functional_logits(batch, weights, statistics=statistics), batch.y)
 
-    def functional_logits(self, batch: Batch, weights: Direction, *, statistics: bool = True) -> Tensor:
+    def functional_logits(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
         """The logits with the given weights in place of the model's own."""
         # Copies take the place of buffers that must not move: put back afterwards, they would count as changed, and a
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         call = torch.func.functional_call
         output = self._multiplied(lambda x: call(self.model, {**weights, **copies}, (x,)), batch.x)
-        return self.within_heads(output, batch.task)
+        return self.mask_logits(output, batch.task)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of all weights and buffers."""
@@ -349,7 +351,7 @@ class Network:
         """All weights and buffers as they were."""
         put_back(self.model, snapshot, self._self_made_now())
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Weights and buffers, heads, what is frozen, and which way gradients are taken."""
         return {
             "weights": tensors_of(self.model),
@@ -360,33 +362,33 @@ class Network:
             "chain": self._intact_chain() is not None,
         }
 
-    def load_state(self, state: State, outputs: int) -> None:
+    def load_state_dict(self, state: State, outputs: int) -> None:
         """Become what the state tells; weights of other names or shapes are refused."""
-        heads = checked_heads(state["heads"], outputs)
-        self_made = frozenset(names_in(state.get("self_made")) or ())  # older states do not say
-        become(self.model, state["weights"], self_made)
-        self._self_made |= self_made
-        self._heads.become(heads, outputs)
+        heads = validate_heads(state["heads"], outputs)
+        self_made = frozenset(as_names(state.get("self_made")) or ())  # older states do not say
+        load_tensors(self.model, state["weights"], self_made)
+        self._lazy_buffers |= self_made
+        self._heads.set_rows(heads, outputs)
         self._frozen = frozenset(state["frozen"])
         self._resting = []
         if state["statistics_frozen"]:
             self.freeze_statistics()
-        self._chain = find_chain(self.model) if state["chain"] else None
+        self._chain = find_linear_chain(self.model) if state["chain"] else None
 
     def _self_made_now(self) -> frozenset[str]:
         """The buffers that the model makes by itself; it may have named some only now."""
-        self._self_made |= passing_buffers(self.model)
-        return self._self_made
+        self._lazy_buffers |= non_persistent_buffers(self.model)
+        return self._lazy_buffers
 
     def like_weights(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors that a state holds for some of the weights; other names or shapes are refused by ValueError."""
         for name, tensor in saved.items():
-            if name not in self.parameters or tensor.shape != self.parameters[name].shape:
-                raise ValueError(f"there is no weight {shown(name)} of shape {tuple(tensor.shape)}")
+            if name not in self.trainable or tensor.shape != self.trainable[name].shape:
+                raise ValueError(f"there is no weight {short_repr(name)} of shape {tuple(tensor.shape)}")
         return dict(saved)
 
     @contextmanager
-    def multiplying_in(self, precision: str) -> Iterator[None]:
+    def autocast_to(self, precision: str) -> Iterator[None]:
         """Inside, the model multiplies in this precision, in train mode alone; its weights stay as they are."""
         found, self._mixed = self._mixed, precision == "bfloat16"
         try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from steppe.projection.layers import CoveredWeight, convolution_patches
+from steppe.projection.layers import ProjectedWeight, convolution_patches
 from steppe.projection.patches import patch_product
 
 NEARLY_ALL = 1 - 1e-11
@@ -70,7 +70,7 @@ class Representation:
         else:
             self._gram += columns.mT @ columns
 
-    def add_call(self, weight: CoveredWeight, layer: nn.Module, x: Tensor) -> None:
+    def add_call(self, weight: ProjectedWeight, layer: nn.Module, x: Tensor) -> None:
         """Take in what a covered layer was called with."""
         if weight.rule is convolution_patches:
             found = patch_product(layer, x.double() if self._precise else x)

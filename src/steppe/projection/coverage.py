@@ -11,19 +11,19 @@ from steppe.errors import ModelError
 from steppe.network.linear_hooks import factorable
 from steppe.network.network import Network
 from steppe.projection.hooks import last_weight, output_weight, used_outside
-from steppe.projection.layers import CoveredWeight, coverable_weights, covered_weights, linear_inputs
+from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights
 from steppe.projection.true_inputs import misread_weights
-from steppe.runtime.devices import recurrence_unfused
+from steppe.runtime.devices import without_fused_rnn
 from steppe.runtime.warn import warn_user
 
 
-def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, CoveredWeight]:
+def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, ProjectedWeight]:
     """The weights that a gradient memory covers, seen with prepared inputs: all that a rule covers but those named, and
     in multi-head learning the head. Weights that no rule covers, and those of layers that do something else with them
     than their rule says, are named in a warning; one that the model also uses outside of its layer is refused, because
     only a part of its gradient could be projected.
     """
-    covered = covered_weights(network.model, exclude)
+    covered = projected_weights(network.model, exclude)
     known = coverable_weights(network.model)
     if multi_head:
         with network.mode(training=False):
@@ -47,7 +47,7 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
     _warn_uncovered(network, known.keys() - misread)
     covered = {name: weight for name, weight in covered.items() if name not in misread}
     linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
-    with network.mode(training=False), recurrence_unfused(network.model):
+    with network.mode(training=False), without_fused_rnn(network.model):
         factored = factorable(network.model, linear, x)
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
 
@@ -87,9 +87,7 @@ def _uncovered(network: Network, known: Collection[str]) -> list[str]:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
         for p in module.parameters()
     }
-    return [
-        name for name, p in network.parameters.items() if p.ndim > 1 and name not in known and id(p) not in embedded
-    ]
+    return [name for name, p in network.trainable.items() if p.ndim > 1 and name not in known and id(p) not in embedded]
 
 
 def _within(name: str, entry: str) -> bool:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from steppe.projection.head_detection import gives_output
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 
 _HALF = (torch.float16, torch.bfloat16)
-CallSink = Callable[[CoveredWeight, nn.Module, Tensor], None]
+CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
 
 
 class _Onlooker(TorchFunctionMode):
@@ -39,11 +39,11 @@ def attention_in_steps(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iterator[None]:
+def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> Iterator[None]:
     """Inside, every forward hands each call of a covered layer, the input as it is, to `sink(weight, layer, x)`."""
     handles = []
 
-    def hook_for(weight: CoveredWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def hook_for(weight: ProjectedWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = (args[0] if args else kwargs["input"]).detach()
             with torch.autocast(x.device.type, enabled=False):  # whatever the model's precision, not that of the bases
@@ -61,7 +61,7 @@ def captured_calls(weights: Mapping[str, CoveredWeight], sink: CallSink) -> Iter
             handle.remove()
 
 
-def output_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> str | None:
+def output_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
     """The covered weight whose layer gives the model's output, found by one forward; None if there is no such one.
 
     A layer that returns the very tensor the model returns is it; otherwise one from whose output alone the model's
@@ -78,13 +78,13 @@ def output_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Ten
     return None
 
 
-def last_weight(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> str | None:
+def last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
     """The weight of the layer that a forward runs last; None where no call of a layer is seen."""
     calls, _ = _outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
 
-def used_outside(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> list[str]:
+def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
     """The covered weights that a forward also uses where none of their layers is called, so that a part of the gradient
     is owed to no layer's input.
 
@@ -119,7 +119,7 @@ def used_outside(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tens
 
 
 def _outputs(
-    model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor
+    model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor
 ) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
     """What each call of the layers gives, under the name of its weight and with its version, and what the model
     gives.

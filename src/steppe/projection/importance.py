@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from steppe.runtime.contexts import shortening, shortening_tensor
+from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
 
 
 class ImportanceRule(Protocol):
@@ -32,7 +32,7 @@ class ImportanceRule(Protocol):
         """Move λ, all layers' in a row, by one update with gradient ∂L/∂λ, in place; the gradient may be used up."""
         ...
 
-    def slowed(self, divisor: float) -> ImportanceRule:
+    def decayed(self, divisor: float) -> ImportanceRule:
         """The same rule with smaller steps."""
         ...
 
@@ -50,7 +50,7 @@ class Ones:
     def move(self, importance: Tensor, gradient: Tensor) -> None:
         """Unmoved."""
 
-    def slowed(self, divisor: float) -> Ones:
+    def decayed(self, divisor: float) -> Ones:
         """There are no steps."""
         return self
 
@@ -76,11 +76,11 @@ class Sigmoid:
     def move(self, importance: Tensor, gradient: Tensor) -> None:
         """One step of gradient descent on λ, then the sigmoid."""
         length = torch.linalg.vector_norm(gradient)
-        factor = shortening(float(length), self.clip) if length.is_cpu else shortening_tensor(length, self.clip)
+        factor = clip_ratio(float(length), self.clip) if length.is_cpu else clip_ratio_tensor(length, self.clip)
         step = gradient.mul_(self.sign * self.lr * factor)
         importance.sub_(step).mul_(self.temperature).sigmoid_()
 
-    def slowed(self, divisor: float) -> Sigmoid:
+    def decayed(self, divisor: float) -> Sigmoid:
         """The same with a smaller step size."""
         return replace(self, lr=self.lr / divisor)
 
@@ -100,6 +100,6 @@ class Spectral:
     def move(self, importance: Tensor, gradient: Tensor) -> None:
         """Unmoved."""
 
-    def slowed(self, divisor: float) -> Spectral:
+    def decayed(self, divisor: float) -> Spectral:
         """There are no steps."""
         return self

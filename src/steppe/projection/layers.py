@@ -74,7 +74,7 @@ def padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
 
 
 @dataclass(frozen=True)
-class CoveredWeight:
+class ProjectedWeight:
     """One weight that the memory covers, with every layer that uses it."""
 
     name: str
@@ -84,14 +84,14 @@ class CoveredWeight:
     """Whether its gradient may be had as factors of inputs and output gradients (see `linear_calls`)."""
 
 
-def covered_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str, CoveredWeight]:
+def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str, ProjectedWeight]:
     """The trainable weights of all layers that have a rule, by parameter name, but for those excluded by the name of
     the weight or of a layer that uses it.
 
     A weight shared by several covered layers is covered once, with the inputs of all of them. A weight shared with a
     module of another kind is refused: that module's gradient would not lie in the span of the layer's inputs.
     """
-    found: dict[str, CoveredWeight] = {}
+    found: dict[str, ProjectedWeight] = {}
     for name, users in _users(model).items():
         if not users[0].parameter.requires_grad or any(_listed(name, user.path, exclude) for user in users):
             continue
@@ -105,14 +105,14 @@ def covered_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str
             )
         rule = users[0].rule
         assert rule is not None
-        found[name] = CoveredWeight(name, tuple(user.module for user in users), rule)
+        found[name] = ProjectedWeight(name, tuple(user.module for user in users), rule)
     return found
 
 
-def coverable_weights(model: nn.Module) -> dict[str, CoveredWeight]:
+def coverable_weights(model: nn.Module) -> dict[str, ProjectedWeight]:
     """Every weight that a layer with a rule uses, whatever else does and whether or not it is to be covered."""
     return {
-        name: CoveredWeight(name, tuple(user.module for user in ruled), ruled[0].rule)
+        name: ProjectedWeight(name, tuple(user.module for user in ruled), ruled[0].rule)
         for name, users in _users(model).items()
         if (ruled := [user for user in users if user.rule is not None]) and ruled[0].rule is not None
     }
@@ -141,7 +141,7 @@ def _users(model: nn.Module) -> dict[str, list[_User]]:
     return users
 
 
-def require_covered(covered: Mapping[str, CoveredWeight]) -> None:
+def require_covered(covered: Mapping[str, ProjectedWeight]) -> None:
     """Refuse a model that gives a gradient memory nothing to cover."""
     if not covered:
         raise ModelError(

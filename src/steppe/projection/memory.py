@@ -13,12 +13,12 @@ from steppe.errors import LayerDivergedError, ModelError
 from steppe.network.network import Network
 from steppe.projection.basis import Representation, directions, leading
 from steppe.projection.extend_basis import grown
-from steppe.projection.hooks import attention_in_steps, captured_calls
+from steppe.projection.hooks import attention_in_steps, capture_inputs
 from steppe.projection.importance import ImportanceRule
-from steppe.projection.layers import CoveredWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.session import breathe
-from steppe.tensors.factored import Gradient, Outer
+from steppe.tensors.factored import FactoredGrad, Gradient
 
 _FAST = 0.99
 """From this importance on a direction counts as held fast."""
@@ -27,7 +27,7 @@ _FAST = 0.99
 class GradientMemory:
     """Empty until the first `rebuild` or `grow`; a parameter without a projector passes through unchanged."""
 
-    def __init__(self, rule: ImportanceRule, covered: Mapping[str, CoveredWeight] = MappingProxyType({})) -> None:
+    def __init__(self, rule: ImportanceRule, covered: Mapping[str, ProjectedWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, dict(covered)  # a learner may be copied, a proxy may not
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # known before anything is learnt
@@ -65,19 +65,19 @@ class GradientMemory:
         """G M for every covered weight."""
         return {name: p.coordinates(gradient[name]) for name, p in self._projectors.items()}
 
-    def within(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
+    def project_onto(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The part of a gradient within the memory, softly: G M diag(λ) Mᵀ; `known` may hold G M of some weights."""
-        return self._parts(gradient, known, SoftProjector.within)
+        return self._parts(gradient, known, SoftProjector.project_onto)
 
-    def outside(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
+    def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The part of a gradient outside the memory, softly: G − G M diag(λ) Mᵀ."""
-        return self._parts(gradient, known, SoftProjector.outside)
+        return self._parts(gradient, known, SoftProjector.project_out)
 
     def _parts(
         self,
         gradient: Gradient,
         known: Gradient | None,
-        part: Callable[[SoftProjector, Tensor | Outer, Tensor | Outer | None], Tensor | Outer],
+        part: Callable[[SoftProjector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
     ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
@@ -88,7 +88,7 @@ class GradientMemory:
         """How many directions each covered weight's basis holds, and of how many."""
         return {name: {"rank": p.rank, "of": p.size} for name, p in self.projectors.items()}
 
-    def closed(self) -> set[str]:
+    def saturated(self) -> set[str]:
         """The covered weights that have nowhere left to learn in: every direction is in the basis and held fast. λ that
         moves begins at 1 and stays near it.
         """
@@ -116,7 +116,7 @@ class GradientMemory:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
         anew. Returns remarks on weights that have been closed by it.
         """
-        before, projectors = self.closed(), {}
+        before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._represented(network, x, thresholds, chunk).items():
             breathe()
@@ -129,14 +129,14 @@ class GradientMemory:
         self.projectors = projectors
         return self._remarks(before)
 
-    def grow(
+    def extend(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> list[str]:
         """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
         of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1. Returns remarks
         on weights that have been closed by it, and on those that it leaves without a basis.
         """
-        before, projectors, bare = self.closed(), dict(self.projectors), []
+        before, projectors, bare = self.saturated(), dict(self.projectors), []
         for name, representation in self._represented(network, x, thresholds, chunk).items():
             breathe()
             old = projectors.get(name)
@@ -156,7 +156,7 @@ class GradientMemory:
 
     def _remarks(self, before: Collection[str]) -> list[str]:
         """On the weights that are closed and were not before: said once, not after every later task."""
-        closed = self.closed()
+        closed = self.saturated()
         return [
             f"the basis of {name!r} holds all {p.size} directions of its inputs, so that this weight can no longer "
             "learn: a lower threshold would have left it room."
@@ -173,7 +173,7 @@ class GradientMemory:
             torch.no_grad(),
             network.mode(training=False),
             attention_in_steps(network.model),
-            captured_calls(
+            capture_inputs(
                 self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
             ),
         ):
@@ -188,11 +188,11 @@ class GradientMemory:
                 )
         return representations
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Bases and importances; the rule's step size is the business of whoever slows it down."""
         return {name: [p.basis, p.importance] for name, p in self.projectors.items()}
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The same bases and importances again."""
         for name, (basis, importance) in state.items():
             fits = basis.ndim == 3 and importance.shape == (basis.shape[0], basis.shape[2])
@@ -200,7 +200,7 @@ class GradientMemory:
                 raise ValueError(f"the basis of {name!r} is not one of a covered weight, with its importances")
         self.projectors = {name: SoftProjector(basis, importance) for name, (basis, importance) in state.items()}
 
-    def bytes_held(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Memory of bases and importances."""
         return {
             "bases": sum(p.basis.nbytes for p in self.projectors.values()),
@@ -227,7 +227,7 @@ def _named(kind: tuple[torch.dtype, torch.device]) -> str:
 
 def _held(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
     """A basis for a weight, in the weight's precision."""
-    dtype = network.parameters[name].dtype
+    dtype = network.trainable[name].dtype
     return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steppe.projection.basis import directions
-from steppe.tensors.factored import Outer
+from steppe.tensors.factored import FactoredGrad
 from steppe.tensors.matmul import less_product, product
 
 
@@ -50,30 +50,34 @@ class SoftProjector:
         """The importances of the directions that are held, without padding."""
         return self.importance[directions(self.basis)]
 
-    def coordinates(self, gradient: Tensor | Outer) -> Tensor | Outer:
+    def coordinates(self, gradient: Tensor | FactoredGrad) -> Tensor | FactoredGrad:
         """G M: each row of G along each basis direction, (out, k), or (groups, out / groups, k) where there are groups;
         factors stay factors.
         """
-        if isinstance(gradient, Outer):
+        if isinstance(gradient, FactoredGrad):
             return gradient @ self.columns
         rows = self._rows(gradient)
         return rows @ self.basis if self._grouped else product(rows, self.columns)
 
-    def within(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
+    def project_onto(
+        self, gradient: Tensor | FactoredGrad, coordinates: Tensor | FactoredGrad | None = None
+    ) -> Tensor | FactoredGrad:
         """G M diag(λ) Mᵀ; G M may be given where it is known already; factors stay factors."""
         weighed = self._weighed(gradient, coordinates)
-        if isinstance(weighed, Outer):
+        if isinstance(weighed, FactoredGrad):
             return weighed @ self.rows
         assert isinstance(gradient, Tensor)
         back = weighed @ self.basis.mT if self._grouped else product(weighed, self.rows)
         return back.reshape(gradient.shape)
 
-    def outside(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None = None) -> Tensor | Outer:
+    def project_out(
+        self, gradient: Tensor | FactoredGrad, coordinates: Tensor | FactoredGrad | None = None
+    ) -> Tensor | FactoredGrad:
         """G − G M diag(λ) Mᵀ; factors stay factors."""
-        if isinstance(gradient, Outer):
+        if isinstance(gradient, FactoredGrad):
             along = gradient @ self.columns if coordinates is None else coordinates
-            assert isinstance(along, Outer)
-            return Outer(gradient.left, less_product(gradient.right, along.right * self.importance, self.rows))
+            assert isinstance(along, FactoredGrad)
+            return FactoredGrad(gradient.left, less_product(gradient.right, along.right * self.importance, self.rows))
         if coordinates is not None and gradient.ndim == 2 and not self._grouped:  # the same without a detour
             assert isinstance(coordinates, Tensor)
             return less_product(gradient, coordinates * self.importance, self.rows)
@@ -93,7 +97,9 @@ class SoftProjector:
         groups, width, _ = self.basis.shape
         return gradient.reshape(groups, -1, width) if groups > 1 else gradient.reshape(-1, width)
 
-    def _weighed(self, gradient: Tensor | Outer, coordinates: Tensor | Outer | None) -> Tensor | Outer:
+    def _weighed(
+        self, gradient: Tensor | FactoredGrad, coordinates: Tensor | FactoredGrad | None
+    ) -> Tensor | FactoredGrad:
         """G M diag(λ)."""
         known = self.coordinates(gradient) if coordinates is None else coordinates
         return known * (self.importance.unsqueeze(1) if self._grouped else self.importance)

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steppe.network.module_state import standing_at
-from steppe.projection.hooks import attention_in_steps, captured_calls
-from steppe.projection.layers import RULES, CoveredWeight
+from steppe.network.module_state import swap_parameters
+from steppe.projection.hooks import attention_in_steps, capture_inputs
+from steppe.projection.layers import RULES, ProjectedWeight
 
 _VECTORS = 8  # input vectors at the most that a call is tried with
 _ROUNDING = 64  # roundings of the largest number that an output may be off by
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-def misread_weights(model: nn.Module, weights: Mapping[str, CoveredWeight], x: Tensor) -> list[str]:
+def misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
     """The weights that some layer uses otherwise than by multiplying the vectors found in its input, or may: it cannot
     be tried, or was not called. Seen with prepared inputs. Layers that run torch's own forward are not tried.
     """
@@ -85,7 +85,7 @@ def _is_known(layer: nn.Module) -> bool:
 _METHODS = ("forward", "_conv_forward", "__call__")
 
 
-def _multiplies(weight: CoveredWeight, layer: nn.Module, arguments: _Arguments) -> bool:
+def _multiplies(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments) -> bool:
     """Whether the layer's output stays where it is, on some or all of the input vectors, when its weight moves by Δ
     with Δ X = 0 for these; and not because it does not depend on its weight at all.
     """
@@ -98,16 +98,16 @@ def _multiplies(weight: CoveredWeight, layer: nn.Module, arguments: _Arguments) 
         output = layer(*args, **kwargs)
         return output.detach().clone() if isinstance(output, Tensor) and output.is_floating_point() else None
 
-    def sink(weight: CoveredWeight, layer: nn.Module, x: Tensor) -> None:
+    def sink(weight: ProjectedWeight, layer: nn.Module, x: Tensor) -> None:
         columns.append(weight.rule(layer, x).clone())
 
     def moved(step: Tensor) -> Tensor | None:
-        with standing_at({"weight": parameter}, {"weight": parameter.detach() + step}):
+        with swap_parameters({"weight": parameter}, {"weight": parameter.detach() + step}):
             return call()
 
     try:
         with torch.no_grad():
-            with captured_calls({weight.name: replace(weight, layers=(layer,))}, sink):
+            with capture_inputs({weight.name: replace(weight, layers=(layer,))}, sink):
                 before = call()
             if before is None or len(columns) != 1:
                 return False

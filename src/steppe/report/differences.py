@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from steppe.report.sections import Section
-from steppe.results.grouping import learns_in_order
+from steppe.results.grouping import is_sequential
 from steppe.results.statistics import Difference, difference, holm
 
 _MEASURES = ("acc", "bwt")
@@ -40,7 +40,7 @@ def reference(section: Section) -> int:
 
     def rank(place: int) -> tuple[bool, float]:
         variant = section.variants[place]
-        in_order = bool(variant.by_seed("bwt")) and learns_in_order(variant.runs[0].result)
+        in_order = bool(variant.by_seed("bwt")) and is_sequential(variant.runs[0].result)
         return in_order, fmean(variant.by_seed("acc").values())
 
     return max(range(len(section.variants)), key=rank)

@@ -10,7 +10,7 @@ from typing import Any
 
 from steppe.report.differences import reference, table_of_differences
 from steppe.report.sections import Section, Variant
-from steppe.results.grouping import flat, learns_in_order, written
+from steppe.results.grouping import flat, is_sequential, written
 from steppe.results.published import Figure, notes_on_marks
 from steppe.results.tables import SECONDS, Row, rows
 from steppe.runtime.environment import described
@@ -75,7 +75,7 @@ def _best(variants: Sequence[Variant], lines: Sequence[Row]) -> dict[str, Row]:
     in_order = [
         line
         for variant, line in zip(variants, lines, strict=True)
-        if line.bwt is not None and learns_in_order(variant.runs[0].result)
+        if line.bwt is not None and is_sequential(variant.runs[0].result)
     ]
     for measure in MEASURES:
         able = [line for line in in_order if getattr(line, measure) is not None]

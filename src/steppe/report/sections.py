@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from steppe.report.finished_run import Collected, Run, Study
-from steppe.results.grouping import settings_given, with_equal_settings
+from steppe.results.grouping import explicit_settings, group_by_settings
 from steppe.results.tables import timed_by
 
 Settings = dict[str, Any]  # by dotted key
@@ -71,7 +71,7 @@ def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Stud
                     repeated = f"{label} has seed {run.result['seed']} twice: {run.name} is left out."
                     remarks.append(repeated)
             kept = [seeds[seed] for seed in sorted(seeds)]
-            variants.append(Variant(label, kept, settings_given(kept[0].result, ("method", "training"))))
+            variants.append(Variant(label, kept, explicit_settings(kept[0].result, ("method", "training"))))
     variants.sort(key=lambda variant: fmean(variant.by_seed("acc").values()), reverse=True)
     kept = [run for variant in variants for run in variant.runs]
     told: dict[str, list[str]] = {}
@@ -81,7 +81,13 @@ def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Stud
     for remark, names in told.items():  # what holds for every run needs no names
         remarks.append(remark if len(names) == len(kept) else f"{_named(names)}: {remark}")
     return Section(
-        title, benchmark, variants, _task_names(kept), settings_given(kept[0].result, ("benchmark",)), remarks, studies
+        title,
+        benchmark,
+        variants,
+        _task_names(kept),
+        explicit_settings(kept[0].result, ("benchmark",)),
+        remarks,
+        studies,
     )
 
 
@@ -94,7 +100,7 @@ def _by(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
 
 def _alike(name: str, runs: Sequence[Run], parts: tuple[str, ...]) -> list[tuple[str, list[Run]]]:
     """Runs with equal settings in these parts of the configuration, labelled by what tells them apart."""
-    groups = with_equal_settings(name, [run.result for run in runs], parts)
+    groups = group_by_settings(name, [run.result for run in runs], parts)
     return [(label, [runs[place] for place in places]) for label, places in groups.items()]
 
 

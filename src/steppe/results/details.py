@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from steppe.results.log import told_at_the_end
+from steppe.results.log import final_diagnostics
 from steppe.results.published import Figure, notes_on_marks
 from steppe.results.schema import is_number
 from steppe.results.tables import SECONDS, Result, Row, notes_on_runs, row_of, seconds_per_task, timed_by, variants
@@ -53,7 +53,7 @@ def details(runs: Mapping[Path, Result]) -> str:
 
 
 def _cells(row: Row, runs: Mapping[Path, Result], measure: str) -> Sequence[str]:
-    told = [told_at_the_end(path, len(result["accuracy"])) for path, result in runs.items()]
+    told = [final_diagnostics(path, len(result["accuracy"])) for path, result in runs.items()]
     means, lowest = _importances(told)
     return (
         row.method,

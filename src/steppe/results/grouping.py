@@ -8,9 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 
-def with_equal_settings(
-    name: str, results: Sequence[Mapping[str, Any]], sections: Sequence[str]
-) -> dict[str, list[int]]:
+def group_by_settings(name: str, results: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> dict[str, list[int]]:
     """The places of results with equal settings in these sections of the configuration, by a label that says what
     tells them apart, as in `er (buffer=500)`; the name alone where nothing does.
 
@@ -19,7 +17,7 @@ def with_equal_settings(
     settings = [flat(result["config"], sections) for result in results]
     unasked: dict[str, Any] = {}
     for result, values in zip(results, settings, strict=True):
-        asked = settings_given(result, sections)
+        asked = explicit_settings(result, sections)
         for key, value in values.items():
             if key not in asked:
                 unasked.setdefault(key, value)
@@ -43,7 +41,7 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def settings_given(result: Mapping[str, Any], sections: Collection[str]) -> dict[str, str]:
+def explicit_settings(result: Mapping[str, Any], sections: Collection[str]) -> dict[str, str]:
     """What a result's command sets beyond its preset, in these sections, by dotted key; its preset may have changed
     since.
     """
@@ -58,7 +56,7 @@ def settings_given(result: Mapping[str, Any], sections: Collection[str]) -> dict
 _SEE_AGAIN = ("multitask", "oracle")  # what results of older versions do not say
 
 
-def learns_in_order(result: Mapping[str, Any]) -> bool:
+def is_sequential(result: Mapping[str, Any]) -> bool:
     """Whether a run saw each task once, in its turn, as its result says: Multitask and Oracle see earlier ones whole
     again, and Oracle has a BWT all the same.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steppe.experiments.run_directory import LOG
+from steppe.results.layout import LOG
 from steppe.runtime.files import parsed_json, read_bounded
 
 _LARGEST = 100_000_000  # bytes
@@ -30,7 +30,7 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def told_at_the_end(run: Path, tasks: int) -> dict[str, Any]:
+def final_diagnostics(run: Path, tasks: int) -> dict[str, Any]:
     """What the method told of itself after the last of so many tasks; nothing where the log does not say, as one that
     was cut short: the last record that is there would be another task's.
     """

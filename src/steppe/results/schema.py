@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from steppe.errors import has_controls
+from steppe.errors import has_control_characters
+from steppe.settings import TrainingConfig
 
 _SECTIONS = ("run", "benchmark", "training", "method")
 
@@ -24,7 +25,7 @@ def _whole(value: object) -> bool:
 
 
 def _text(value: object) -> bool:
-    return isinstance(value, str) and bool(value) and not has_controls(value)
+    return isinstance(value, str) and bool(value) and not has_control_characters(value)
 
 
 def _setting(value: object) -> bool:
@@ -74,7 +75,7 @@ _NEWER: dict[str, Callable[[object], bool]] = {  # not in results of older versi
 }
 
 
-def checked_result(data: Any) -> dict[str, Any]:
+def validate_result(data: Any) -> dict[str, Any]:
     """The data, if it is a result; ValueError names what is missing or is not what it should be."""
     if not isinstance(data, dict) or not data.keys() >= _FIELDS.keys():
         raise ValueError("it lacks the fields of a result")
@@ -90,4 +91,6 @@ def checked_result(data: Any) -> dict[str, Any]:
     machine = data.get("machine", {})  # not in results of older versions
     if not _all(lambda value: is_number(value) or _text(value))(machine):
         raise ValueError("its field 'machine' is not what a result has there")
-    return data
+    config = data["config"]
+    current = {**config, "training": TrainingConfig.with_current_names(config["training"])}
+    return {**data, "config": current}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.results.grouping import settings_given, with_equal_settings
+from steppe.results.grouping import explicit_settings, group_by_settings
 from steppe.results.published import Figure, notes_on_marks, published
 from steppe.runtime.environment import described
 
@@ -50,7 +50,7 @@ def variants(results: Sequence[Result]) -> dict[str, list[int]]:
     found = {}
     for method, places in methods.items():
         own = [results[place] for place in places]
-        for label, group in with_equal_settings(method, own, ("benchmark", "training", "method")).items():
+        for label, group in group_by_settings(method, own, ("benchmark", "training", "method")).items():
             of_seed: dict[int, int] = {}
             for member in group:
                 of_seed.setdefault(own[member]["seed"], places[member])
@@ -60,7 +60,7 @@ def variants(results: Sequence[Result]) -> dict[str, list[int]]:
 
 def comparable(result: Result) -> bool:
     """Whether published figures may stand beside a result: its tasks, training and method are the paper's."""
-    return result["full_length"] and not settings_given(result, ("method",))
+    return result["full_length"] and not explicit_settings(result, ("method",))
 
 
 def timed_by(results: Iterable[Result]) -> str:

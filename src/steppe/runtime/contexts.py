@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
-def denormals_flushed() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Numbers too small to matter count as zero inside.
 
     Momentum of inputs that are always zero decays into denormals, which slow a step of the MLP nearly twofold.
@@ -61,7 +61,7 @@ def _freeze() -> Callable[[], None]:
     return gc.unfreeze
 
 
-loaded_left_alone = Shared(_freeze)
+gc_frozen = Shared(_freeze)
 """What is loaded by now is not walked through by Python's garbage collector inside.
 
 Updates make many small objects, so it runs often; with torch loaded its walks take a twelfth of a small update.
@@ -69,7 +69,7 @@ Updates make many small objects, so it runs often; with torch loaded its walks t
 
 
 @contextmanager
-def casts_made_anew() -> Iterator[None]:
+def no_autocast_cache() -> Iterator[None]:
     """Inside, autocast keeps no copies of weights: around whole updates, it would go on with those of the first."""
     found = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -80,16 +80,16 @@ def casts_made_anew() -> Iterator[None]:
 
 
 @contextmanager
-def unswayed(device: torch.device) -> Iterator[None]:
+def neutral_autograd(device: torch.device) -> Iterator[None]:
     """Inside, the caller's own inference mode and autocast do not count: precision is the network's business."""
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         yield
 
 
 @contextmanager
-def learning(device: torch.device) -> Iterator[None]:
+def training_context(device: torch.device) -> Iterator[None]:
     """The process as updates want it, whatever their caller has set for himself."""
-    with unswayed(device), torch.enable_grad(), denormals_flushed(), casts_made_anew():
+    with neutral_autograd(device), torch.enable_grad(), flush_denormals(), no_autocast_cache():
         yield
 
 
@@ -127,12 +127,12 @@ def _flushing() -> bool:
     return not bool(smallest / 2)
 
 
-def shortening(length: float, bound: float) -> float:
+def clip_ratio(length: float, bound: float) -> float:
     """By what something of this length must be multiplied to be no longer than the bound; 1 at most."""
     factor = bound / (length + 1e-6)
     return factor if factor < 1.0 else 1.0
 
 
-def shortening_tensor(length: Tensor, bound: float) -> Tensor:
+def clip_ratio_tensor(length: Tensor, bound: float) -> Tensor:
     """The same for a length that is still on its device, which nobody has to wait for."""
     return (bound / (length + 1e-6)).clamp(max=1.0)

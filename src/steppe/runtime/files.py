@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import RunError, UsageError, disk_refusal, has_controls, shown
+from steppe.errors import RunError, UsageError, has_control_characters, os_error_text, short_repr
 
 MOST_BYTES = 32_000_000
 """Of a JSON file: the result of a thousand tasks has 15 MB, the plan of ten thousand runs as many."""
@@ -28,11 +28,11 @@ _BINARY = getattr(os, "O_BINARY", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # to open a pipe that nobody writes to would wait for ever
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all: beside its place, flushed, then moved, all of it down to
     the disk. Where the path is a link, the file that it leads to is written.
     """
-    place = file_behind(path)
+    place = resolve_target(path)
     if place.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     draft = place.with_name(f".{place.name}.part")
@@ -48,7 +48,7 @@ def write_whole(path: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def file_behind(path: Path) -> Path:
+def resolve_target(path: Path) -> Path:
     """Where a file is to be written: behind the links. A device or a pipe would be gone, with a file in its place, and
     is refused.
     """
@@ -70,10 +70,10 @@ def _flush_directory(path: Path) -> None:
             os.close(descriptor)
 
 
-def expanded(path: str) -> Path:
+def expand_path(path: str) -> Path:
     """A path with the home directory in the place of its ~, which a user must have; ./~ is a name as any other."""
     if "\0" in path:
-        raise UsageError(f"{shown(path)} cannot be a path: no file can have the character NUL in its name.")
+        raise UsageError(f"{short_repr(path)} cannot be a path: no file can have the character NUL in its name.")
     if not path.startswith("~"):
         return Path(path)
     try:
@@ -96,7 +96,7 @@ def inside(root: Path, path: Path) -> Path:
     """
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(root)):
-        told = shown(real) if has_controls(real) else real
+        told = short_repr(real) if has_control_characters(real) else real
         raise RunError(f"{path} leads out of {root}, to {told}: remove that link; nothing is written through it.")
     try:
         mode = Path(real).stat().st_mode
@@ -198,8 +198,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"cannot write {path}: {disk_refusal(error)}: mend that, or choose another place.") from error
+        raise RunError(f"cannot write {path}: {os_error_text(error)}: mend that, or choose another place.") from error
     except ValueError as error:
         if "\0" not in str(path):
             raise
-        raise UsageError(f"{shown(str(path))} cannot be a path: no file can have NUL in its name.") from error
+        raise UsageError(f"{short_repr(str(path))} cannot be a path: no file can have NUL in its name.") from error

@@ -10,11 +10,10 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from steppe.checkpoint.tree import State
 from steppe.runtime.turns import GENERATORS
 
 _CPU = torch.device("cpu")
@@ -41,21 +40,21 @@ class Streams:
             self._generators[name] = torch.Generator().manual_seed(self.derived(name))
         return self._generators[name]
 
-    def picker(self, name: str) -> random.Random:
+    def python_rng(self, name: str) -> random.Random:
         """Python's generator for the named purpose, which picks a few indices out of many cheaply."""
         if name not in self._pickers:
             self._pickers[name] = random.Random(self.derived(name))
         return self._pickers[name]
 
     @contextmanager
-    def ambient(self, device: torch.device) -> Iterator[None]:
+    def as_global_rng(self, device: torch.device) -> Iterator[None]:
         """Put this run's streams in the place of torch's global generators, of the CPU and of the device (dropout can
         use no others), then give the user's global state back as it was.
         """
         with _borrowing(Borrowed(device, self)):
             yield
 
-    def state(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
         """Where every stream has got to."""
         ambient = [generator.get_state() for generator in self._borrowed] if self._borrowed else self._ambient
         return {
@@ -64,7 +63,7 @@ class Streams:
             "ambient": ambient,
         }
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Every stream goes on from there, in the generators that were handed out; one that the state does not know had
         not been drawn from.
         """
@@ -76,7 +75,7 @@ class Streams:
             self.generator(name).set_state(value.cpu())
         for name, words in state["pickers"].items():
             version, *inner = words.tolist()
-            self.picker(name).setstate((version, tuple(inner), None))
+            self.python_rng(name).setstate((version, tuple(inner), None))
         self._ambient = [value.cpu() for value in state["ambient"]]
         for generator, value in zip(self._borrowed, self._ambient, strict=False):
             generator.set_state(value)
@@ -149,7 +148,7 @@ def _borrowing(borrowed: Borrowed) -> Iterator[None]:
 
 
 @contextmanager
-def borrowed_global_generator(device: torch.device = _CPU, seed: int | None = None) -> Iterator[None]:
+def preserve_global_rng(device: torch.device = _CPU, seed: int | None = None) -> Iterator[None]:
     """Whatever draws from torch's global generators inside, the CPU's and the device's, seeded or not, leaves them as
     they were found.
     """

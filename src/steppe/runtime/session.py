@@ -1,6 +1,6 @@
 """A learner at work: all that it changes in the process and in its model for a while, and gives back in any case.
 
-Whatever is raised may strike between any two steps: Ctrl-C waits for a safe point (`stopping`), but an exception that
+Whatever is raised may strike between any two steps: Ctrl-C waits for a safe point (`signals`), but an exception that
 another thread raises in this one does not. So what is changed is noted before it is, every step of giving back can be
 taken again, and giving back is tried twice: what splits the first attempt is over when the second is made.
 """

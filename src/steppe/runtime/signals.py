@@ -24,14 +24,14 @@ def never() -> None:
 
 
 @contextmanager
-def termination_raised() -> Iterator[None]:
+def raise_on_termination() -> Iterator[None]:
     """Meanwhile SIGTERM raises `Terminated`, so that whatever is open gets closed."""
     with _handled({signal.SIGTERM: _raise}):
         yield
 
 
 @contextmanager
-def first_noted() -> Iterator[Stop]:
+def deferred_signals() -> Iterator[Stop]:
     """Meanwhile the first signal to stop is only noted: whoever works looks for it where the work can be kept. Another
     one ends it at once.
     """

@@ -20,11 +20,11 @@ _LAYERS = (nn.Linear, nn.Bilinear, _ConvNd)
 _CHANGING = threading.Lock()
 
 
-def suited(multiplied: int, batch: int) -> int:
+def suited(to_dense: int, batch: int) -> int:
     """How many threads suit batches of samples each of which takes so many multiplications: one for small work, torch's
     own number for other.
     """
-    return 1 if multiplied * batch <= SMALL else torch.get_num_threads()
+    return 1 if to_dense * batch <= SMALL else torch.get_num_threads()
 
 
 def multiplications(model: nn.Module, prepared: Tensor) -> int:

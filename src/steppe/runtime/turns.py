@@ -1,7 +1,7 @@
 """Turns: what one thread at a time may use, in the order of asking.
 
 torch's global generators are such a thing. Dropout draws from nothing else, so a learner lends its own stream to them
-while it works (`seeding`), and two learners in two threads take turns, update by update.
+while it works (`rng`), and two learners in two threads take turns, update by update.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from steppe.tensors.matmul import product, times_transposed
 
-Direction = dict[str, Tensor]
+ParamDict = dict[str, Tensor]
 """A vector in weight space: one tensor per trainable parameter, by the parameter's name."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: every update makes many, and that trebles what making one costs
-class Outer:
+class FactoredGrad:
     """A matrix G = δᵀX kept as its factors, δ (n, out) and X (n, in).
 
     The gradient of a linear layer is of this form, with n the number of samples. While n is below `out`, everything
@@ -26,15 +26,15 @@ class Outer:
     left: Tensor
     right: Tensor
 
-    def __matmul__(self, other: Tensor) -> Outer:
-        return Outer(self.left, product(self.right, other))
+    def __matmul__(self, other: Tensor) -> FactoredGrad:
+        return FactoredGrad(self.left, product(self.right, other))
 
-    def __mul__(self, columns: Tensor) -> Outer:
-        return Outer(self.left, self.right * columns)
+    def __mul__(self, columns: Tensor) -> FactoredGrad:
+        return FactoredGrad(self.left, self.right * columns)
 
-    def to(self, dtype: torch.dtype) -> Outer:
+    def to(self, dtype: torch.dtype) -> FactoredGrad:
         """The same in numbers of another type."""
-        return Outer(self.left.to(dtype), self.right.to(dtype))
+        return FactoredGrad(self.left.to(dtype), self.right.to(dtype))
 
     def dense(self) -> Tensor:
         """G itself, (out, in)."""
@@ -46,47 +46,49 @@ class Outer:
         return product(left, left.t()).mul_(times_transposed(self.right, self.right)).sum()
 
 
-Gradient = Mapping[str, Tensor | Outer]
+Gradient = Mapping[str, Tensor | FactoredGrad]
 """A direction some of whose tensors are kept as factors."""
 
 
-def multiplied(g: Tensor | Outer) -> Tensor:
+def to_dense(g: Tensor | FactoredGrad) -> Tensor:
     """A matrix, multiplied out if it came as factors."""
-    return g.dense() if isinstance(g, Outer) else g
+    return g.dense() if isinstance(g, FactoredGrad) else g
 
 
-def aligned(some: Sequence[Tensor | Outer], other: Tensor | Outer) -> Tensor:
+def columnwise_dot(some: Sequence[Tensor | FactoredGrad], other: Tensor | FactoredGrad) -> Tensor:
     """How far matrices (out, k), or (groups, out / groups, k), summed, go along with another, column by column:
     Σ_rows A_ri B_ri, (groups, k).
     """
-    factored = [one for one in some if isinstance(one, Outer)]
-    if isinstance(other, Outer) and len(factored) == len(some):
+    factored = [one for one in some if isinstance(one, FactoredGrad)]
+    if isinstance(other, FactoredGrad) and len(factored) == len(some):
         # Σ_nm (δ_n · δ'_m) X_ni X'_mi: over pairs of samples rather than over rows.
         whole = factored[0] if len(factored) == 1 else _stacked(factored)
         return torch.mm(torch.mm(whole.left, other.left.t()), other.right).mul_(whole.right).sum(0, keepdim=True)
-    total = multiplied(some[0])
+    total = to_dense(some[0])
     for one in some[1:]:
-        total = total + multiplied(one)
-    return (total * multiplied(other)).sum(-2).reshape(-1, total.shape[-1])
+        total = total + to_dense(one)
+    return (total * to_dense(other)).sum(-2).reshape(-1, total.shape[-1])
 
 
-def averaged(parts: Sequence[Tensor | Outer]) -> Tensor | Outer:
+def mean_of(parts: Sequence[Tensor | FactoredGrad]) -> Tensor | FactoredGrad:
     """The mean of matrices of one shape; of factors it stays factors while these are the smaller form."""
-    if of_same_inputs(parts):
-        return Outer(torch.stack([part.left for part in parts]).mean(0), parts[0].right)
-    factored = [part for part in parts if isinstance(part, Outer)]
+    if share_inputs(parts):
+        return FactoredGrad(torch.stack([part.left for part in parts]).mean(0), parts[0].right)
+    factored = [part for part in parts if isinstance(part, FactoredGrad)]
     if len(factored) == len(parts) and sum(part.left.shape[0] for part in factored) < factored[0].left.shape[1]:
         whole = _stacked(factored)
-        return Outer(whole.left.div_(len(parts)), whole.right)
-    return torch.stack([multiplied(part) for part in parts]).mean(0)
+        return FactoredGrad(whole.left.div_(len(parts)), whole.right)
+    return torch.stack([to_dense(part) for part in parts]).mean(0)
 
 
-def of_same_inputs(parts: Sequence[Tensor | Outer]) -> TypeGuard[Sequence[Outer]]:
+def share_inputs(parts: Sequence[Tensor | FactoredGrad]) -> TypeGuard[Sequence[FactoredGrad]]:
     """Whether all are factors, and share the right one."""
     first = parts[0]
-    return isinstance(first, Outer) and all(isinstance(part, Outer) and part.right is first.right for part in parts)
+    return isinstance(first, FactoredGrad) and all(
+        isinstance(part, FactoredGrad) and part.right is first.right for part in parts
+    )
 
 
-def _stacked(parts: Sequence[Outer]) -> Outer:
+def _stacked(parts: Sequence[FactoredGrad]) -> FactoredGrad:
     """The sum of matrices kept as factors."""
-    return Outer(torch.cat([part.left for part in parts]), torch.cat([part.right for part in parts]))
+    return FactoredGrad(torch.cat([part.left for part in parts]), torch.cat([part.right for part in parts]))

@@ -72,7 +72,7 @@ def wide_linear_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 @contextmanager
-def quick_linear_layers(layers: Sequence[nn.Linear]) -> Iterator[None]:
+def fast_linear_layers(layers: Sequence[nn.Linear]) -> Iterator[None]:
     """Inside, these layers multiply by the quicker library, and so will the way back through them. A layer with a
     forward of its own keeps it.
     """

@@ -23,22 +23,22 @@ class Reservoir:
 
     def __init__(self, capacity: int, draws: random.Random, pushes: random.Random) -> None:
         self.capacity = capacity
-        self.age = 0
+        self.num_seen = 0
         self._draws, self._pushes = draws, pushes
         self._stored: Batch | None = None  # preallocated to the capacity at the first push
         self._notes: Tensor | None = None  # likewise, where there are any
 
     def __len__(self) -> int:
-        return min(self.age, self.capacity)
+        return min(self.num_seen, self.capacity)
 
-    def push(self, batch: Batch, notes: Tensor | None = None) -> None:
+    def add(self, batch: Batch, notes: Tensor | None = None) -> None:
         """Offer every sample of the batch, in order, each with its row of the notes."""
         if self._stored is None:
             self._notes = None if notes is None else room(notes, self.capacity)
             self._stored = Batch(*(room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
         batch.require_like(self._stored)  # else a sample of one number would fill a whole row
         slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
-        age = self.age
+        age = self.num_seen
         for sample in range(len(batch)):
             slot = age if age < self.capacity else self._pushes.randrange(age + 1)
             age += 1
@@ -52,17 +52,17 @@ class Reservoir:
                 _write(places, where, rows)
             except BaseException:  # split by an interrupt: a sample must not stand with another one's label
                 _write(places, where, rows)
-                self.age = age
+                self.num_seen = age
                 raise
-        self.age = age  # at last: what is counted is there
+        self.num_seen = age  # at last: what is counted is there
 
-    def draw(self, count: int) -> Batch | None:
+    def sample(self, count: int) -> Batch | None:
         """Up to `count` distinct samples, uniformly; None from an empty buffer."""
         if self._stored is None:
             return None
         return _taken(self._stored, self._picked(count))
 
-    def draw_noted(self, count: int) -> tuple[Batch, Tensor] | None:
+    def sample_with_extras(self, count: int) -> tuple[Batch, Tensor] | None:
         """The same, with the notes of the samples drawn."""
         if self._stored is None or self._notes is None:
             return None
@@ -71,16 +71,16 @@ class Reservoir:
 
     def _picked(self, count: int) -> Tensor:
         assert self._stored is not None
-        held = min(self.age, self.capacity)
+        held = min(self.num_seen, self.capacity)
         return index_of(self._draws.sample(range(held), min(count, held)), self._stored.y.device)
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Age and content, without the room that is not filled yet."""
         filled = slice(0, len(self))
         stored = None if self._stored is None else self._stored[filled]
-        return {"age": self.age, "stored": stored, "notes": None if self._notes is None else self._notes[filled]}
+        return {"age": self.num_seen, "stored": stored, "notes": None if self._notes is None else self._notes[filled]}
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The same age and content again."""
         age, stored, notes = state["age"], state["stored"], state["notes"]
         held = [] if stored is None else [*_parts(stored), *([] if notes is None else [notes])]
@@ -88,13 +88,13 @@ class Reservoir:
             raise ValueError(f"a buffer that was offered {age} samples cannot hold what is said to be in it")
         roomy = None if stored is None else Batch(*(_roomy(part, self.capacity) for part in _parts(stored)))
         self._notes = None if notes is None else _roomy(notes, self.capacity)
-        self.age, self._stored = age, roomy  # once there was memory for all of it
+        self.num_seen, self._stored = age, roomy  # once there was memory for all of it
 
-    def bytes_held(self) -> int:
+    def memory_bytes(self) -> int:
         """Memory of the samples as allocated, without their notes."""
         return 0 if self._stored is None else sum(part.nbytes for part in _parts(self._stored))
 
-    def note_bytes_held(self) -> int:
+    def extras_bytes(self) -> int:
         """Memory of the notes as allocated."""
         return 0 if self._notes is None else self._notes.nbytes
 

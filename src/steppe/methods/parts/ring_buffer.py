@@ -14,7 +14,7 @@ from steppe.network.network import Network
 from steppe.tensors.batch import Batch
 
 
-class Rings:
+class TaskRingBuffer:
     """A memory cut into equal rings, one per task.
 
     A batch is written from the present position on, as far as the ring's end, and what does not fit is dropped; a
@@ -63,12 +63,12 @@ class Rings:
         held = (self._stored[torch.tensor(ring, device="cpu")[self._written[ring.start : ring.stop]]] for ring in rings)
         return [batch for batch in held if len(batch)]
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Content and position."""
         held = None if self._stored is None else self._stored[self._written.nonzero().flatten()]
         return {"task": self._current, "position": self._position, "written": self._written, "held": held}
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The same content and position again."""
         if state["written"].dtype != torch.bool or state["written"].shape != self._written.shape:
             raise ValueError("the rings are not those of this memory and these tasks")
@@ -80,7 +80,7 @@ class Rings:
             for whole, part in zip((self._stored.x, self._stored.y, self._stored.task), parts, strict=True):
                 whole[self._written] = part
 
-    def bytes_held(self) -> int:
+    def memory_bytes(self) -> int:
         """Memory of all rings as allocated."""
         if self._stored is None:
             return 0
@@ -107,7 +107,7 @@ _MORE = "raise memory to two samples for each task or more"
 
 def require_one_kind(network: Network) -> None:
     """Refuse weights of several types, or on several devices: the gradients of past tasks are put together from all."""
-    (first, start), *others = network.parameters.items()
+    (first, start), *others = network.trainable.items()
     for name, weight in others:
         if (weight.dtype, weight.device) != (start.dtype, start.device):
             raise ModelError(
@@ -124,7 +124,7 @@ class TaskMemory:
     def __init__(self, network: Network, memory: int, tasks: int) -> None:
         self._network = network
         self._shares = f"memory = {memory} shared by tasks = {tasks}"
-        self.rings = Rings(memory, tasks)
+        self.rings = TaskRingBuffer(memory, tasks)
         self.past = PastTasks(network, [])
 
     def begin_task(self) -> None:
@@ -154,15 +154,15 @@ class TaskMemory:
         """What was made ready serves one task only."""
         self.past = PastTasks(self._network, [])
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """The rings, and which way the gradients are taken."""
-        return {"rings": self.rings.state(), "together": bool(self.past.linear)}
+        return {"rings": self.rings.state_dict(), "together": bool(self.past.linear)}
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The same rings again, made ready as they were."""
-        self.rings.load_state(state["rings"])
+        self.rings.load_state_dict(state["rings"])
         self.past = PastTasks(self._network, self.rings.past(), together=state["together"])
 
-    def bytes_held(self) -> int:
+    def memory_bytes(self) -> int:
         """Memory of the rings as allocated."""
-        return self.rings.bytes_held()
+        return self.rings.memory_bytes()

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.network.network import Network
-from steppe.runtime.contexts import shortening, shortening_tensor
-from steppe.tensors.factored import Direction, Gradient, Outer
+from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
+from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict
 from steppe.tensors.matmul import plus_product
 
 
-class Descent:
+class MomentumSGD:
     """SGD on the network's weights with gradients handed to it."""
 
     def __init__(self, network: Network, lr: float, momentum: float) -> None:
@@ -26,24 +26,24 @@ class Descent:
         self.lr = self._first_lr
         self._stop()
 
-    def slow_down(self, divisor: float) -> float:
+    def decay_lr(self, divisor: float) -> float:
         """Divide the step size until the next restart, and forget the momentum; returns the step size now."""
         self.lr /= divisor
         self._stop()
         return self.lr
 
     def _stop(self) -> None:
-        self._velocity: Direction = {}
+        self._velocity: ParamDict = {}
         self._weights: list[Tensor] = []  # those that move, in the order of the velocities
         self._velocities: list[Tensor] = []
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         """Step size and momentum."""
         return {"lr": self.lr, "velocity": self._velocity}
 
-    def load_state(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The same step size and momentum again, laid out in memory like the weights."""
-        self.lr, weights = float(state["lr"]), self._network.parameters
+        self.lr, weights = float(state["lr"]), self._network.trainable
         saved = self._network.like_weights(state["velocity"])
         if saved and saved.keys() != self._network.learnable.keys():
             raise ValueError("the momentum is not that of the weights that move (are others frozen than before?)")
@@ -67,7 +67,7 @@ class Descent:
         moving, whole = [], []
         for name, velocity in self._velocity.items():
             g = gradient[name]
-            if isinstance(g, Outer):  # the product of the factors goes straight into the sum
+            if isinstance(g, FactoredGrad):  # the product of the factors goes straight into the sum
                 plus_product(velocity, g.left.t(), g.right, scale=scale, keep=self._momentum, out=velocity)
             else:
                 moving.append(velocity)
@@ -77,9 +77,9 @@ class Descent:
             torch._foreach_add_(moving, whole, alpha=scale)
         torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
 
-    def _go(self, velocity: Direction) -> None:
+    def _go(self, velocity: ParamDict) -> None:
         velocities = list(velocity.values())
-        weights: list[Tensor] = [self._network.parameters[name] for name in velocity]
+        weights: list[Tensor] = [self._network.trainable[name] for name in velocity]
         self._velocity, self._velocities, self._weights = velocity, velocities, weights
 
 
@@ -96,26 +96,28 @@ def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
         return 1.0
     whole, squares = [], []
     for g in gradient.values():
-        if isinstance(g, Outer):
+        if isinstance(g, FactoredGrad):
             squares.append(g.squared_norm())
         else:
             whole.append(g)
     lengths = torch._foreach_norm(whole) if whole else ()
     if (lengths or squares)[0].is_cpu:
         total = sum([float(length) ** 2 for length in lengths]) + sum([float(square) for square in squares])
-        return shortening(math.sqrt(max(total, 0.0)), norm)  # never below 0 but by rounding
+        return clip_ratio(math.sqrt(max(total, 0.0)), norm)  # never below 0 but by rounding
     total_square = torch.stack([*(length.square() for length in lengths), *squares]).sum()
-    return shortening_tensor(total_square.clamp(min=0).sqrt(), norm)
+    return clip_ratio_tensor(total_square.clamp(min=0).sqrt(), norm)
 
 
 def scaled(gradient: Gradient, factor: float | Tensor) -> Gradient:
     """The gradient times a number; of factors only the smaller one is multiplied."""
     if isinstance(factor, float) and factor == 1.0:
         return gradient
-    return {name: _scaled_factors(g, factor) if isinstance(g, Outer) else g * factor for name, g in gradient.items()}
+    return {
+        name: _scaled_factors(g, factor) if isinstance(g, FactoredGrad) else g * factor for name, g in gradient.items()
+    }
 
 
-def _scaled_factors(g: Outer, factor: float | Tensor) -> Outer:
+def _scaled_factors(g: FactoredGrad, factor: float | Tensor) -> FactoredGrad:
     if g.left.numel() <= g.right.numel():
-        return Outer(g.left * factor, g.right)
-    return Outer(g.left, g.right * factor)
+        return FactoredGrad(g.left * factor, g.right)
+    return FactoredGrad(g.left, g.right * factor)

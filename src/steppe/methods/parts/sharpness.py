@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from steppe.methods.parts.sharpness_chain import Found, MovedChain
+from steppe.methods.parts.sharpness_chain import Found, PerturbedChain
 from steppe.network.linear_chain import WIDE, LinearChain
 from steppe.network.module_state import buffers_apart
 from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.runtime.contexts import twice_differentiable
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Direction, Gradient, Outer, aligned, averaged, multiplied, of_same_inputs
+from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, columnwise_dot, mean_of, share_inputs, to_dense
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Perturbed:
 
 
 @dataclass(frozen=True)
-class Ascent:
+class SharpnessAscent:
     """How v is found. A negative `lr` descends instead: the look-ahead member of the family."""
 
     lr: float
@@ -47,7 +47,7 @@ class Ascent:
     second_order: bool = False
     every_forward: bool = False
     """Whether each forward moves running statistics (BatchNorm), as in the released code."""
-    _chain: list[MovedChain] = field(default_factory=list, init=False, repr=False, compare=False)
+    _chain: list[PerturbedChain] = field(default_factory=list, init=False, repr=False, compare=False)
     """What was made for the last chain perturbed: mostly it serves the next update as well."""
 
     def __call__(
@@ -66,14 +66,14 @@ class Ascent:
         with twice_differentiable(network.model):
             return _second_order(self, network, memory, current, union, statistics)
 
-    def slowed(self, divisor: float) -> Ascent:
+    def decayed(self, divisor: float) -> SharpnessAscent:
         """The same with smaller steps."""
         return replace(self, lr=self.lr / divisor)
 
-    def prepared(self, links: LinearChain, network: Network, memory: GradientMemory, samples: int) -> MovedChain:
+    def prepared(self, links: LinearChain, network: Network, memory: GradientMemory, samples: int) -> PerturbedChain:
         """The chain to be moved, for as many samples."""
         if not (self._chain and self._chain[0].fits(links, memory.projectors, samples)):
-            self._chain[:] = [MovedChain(links, network, memory, samples, self.lr, self.clamp)]
+            self._chain[:] = [PerturbedChain(links, network, memory, samples, self.lr, self.clamp)]
         return self._chain[0]
 
     def schedule(self, count: int) -> Iterator[tuple[slice, bool, bool]]:
@@ -89,29 +89,29 @@ class Ascent:
 
 
 def _first_order(
-    ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
+    ascent: SharpnessAscent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> Perturbed:
     """Gradients that built v count as constants: ∂v/∂w = 0 and ∂v/∂λ_i = η1 · Σ_k G_k u_i u_iᵀ."""
-    place: Direction | None = None  # w + v
+    place: ParamDict | None = None  # w + v
     walked: list[Gradient] = []  # G_k M
     losses: list[Tensor] = []
     gradients: list[Gradient] = []
     slopes: list[Tensor] = []
     seen: Gradient | None = None
     for part, evaluated, last in ascent.schedule(len(current)):
-        _, g = network.gradient(current[part], at=place, factored=memory.linear, statistics=ascent.every_forward)
+        _, g = network.loss_and_grad(current[part], at=place, factored=memory.linear, statistics=ascent.every_forward)
         along = memory.coordinates(g)
-        step = {name: _clamped(d, ascent.clamp, name in along) for name, d in memory.within(g, along).items()}
-        place = network.moved(step, ascent.lr, onward=place is not None)
+        step = {name: _clamped(d, ascent.clamp, name in along) for name, d in memory.project_onto(g, along).items()}
+        place = network.perturbed(step, ascent.lr, onward=place is not None)
         walked.append(along)
         if evaluated:
             moving = ascent.every_forward or (statistics and last)
-            loss, gradient = network.gradient(union, at=place, factored=memory.linear, statistics=moving)
+            loss, gradient = network.loss_and_grad(union, at=place, factored=memory.linear, statistics=moving)
             losses.append(loss)
             gradients.append(gradient)
             if memory and memory.rule.dynamic:
                 seen = memory.coordinates(gradient)
-                parts = [aligned([w[name] for w in walked], c).reshape(-1) for name, c in seen.items()]
+                parts = [columnwise_dot([w[name] for w in walked], c).reshape(-1) for name, c in seen.items()]
                 slopes.append(torch.cat(parts).mul_(ascent.lr))
     if len(gradients) == 1:
         return Perturbed(losses[0], gradients[0], slopes[0] if slopes else None, seen)
@@ -119,7 +119,7 @@ def _first_order(
 
 
 def _on_chain(
-    ascent: Ascent, links: LinearChain, network: Network, memory: GradientMemory, current: Batch, union: Batch
+    ascent: SharpnessAscent, links: LinearChain, network: Network, memory: GradientMemory, current: Batch, union: Batch
 ) -> Perturbed:
     """The same for a chain of linear layers, with what its passes share."""
     found: list[Found] = []
@@ -132,40 +132,40 @@ def _on_chain(
         for part, evaluated, _ in ascent.schedule(len(current)):
             if part != taken:
                 taken, seen = part, flat[part]
-            chain.passed(seen, part, evaluated=False)
-            chain.climb(part)
+            chain.forward_backward(seen, part, evaluated=False)
+            chain.ascend(part)
             if evaluated:
-                losses.append(chain.passed(flat, None))
-                found.append(chain.gradient(aligned=memory.rule.dynamic))
+                losses.append(chain.forward_backward(flat, None))
+                found.append(chain.gradient(columnwise_dot=memory.rule.dynamic))
         if len(found) == 1:
             gradient, along, slopes = found[0]
             return Perturbed(losses[0], gradient, slopes, along)
         moving = [part[2] for part in found if part[2] is not None]
         slopes = torch.stack(moving).mean(0) if moving else None
         known = {name: [part[1][name] for part in found] for name in found[0][1]}
-        along = {name: averaged(parts) for name, parts in known.items() if of_same_inputs(parts)}
+        along = {name: mean_of(parts) for name, parts in known.items() if share_inputs(parts)}
         return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes, along)
 
 
 def _second_order(
-    ascent: Ascent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
+    ascent: SharpnessAscent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> Perturbed:
     """Differentiate through the ascent itself, in w and, where it moves, in λ."""
-    weights, followed, leaves = network.learnable, memory, Direction()
+    weights, followed, leaves = network.learnable, memory, ParamDict()
     if memory.rule.dynamic:
         leaves = {name: p.importance.clone().requires_grad_() for name, p in memory.projectors.items()}
         followed = GradientMemory(memory.rule)
         followed.projectors = {name: p.with_importance(leaves[name]) for name, p in memory.projectors.items()}
-    moved: Direction = dict(weights)
+    moved: ParamDict = dict(weights)
     losses: list[Tensor] = []
     for part, evaluated, last in ascent.schedule(len(current)):
         inner = _followed_loss(ascent, network, current[part], moved, statistics=False)
         slopes = torch.autograd.grad(
             inner, list(moved.values()), create_graph=True, allow_unused=True, materialize_grads=True
         )
-        projected = followed.within(dict(zip(moved, slopes, strict=True)))
+        projected = followed.project_onto(dict(zip(moved, slopes, strict=True)))
         moved = {
-            name: w + ascent.lr * multiplied(projected[name]).clamp(-ascent.clamp, ascent.clamp)
+            name: w + ascent.lr * to_dense(projected[name]).clamp(-ascent.clamp, ascent.clamp)
             for name, w in moved.items()
         }
         if evaluated:
@@ -175,12 +175,14 @@ def _second_order(
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
     return Perturbed(
         loss.detach(),
-        network.completed(dict(zip(weights, found[: len(weights)], strict=True))),
+        network.with_zero_frozen(dict(zip(weights, found[: len(weights)], strict=True))),
         torch.cat([slope.reshape(-1) for slope in found[len(weights) :]]) if leaves else None,
     )
 
 
-def _followed_loss(ascent: Ascent, network: Network, batch: Batch, weights: Direction, *, statistics: bool) -> Tensor:
+def _followed_loss(
+    ascent: SharpnessAscent, network: Network, batch: Batch, weights: ParamDict, *, statistics: bool
+) -> Tensor:
     """The loss as a part of one graph with those of other forwards, which may move the same running statistics."""
     if not ascent.every_forward:
         return network.functional_loss(batch, weights, statistics=statistics)
@@ -188,11 +190,11 @@ def _followed_loss(ascent: Ascent, network: Network, batch: Batch, weights: Dire
         return network.functional_loss(batch, weights)
 
 
-def _clamped(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
+def _clamped(d: Tensor | FactoredGrad, bound: float, new: bool) -> Tensor | FactoredGrad:
     """A step with each element within ±bound. Factors of a large matrix are left alone if their product is sure to be:
     |Σ_n δ_ni X_nj| ≤ Σ_n max|δ_n| max|X_n|.
     """
-    if isinstance(d, Outer):
+    if isinstance(d, FactoredGrad):
         large = d.left.shape[1] * d.right.shape[1] > WIDE and d.left.device.type == "cpu"
         if large and float(d.left.abs().amax(1) @ d.right.abs().amax(1)) <= bound:
             return d
@@ -202,4 +204,4 @@ def _clamped(d: Tensor | Outer, bound: float, new: bool) -> Tensor | Outer:
 
 
 def _mean(parts: Sequence[Gradient]) -> Gradient:
-    return {name: averaged([part[name] for part in parts]) for name in parts[0]}
+    return {name: mean_of([part[name] for part in parts]) for name in parts[0]}

@@ -22,20 +22,20 @@ from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Outer, aligned, multiplied
+from steppe.tensors.factored import FactoredGrad, columnwise_dot, to_dense
 from steppe.tensors.matmul import times_transposed
 
-Found = tuple[dict[str, Tensor | Outer], dict[str, Tensor | Outer], Tensor | None]
+Found = tuple[dict[str, Tensor | FactoredGrad], dict[str, Tensor | FactoredGrad], Tensor | None]
 """The gradient, the gradient along the bases, and the gradient in λ, all layers' in a row."""
 
 
-class MovedChain:
+class PerturbedChain:
     """A chain at w + v: v = 0 from `start` on, until steps are taken."""
 
     def __init__(
         self, chain: LinearChain, network: Network, memory: GradientMemory, samples: int, lr: float, clamp: float
     ) -> None:
-        self._network, self._lr = network, network.number(lr)
+        self._network, self._lr = network, network.scalar(lr)
         self._made_for = chain, memory.projectors, samples
         self._importance = memory.importance
         self._steps = torch.empty_like(memory.importance)  # η1 λ, all layers'
@@ -47,7 +47,7 @@ class MovedChain:
             small = weight.numel() <= WIDE or samples >= weight.shape[0] or not weight.is_cpu
             kind = _Small if small else _Wide if self.layers else _First
             known = memory.projectors.get(link.weight)
-            room = network.room(link.weight)
+            room = network.scratch(link.weight)
             self.layers.append(kind(link, weight, known, steps.get(link.weight), room, self._lr, abs(lr) * clamp))
         self._first, self._downwards = self.layers[0], self.layers[::-1]
 
@@ -64,7 +64,7 @@ class MovedChain:
             layer.bias = layer.link.layer.bias
             layer.start(data)
 
-    def passed(self, batch: Batch, rows: slice | None, *, evaluated: bool = True) -> Tensor:
+    def forward_backward(self, batch: Batch, rows: slice | None, *, evaluated: bool = True) -> Tensor:
         """One forward and backward where the chain stands now, on the samples `rows` of the data, or on all; returns
         the loss if it is to be evaluated.
         """
@@ -89,28 +89,28 @@ class MovedChain:
                 slope = layer.back(slope)
         return loss
 
-    def climb(self, rows: slice | None) -> None:
+    def ascend(self, rows: slice | None) -> None:
         """One step of v along the gradient of the last pass, which saw the same samples, within the memory."""
         for layer in self.layers:
-            layer.climb(rows)
+            layer.ascend(rows)
             if layer.bias is not None:
                 layer.bias = layer.bias + layer.slope.sum(0).mul_(self._lr).clamp_(-layer.bound, layer.bound)
 
-    def gradient(self, *, aligned: bool) -> Found:
+    def gradient(self, *, columnwise_dot: bool) -> Found:
         """What the last pass gives, which must have seen all the data; the gradient in λ only if `aligned`, and that
         along the bases then too, or where it costs nothing.
         """
-        gradient: dict[str, Tensor | Outer] = {}
-        along: dict[str, Tensor | Outer] = {}
+        gradient: dict[str, Tensor | FactoredGrad] = {}
+        along: dict[str, Tensor | FactoredGrad] = {}
         alignment: dict[str, Tensor] = {}
         for layer in self.layers:
             name = layer.link.weight
             gradient[name] = g = layer.gradient()
             if layer.bias is not None:
                 gradient[layer.link.bias] = layer.slope.sum(0)
-            if layer.projector is not None and (aligned or layer.knows_coordinates):
+            if layer.projector is not None and (columnwise_dot or layer.knows_coordinates):
                 along[name] = c = layer.coordinates(g)
-                if aligned:
+                if columnwise_dot:
                     alignment[name] = layer.alignment(c)
         if not alignment:
             return gradient, along, None
@@ -159,19 +159,19 @@ class _Layer(ABC):
         """δ (W + v)."""
 
     @abstractmethod
-    def climb(self, rows: slice | None) -> None:
+    def ascend(self, rows: slice | None) -> None:
         """One step of v."""
 
     @abstractmethod
-    def gradient(self) -> Tensor | Outer:
+    def gradient(self) -> Tensor | FactoredGrad:
         """G = δᵀX."""
 
     @abstractmethod
-    def coordinates(self, gradient: Tensor | Outer) -> Tensor | Outer:
+    def coordinates(self, gradient: Tensor | FactoredGrad) -> Tensor | FactoredGrad:
         """G M."""
 
     @abstractmethod
-    def alignment(self, along: Tensor | Outer) -> Tensor:
+    def alignment(self, along: Tensor | FactoredGrad) -> Tensor:
         """∂L/∂λ / η1, (1, k), from G M."""
 
 
@@ -180,7 +180,7 @@ class _Small(_Layer):
 
     def start(self, data: Tensor) -> None:
         self._at, self._transposed = self.weight, self.weight.t()
-        self._walked: list[Tensor | Outer] = []  # G_k M
+        self._walked: list[Tensor | FactoredGrad] = []  # G_k M
 
     def product(self, inputs: Tensor, rows: slice | None) -> Tensor:
         return mm(inputs, self._transposed)
@@ -188,13 +188,13 @@ class _Small(_Layer):
     def back(self, slope: Tensor) -> Tensor:
         return mm(slope, self._at)
 
-    def climb(self, rows: slice | None) -> None:
+    def ascend(self, rows: slice | None) -> None:
         g = weight_gradient(self.slope, self.inputs)
         if self.projector is None:
-            step = multiplied(g).mul_(self.lr)
-        elif isinstance(g, Outer):
+            step = to_dense(g).mul_(self.lr)
+        elif isinstance(g, FactoredGrad):
             along = mm(self.inputs, self.columns)
-            self._walked.append(Outer(self.slope, along))
+            self._walked.append(FactoredGrad(self.slope, along))
             step = mm(self.slope.t(), mm(along * self.steps, self.back_rows))
         else:
             along = mm(g, self.columns)
@@ -203,14 +203,14 @@ class _Small(_Layer):
         self._at = torch.add(self._at, step.clamp_(-self.bound, self.bound), out=self.room)
         self._transposed = self._at.t()
 
-    def gradient(self) -> Tensor | Outer:
+    def gradient(self) -> Tensor | FactoredGrad:
         return weight_gradient(self.slope, self.inputs)
 
-    def coordinates(self, gradient: Tensor | Outer) -> Tensor | Outer:
+    def coordinates(self, gradient: Tensor | FactoredGrad) -> Tensor | FactoredGrad:
         return gradient @ self.columns
 
-    def alignment(self, along: Tensor | Outer) -> Tensor:
-        return aligned(self._walked, along)
+    def alignment(self, along: Tensor | FactoredGrad) -> Tensor:
+        return columnwise_dot(self._walked, along)
 
 
 class _Wide(_Layer):
@@ -242,7 +242,7 @@ class _Wide(_Layer):
             back = addmm(back, mm(slope, term.left.t()), self._right(term))
         return back
 
-    def climb(self, rows: slice | None) -> None:
+    def ascend(self, rows: slice | None) -> None:
         term, slope = self.term(rows), self.slope
         # |Σ_n δ_ni R_nj| ≤ Σ_n |δ_ni| ‖R_n‖, mostly far below the bound.
         if self._at is None and float(mv(slope.abs().t(), term.lengths).amax()) > self.bound:
@@ -268,14 +268,14 @@ class _Wide(_Layer):
             term.right = term.weighed if self.projector is None else mm(term.weighed, self.back_rows)
         return term.right
 
-    def gradient(self) -> Tensor | Outer:
-        return Outer(self.slope, self.inputs)
+    def gradient(self) -> Tensor | FactoredGrad:
+        return FactoredGrad(self.slope, self.inputs)
 
-    def coordinates(self, gradient: Tensor | Outer) -> Tensor | Outer:
-        return Outer(self.slope, self.along(None))
+    def coordinates(self, gradient: Tensor | FactoredGrad) -> Tensor | FactoredGrad:
+        return FactoredGrad(self.slope, self.along(None))
 
-    def alignment(self, along: Tensor | Outer) -> Tensor:
-        return aligned([Outer(term.left, term.along) for term in self._terms], along)
+    def alignment(self, along: Tensor | FactoredGrad) -> Tensor:
+        return columnwise_dot([FactoredGrad(term.left, term.along) for term in self._terms], along)
 
 
 class _First(_Wide):

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from steppe.methods.parts.sgd import clipped
-from steppe.network.linear_hooks import is_plain, recorded_calls
+from steppe.network.linear_hooks import is_plain, record_linear_calls
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch, index_of
-from steppe.tensors.factored import Direction, Gradient, Outer, multiplied
+from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, to_dense
 
 LinearLayers = dict[str, tuple[nn.Module, ...]]
 
@@ -37,7 +37,7 @@ class TaskGradients(Protocol):
         """A Aᵀ, (tasks, tasks)."""
         ...
 
-    def combined(self, weights: Tensor) -> Direction:
+    def combined(self, weights: Tensor) -> ParamDict:
         """Aᵀ v."""
         ...
 
@@ -46,18 +46,18 @@ class TaskGradients(Protocol):
 class Rows:
     """A written out: for each weight its gradients, (tasks, *shape)."""
 
-    parts: Direction
+    parts: ParamDict
 
     def products(self, gradient: Gradient) -> Tensor:
         """A g, weight by weight."""
-        found = [_flat(rows) @ multiplied(gradient[name]).flatten() for name, rows in self.parts.items()]
+        found = [_flat(rows) @ to_dense(gradient[name]).flatten() for name, rows in self.parts.items()]
         return torch.stack(found).sum(0)
 
     def gram(self) -> Tensor:
         """A Aᵀ, weight by weight."""
         return torch.stack([_flat(rows) @ _flat(rows).T for rows in self.parts.values()]).sum(0)
 
-    def combined(self, weights: Tensor) -> Direction:
+    def combined(self, weights: Tensor) -> ParamDict:
         """Aᵀ v."""
         return {name: torch.tensordot(weights, rows, 1) for name, rows in self.parts.items()}
 
@@ -69,7 +69,7 @@ class FactoredRows:
     A bias is a weight whose inputs are all 1. `unscaled_gram` is A Aᵀ with all scales 1.
     """
 
-    parts: dict[str, Outer]
+    parts: dict[str, FactoredGrad]
     shapes: dict[str, torch.Size]
     unscaled_gram: Tensor
     scale: Tensor
@@ -86,7 +86,7 @@ class FactoredRows:
         found = []
         for name, rows in self.parts.items():
             g = gradient[name]
-            if isinstance(g, Outer):
+            if isinstance(g, FactoredGrad):
                 along = (rows.left @ g.left.T) * (rows.right @ g.right.T)
             else:
                 along = (rows.left @ g.reshape(len(g), -1)) * rows.right
@@ -97,7 +97,7 @@ class FactoredRows:
         """A Aᵀ."""
         return self.scale.unsqueeze(1) * self.unscaled_gram * self.scale
 
-    def combined(self, weights: Tensor) -> Direction:
+    def combined(self, weights: Tensor) -> ParamDict:
         """Aᵀ v."""
         v = (weights * self.scale).view(-1, 1, 1)
         return {
@@ -106,7 +106,7 @@ class FactoredRows:
         }
 
 
-def block_products(rows: Outer, kernel: Tensor | None = None) -> Tensor:
+def block_products(rows: FactoredGrad, kernel: Tensor | None = None) -> Tensor:
     """⟨δ_τᵀX_τ, δ_σᵀX_σ⟩ for all pairs of tasks, (tasks, tasks); XXᵀ over all samples may be given."""
     tasks, count, outputs = rows.left.shape
     total, inputs = tasks * count, rows.right.shape[-1]
@@ -152,30 +152,30 @@ class PastTasks:
         return self._union[index_of(picker.sample(range(total), min(count, total)), self._union.y.device)]
 
     def _one_by_one(self, clip: float) -> Rows:
-        parameters = self._network.parameters
+        parameters = self._network.trainable
         rows = {name: p.new_empty((len(self), *p.shape)) for name, p in parameters.items()}
         for task, batch in enumerate(self.samples):
-            _, gradient = self._network.gradient(batch, statistics=False)
+            _, gradient = self._network.loss_and_grad(batch, statistics=False)
             for name, g in clipped(gradient, clip).items():
-                rows[name][task] = multiplied(g)
+                rows[name][task] = to_dense(g)
         return Rows(rows)
 
     def _together(self, linear: LinearLayers) -> FactoredRows:
         assert self._union is not None
         tasks = len(self)
-        with recorded_calls(linear) as calls:
+        with record_linear_calls(linear) as calls:
             loss = self._network.loss(self._union) * tasks  # the sum of the tasks' mean losses
         slopes = torch.autograd.grad(loss, [seen[0].output for seen in calls.values()])
-        parts: dict[str, Outer] = {}
+        parts: dict[str, FactoredGrad] = {}
         for (name, (call, *_)), slope in zip(calls.items(), slopes, strict=True):
-            dtype = self._network.parameters[name].dtype  # whatever the precision of the moment
+            dtype = self._network.trainable[name].dtype  # whatever the precision of the moment
             left = slope.reshape(tasks, -1, slope.shape[-1]).to(dtype)
             right = call.input.reshape(tasks, -1, call.input.shape[-1]).to(dtype)
-            parts[name] = Outer(left, right)
-            if (bias := _bias_of(name)) in self._network.parameters:
-                parts[bias] = Outer(left, torch.ones_like(right[..., :1]))
+            parts[name] = FactoredGrad(left, right)
+            if (bias := _bias_of(name)) in self._network.trainable:
+                parts[bias] = FactoredGrad(left, torch.ones_like(right[..., :1]))
         gram = torch.stack([block_products(rows, self._kernel(rows.right)) for rows in parts.values()]).sum(0)
-        shapes = {name: self._network.parameters[name].shape for name in parts}
+        shapes = {name: self._network.trainable[name].shape for name in parts}
         return FactoredRows(parts, shapes, gram, torch.ones_like(gram[0]))
 
     def _kernel(self, x: Tensor) -> Tensor | None:
@@ -190,7 +190,7 @@ class PastTasks:
 
     def _factorable(self, together: bool | None) -> LinearLayers:
         """The linear layers by their weights' names, if gradients can be taken together; else nothing."""
-        model, parameters = self._network.model, self._network.parameters
+        model, parameters = self._network.model, self._network.trainable
         if len({len(batch) for batch in self.samples}) != 1 or next(model.buffers(), None) is not None:
             return {}
         linear: LinearLayers = {
