@@ -169,21 +169,32 @@ def test_every_benchmark_has_a_page() -> None:
         assert re.search(rf"\[`{benchmark}(:PATH)?`\]\(\S+\.md\)", overview), benchmark
 
 
-def test_drawings_are_what_the_script_draws(tmp_path: Path) -> None:
+DRAWINGS = {  # script: page that shows what it draws
+    "draw_architecture.py": "architecture.md",
+    "draw_concepts.py": "concepts.md",
+}
+
+
+@pytest.mark.parametrize("script", DRAWINGS)
+def test_drawings_are_what_the_script_draws(script: str, tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="the drawings need matplotlib: pip install matplotlib")
-    script = ROOT / "scripts" / "draw_concepts.py"
-    subprocess.run([sys.executable, str(script), "--out", str(tmp_path)], check=True, capture_output=True)
-    kept = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "docs" / "images").glob("*.svg")}
+    subprocess.run([sys.executable, ROOT / "scripts" / script, "--out", tmp_path], check=True, capture_output=True)
+    page = (ROOT / "docs" / DRAWINGS[script]).read_text(encoding="utf-8")
+    shown = set(re.findall(r"\(images/(\S+\.svg)\)", page))
     drawn = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
-    assert drawn.keys() == kept.keys()
-    concepts = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
-    for name, text in kept.items():
-        assert f"(images/{name})" in concepts
+    assert drawn.keys() == shown
+    for name, svg in drawn.items():
+        text = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
         if f"Matplotlib v{matplotlib.__version__}," in text:  # another version may draw in another way
             number = r"-?\d+\.\d+"
-            assert re.sub(number, "", drawn[name]) == re.sub(number, "", text), f"{name}: run {script.name}"
-            places, others = ([float(found) for found in re.findall(number, svg)] for svg in (drawn[name], text))
-            assert places == pytest.approx(others, abs=0.01), f"{name}: run {script.name}"
+            assert re.sub(number, "", svg) == re.sub(number, "", text), f"{name}: run scripts/{script}"
+            places, others = ([float(value) for value in re.findall(number, each)] for each in (svg, text))
+            assert places == pytest.approx(others, abs=0.01), f"{name}: run scripts/{script}"
+
+
+def test_every_drawing_has_its_script() -> None:
+    pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in DRAWINGS.values())
+    assert all(f"(images/{file.name})" in pages for file in (ROOT / "docs" / "images").glob("*.svg"))
 
 
 def reference_names(page: str | None = None) -> list[str]:
