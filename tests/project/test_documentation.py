@@ -6,6 +6,7 @@ import html
 import importlib
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -107,6 +108,22 @@ DOCUMENTS = [*ROOT.glob("*.md"), ROOT / "results" / "README.md", *sorted((ROOT /
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
         assert target.startswith("http") or (document.parent / target).exists(), target
+
+
+EXAMPLE_FILES = {"anchor.py", "odd_even.py"}  # that a reader writes
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_programs_and_names_exist(document: Path) -> None:
+    """Every `file.py`, with or without its folders, and every `steppe.name`."""
+    text = document.read_text(encoding="utf-8")
+    folders = [ROOT / name for name in ("src", "tests", "scripts", "bench", "examples")]
+    present = [path.as_posix() for folder in folders for path in folder.rglob("*.py")]
+    for name in {name for span in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"[\w/]+\.py\b", span)}:
+        a_readers = Path(name).name in EXAMPLE_FILES or "NAME" in name
+        assert a_readers or any(path.endswith(f"/{name}") for path in present), name
+    for name in set(re.findall(r"(?<![\w./-])steppe(?:\.[A-Za-z_]\w*)+", text)):
+        assert pkgutil.resolve_name(name.removesuffix(".safetensors")) is not None, name
 
 
 def test_what_the_source_refers_to_is_there() -> None:
@@ -217,6 +234,14 @@ def test_reference_has_every_public_name() -> None:
         assert getattr(importlib.import_module(module), name) is getattr(steppe, name)
     used = [name for name in reference_names(parts) if name.rpartition(".")[2] in recipes_and_interface()]
     assert used == reference_names(parts), "parts that no recipe and no interface speaks of"
+
+
+def test_members_in_the_reference_exist() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^::: (\S+)\n    options:\n(?:      .+\n)*?      members: \[(.+)\]$", page, re.MULTILINE)
+    assert {"steppe.learning.learner.Learner", "steppe.projection.memory.GradientMemory"} <= dict(shown).keys()
+    for name, members in shown:
+        assert [member for member in members.split(", ") if not hasattr(pkgutil.resolve_name(name), member)] == []
 
 
 def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
