@@ -28,7 +28,7 @@ from steppe.runtime.clocks import NONE, Clock, Time, by_kind
 from steppe.runtime.contexts import gc_frozen
 from steppe.runtime.devices import make_deterministic, resolve_device
 from steppe.runtime.environment import described, machine, printable
-from steppe.runtime.malloc import keep_freed_memory
+from steppe.fast.malloc import keep_freed_memory
 from steppe.runtime.signals import Stop, never
 from steppe.version import versions
 

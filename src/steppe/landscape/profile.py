@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from steppe.errors import DivergedError
-from steppe.network.linear_chain import LinearChain
+from steppe.fast.factored import ParamDict
+from steppe.fast.linear_chain import LinearChain
+from steppe.fast.matmul import product
 from steppe.network.network import Network
 from steppe.runtime.contexts import flush_denormals
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict
-from steppe.tensors.matmul import product
 
 CHUNK = 1024
 """Samples at a time: enough to fill a matrix product, few enough to stay in a core's cache."""

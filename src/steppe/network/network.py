@@ -19,10 +19,12 @@ from torch.nn.functional import cross_entropy, nll_loss
 from steppe.checkpoint.tree import State, as_names
 from steppe.data.transforms import UnitRange
 from steppe.errors import DataError, ModelError, UsageError, short_repr
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict, to_dense
+from steppe.fast.linear_chain import LinearChain, find_linear_chain
+from steppe.fast.linear_hooks import outer_product, record_linear_calls
+from steppe.fast.matmul import fast_linear_layers, plus_product, wide_linear_layers
 from steppe.network.heads import Heads, validate_heads
 from steppe.network.input_copies import InputCopies
-from steppe.network.linear_chain import LinearChain, find_linear_chain
-from steppe.network.linear_hooks import outer_product, record_linear_calls
 from steppe.network.module_state import (
     buffers_of,
     check_learnable,
@@ -37,8 +39,6 @@ from steppe.network.module_state import (
 )
 from steppe.runtime.devices import to_device
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, to_dense
-from steppe.tensors.matmul import fast_linear_layers, plus_product, wide_linear_layers
 
 _MANY = 128  # samples from which on a chain's own way to its outputs is the quicker one
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
-from steppe.network.linear_hooks import factorable
+from steppe.fast.linear_hooks import factorable
 from steppe.network.network import Network
 from steppe.projection.hooks import last_weight, output_weight, used_outside
 from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights

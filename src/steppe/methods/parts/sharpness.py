@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from steppe.methods.parts.sharpness_chain import Found, PerturbedChain
-from steppe.network.linear_chain import WIDE, LinearChain
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict, columnwise_dot, mean_of, share_inputs, to_dense
+from steppe.fast.linear_chain import WIDE, LinearChain
+from steppe.fast.perturbed_chain import Found, PerturbedChain
 from steppe.network.module_state import buffers_apart
 from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.runtime.contexts import twice_differentiable
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, columnwise_dot, mean_of, share_inputs, to_dense
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict, to_dense
+from steppe.fast.linear_hooks import is_plain, record_linear_calls
 from steppe.methods.parts.sgd import clipped
-from steppe.network.linear_hooks import is_plain, record_linear_calls
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch, index_of
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, to_dense
 
 LinearLayers = dict[str, tuple[nn.Module, ...]]
 

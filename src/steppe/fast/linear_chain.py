@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steppe.network.straight_line import find_function, straight_line
-from steppe.tensors.factored import FactoredGrad, ParamDict
-from steppe.tensors.matmul import product, times_transposed
+from steppe.fast.factored import FactoredGrad, ParamDict
+from steppe.fast.matmul import product, times_transposed
+from steppe.fast.straight_line import find_function, straight_line
 
 LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From the chain's output the loss and its gradient in the output."""

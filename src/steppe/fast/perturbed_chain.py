@@ -17,13 +17,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, addmm, mm, mv
 
-from steppe.network.linear_chain import WIDE, LinearChain, Link, weight_gradient
+from steppe.fast.factored import FactoredGrad, columnwise_dot, to_dense
+from steppe.fast.linear_chain import WIDE, LinearChain, Link, weight_gradient
+from steppe.fast.matmul import times_transposed
 from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, columnwise_dot, to_dense
-from steppe.tensors.matmul import times_transposed
 
 Found = tuple[dict[str, Tensor | FactoredGrad], dict[str, Tensor | FactoredGrad], Tensor | None]
 """The gradient, the gradient along the bases, and the gradient in λ, all layers' in a row."""

@@ -10,15 +10,15 @@ from reference import no_hooks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, linear, relu
 
+from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.fast.linear_hooks import factorable, record_linear_calls
 from steppe.methods.parts.sgd import clip_factor
-from steppe.network.linear_hooks import factorable, record_linear_calls
 from steppe.network.network import Network
 from steppe.projection.coverage import coverage
 from steppe.projection.importance import Ones
 from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 
 class Net(nn.Module):

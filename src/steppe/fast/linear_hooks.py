@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from steppe.tensors.factored import FactoredGrad
+from steppe.fast.factored import FactoredGrad
 
 
 @dataclass(frozen=True, slots=True)

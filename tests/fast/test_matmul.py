@@ -18,11 +18,8 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from steppe.network.linear_hooks import is_plain
-from steppe.runtime import environment as machine
-from steppe.runtime.environment import processor_maker
-from steppe.tensors import matmul as products
-from steppe.tensors.matmul import (
+from steppe.fast.linear_hooks import is_plain
+from steppe.fast.matmul import (
     fast_linear_layers,
     less_product,
     onednn_is_quicker,
@@ -30,6 +27,9 @@ from steppe.tensors.matmul import (
     product,
     wide_linear_layers,
 )
+from steppe.runtime import environment as machine
+from steppe.runtime.environment import processor_maker
+from steppe.fast import matmul as products
 
 pytestmark = NEEDS_ONEDNN
 
