@@ -22,7 +22,7 @@ from report import report
 from update_cost import at_work, reached
 
 from steppe.benchmarks.pmnist import PMNIST
-from steppe.fast.linear_chain import find_linear_chain
+from steppe.fast.chain_recognition import find_linear_chain
 from steppe.runtime.contexts import flush_denormals
 from steppe.fast.malloc import keep_freed_memory
 from steppe.fast import matmul as products

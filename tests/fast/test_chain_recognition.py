@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from steppe import FSDGPM, Learner, Task
 from steppe.errors import ModelError
-from steppe.fast.linear_chain import find_linear_chain
+from steppe.fast.chain_recognition import find_linear_chain
 from steppe.learning.events import EpochEnded
 from steppe.models.mlp import MLP
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from steppe import Learner, Task
-from steppe.fast.linear_chain import find_linear_chain
+from steppe.fast.chain_recognition import find_linear_chain
 from steppe.methods.base import MethodConfig
 from steppe.methods.ewc import Penalty
 from steppe.methods.parts.reservoir import Reservoir

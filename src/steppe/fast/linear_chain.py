@@ -1,54 +1,39 @@
-"""Loss and gradient of a chain of linear layers, layer by layer, without autograd (docs/performance.md says when).
+"""A chain of linear layers: its outputs, loss and gradient layer by layer, without autograd.
 
-For such a model the arithmetic is so little that recording it costs more than doing it. With X_l the inputs of layer l
-and δ_l the gradient of the loss in its outputs, W_l's gradient is δ_lᵀ X_l, and δ_{l−1} = (δ_l W_l) ∘ σ'.
+The arithmetic of such a model is so small that autograd's bookkeeping costs more. With X_l the inputs of layer l and
+δ_l the gradient of the loss in its outputs, the gradient of W_l is δ_lᵀ X_l, and δ_{l−1} = (δ_l W_l) ∘ σ'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from steppe.fast.factored import FactoredGrad, ParamDict
 from steppe.fast.matmul import product, times_transposed
-from steppe.fast.straight_line import find_function, straight_line
 
-LossOf = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From the chain's output the loss and its gradient in the output."""
+LossFn = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Maps the chain's output to the loss and its gradient in the output."""
 
 FACTORS = 2**12
-"""Elements from which on a weight's gradient is kept as factors rather than multiplied out."""
+"""From this many elements on, a weight's gradient stays factored."""
 WIDE = 2**15
-"""Elements from which on a weight is not moved for a perturbation, but added to by factors."""
+"""From this many elements on, a weight is not copied to be perturbed: factors are added to its outputs instead."""
 
 
 class Activation(NamedTuple):
-    """A function applied to each element, the same in place, and how its output turns the gradient back."""
+    """An elementwise function, the same in place, and its backward pass from the gradient and the output."""
 
     forward: Callable[[Tensor], Tensor]
     forward_: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
 
 
-_ATEN = torch.ops.aten
-_threshold_backward = _ATEN.threshold_backward.default
-RELU = Activation(torch.relu, torch.relu_, lambda slope, output: _threshold_backward(slope, output, 0))
-TANH = Activation(torch.tanh, torch.tanh_, _ATEN.tanh_backward.default)
-SIGMOID = Activation(torch.sigmoid, torch.sigmoid_, _ATEN.sigmoid_backward.default)
-_BY_KIND: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
-_BY_FUNCTION: dict[object, Activation] = {
-    **dict.fromkeys((torch.relu, torch.relu_, functional.relu, "relu", "relu_"), RELU),
-    **dict.fromkeys((torch.tanh, functional.tanh, "tanh"), TANH),
-    **dict.fromkeys((torch.sigmoid, functional.sigmoid, "sigmoid"), SIGMOID),
-}
-
-
 class Link(NamedTuple):
-    """A linear layer with what follows it."""
+    """A linear layer and the activation after it."""
 
     layer: nn.Linear
     weight: str
@@ -57,31 +42,39 @@ class Link(NamedTuple):
     """The bias's name."""
     activation: Activation | None = None
 
-    def completed(self, columns: Tensor) -> Tensor:
-        """What W Xᵀ becomes, in place."""
-        if self.layer.bias is not None:
-            columns += self.layer.bias.unsqueeze(1)
-        return columns if self.activation is None else self.activation.forward_(columns)
+    def finish_(self, output: Tensor, bias: Tensor | None) -> Tensor:
+        """Add the bias to a product of weight and inputs and apply the activation, both in place."""
+        if bias is not None:
+            output += bias
+        return output if self.activation is None else self.activation.forward_(output)
 
 
 class LinearChain:
-    """A model that is nothing but linear layers with elementwise functions between them."""
+    """A model that consists of linear layers with elementwise functions between them.
+
+    `chain_recognition.find_linear_chain` builds it.
+
+    Args:
+        links: The layers in order.
+        modules: All modules of the model.
+        flattens: Whether the model flattens its inputs first.
+    """
 
     def __init__(self, links: list[Link], modules: Sequence[nn.Module], flattens: bool) -> None:
         self.links, self.flattens = links, flattens
         self._modules = modules
         self._parts = [(module._modules, list(module._modules.values())) for module in modules if module._modules]
         self._hooks = [hooks for module in modules for hooks in _hooks(module)]
-        self._weights = [p for link in links for p in link.layer.parameters()]
+        self._parameters = [p for link in links for p in link.layer.parameters()]
         self.weights = [link.layer.weight for link in links]
 
     @property
     def intact(self) -> bool:
-        """Whether the model still is this chain: the same layers, and nobody who looks on. Asked at every update."""
+        """Whether the model still has the same layers, and no hooks. Checked at every update, so it is cheap."""
         if any(self._hooks):
             return False
-        for weight in self._weights:
-            if weight._backward_hooks:
+        for parameter in self._parameters:
+            if parameter._backward_hooks:
                 return False
         for now, then in self._parts:  # noqa: SIM110 - a loop costs half of what `all` does
             if list(now.values()) != then:
@@ -90,47 +83,81 @@ class LinearChain:
 
     @property
     def untouched(self) -> bool:
-        """Whether it is intact even where much may have happened to the model since it was looked at."""
-        return self.intact and not any(map(_interfered, self._modules)) and not _watched_everywhere()
+        """Whether the model is intact by the full check, for use after user code may have run."""
+        return self.intact and not any(map(overrides_call, self._modules)) and not has_global_hooks()
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> Tensor:
-        """What the model gives for many samples, (n, in). The samples are the columns here, W Xᵀ instead of X Wᵀ: for
-        BLAS the quicker way round.
+        """The model's outputs for many samples, (n, in).
+
+        Samples are columns here, W Xᵀ instead of X Wᵀ, which is faster in BLAS.
         """
         return next(self.outputs_for(x, self.links[0].layer.weight))
 
     @torch.no_grad()
+    def outputs_for(self, x: Tensor, first: Tensor) -> Iterator[Tensor]:
+        """Yield the outputs for each of several first weights.
+
+        Args:
+            x: The samples, (n, in).
+            first: The first weights, stacked along the rows.
+        """
+        for each in torch.split(product(first, x.t()), self.links[0].layer.out_features):
+            yield self.finish_columns_(each, {}).t()
+
+    @torch.no_grad()
+    def finish_columns_(self, columns: Tensor, at: ParamDict) -> Tensor:
+        """Compute the outputs from the first layer's product with the inputs.
+
+        Args:
+            columns: W Xᵀ, overwritten.
+            at: Parameters to use in place of the model's own.
+
+        Returns:
+            The outputs, (out, n).
+        """
+        for place, link in enumerate(self.links):
+            if place > 0:
+                columns = product(at.get(link.weight, link.layer.weight), columns)
+            bias = at.get(link.bias, link.layer.bias)
+            columns = link.finish_(columns, None if bias is None else bias.unsqueeze(1))
+        return columns
+
+    @torch.no_grad()
     def first_weights(self, orders: Sequence[Tensor]) -> Tensor:
-        """The first layer's weight for samples whose numbers stand in other orders than those of the samples at hand,
-        one below the other: X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W.
+        """The first weight W' for inputs with permuted features, X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W.
+
+        Args:
+            orders: Permutations of the features.
+
+        Returns:
+            W' for each of them, stacked along the rows.
         """
         weight = self.links[0].layer.weight
-        found = weight.new_empty((len(orders), *weight.shape))
-        for place, order in zip(found, orders, strict=True):
-            place[:, order.to(weight.device)] = weight
-        return found.flatten(0, 1)
+        permuted = weight.new_empty((len(orders), *weight.shape))
+        for each, order in zip(permuted, orders, strict=True):
+            each[:, order.to(weight.device)] = weight
+        return permuted.flatten(0, 1)
 
     @torch.no_grad()
-    def outputs_for(self, x: Tensor, first: Tensor) -> Iterator[Tensor]:
-        """The same with each of several first weights, one below the other, in turn."""
-        head, *others = self.links
-        for each in torch.split(product(first, x.t()), head.layer.out_features):
-            columns = head.completed(each)
-            for link in others:
-                columns = link.completed(product(link.layer.weight, columns))
-            yield columns.t()
+    def loss_and_grad(
+        self, x: Tensor, loss_fn: LossFn, at: ParamDict
+    ) -> tuple[Tensor, dict[str, Tensor | FactoredGrad]]:
+        """Compute the loss and its gradient.
 
-    @torch.no_grad()
-    def gradient(self, x: Tensor, loss_of: LossOf, at: ParamDict) -> tuple[Tensor, dict[str, Tensor | FactoredGrad]]:
-        """The loss on samples, (n, in), and its gradient in every weight and bias, at the weights or at others."""
+        Args:
+            x: The samples, (n, in).
+            loss_fn: The loss on the outputs.
+            at: Parameters to use in place of the model's own.
+
+        Returns:
+            The loss, and its gradient in every parameter.
+        """
         inputs = [x]
         for link in self.links:
             output = times_transposed(inputs[-1], at.get(link.weight, link.layer.weight))
-            if link.layer.bias is not None:
-                output += at.get(link.bias, link.layer.bias)
-            inputs.append(output if link.activation is None else link.activation.forward_(output))
-        loss, slope = loss_of(inputs[-1])
+            inputs.append(link.finish_(output, at.get(link.bias, link.layer.bias)))
+        loss, slope = loss_fn(inputs[-1])
         gradient: dict[str, Tensor | FactoredGrad] = {}
         for place in reversed(range(len(self.links))):
             link = self.links[place]
@@ -145,98 +172,17 @@ class LinearChain:
 
 
 def weight_gradient(slope: Tensor, inputs: Tensor) -> Tensor | FactoredGrad:
-    """δᵀ X; as factors where the matrix is large and the samples are fewer than its rows."""
+    """δᵀX, factored if the matrix is large and there are fewer samples than rows."""
     count, rows = slope.shape
     if count < rows and rows * inputs.shape[1] > FACTORS:
         return FactoredGrad(slope, inputs)
     return torch.mm(slope.t(), inputs)
 
 
-def find_linear_chain(model: nn.Module) -> LinearChain | None:
-    """The chain that a model is; None where anything else happens in it, or could.
-
-    Its forward must be a straight line of calls to its layers and to the functions known here: no branch, no helper, no
-    attribute that might change, no buffer, no hook of any kind, no weight used twice. The model is only looked at:
-    nothing of it runs, and nothing is changed, in it or in the process.
+def overrides_call(module: nn.Module) -> bool:
+    """Whether calling a module does more than its class's forward: it, or one of its parameters, has hooks, or its
+    call or forward is replaced.
     """
-    modules = dict(model.named_modules())
-    linear = {id(p) for module in modules.values() if type(module) is nn.Linear for p in module.parameters()}
-    if {id(p) for p in model.parameters()} != linear or any(True for _ in model.buffers()):
-        return None
-    if any(_interfered(module) for module in modules.values()) or _watched_everywhere():
-        return None
-    steps = list(_steps_of_sequence(model)) if type(model) is nn.Sequential else _steps_of_forward(model)
-    if steps is None:
-        return None
-    links: list[Link] = []
-    flattens = False
-    for path, step in steps:
-        if _flattens(step) and not links:
-            flattens = True
-        elif not _linked(path, step, links):
-            return None
-    owned = [id(p) for link in links for p in link.layer.parameters()]
-    if not links or len(set(owned)) != len(owned) or set(owned) != linear:
-        return None
-    return LinearChain(links, list(modules.values()), flattens)
-
-
-_Step = tuple[str, object]
-"""What is called: a layer, under its path, or a function or the name of a method, which have none."""
-
-
-def _steps_of_sequence(sequence: nn.Module, path: str = "") -> Iterator[_Step]:
-    """The layers of a sequence and of the sequences in it, in order."""
-    for name, part in sequence._modules.items():
-        if type(part) is nn.Sequential:
-            yield from _steps_of_sequence(part, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", part
-
-
-def _steps_of_forward(model: nn.Module) -> list[_Step] | None:
-    """What the forward of somebody's own class calls, in order; None where that cannot be read off."""
-    kind = type(model)
-    plain = kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
-    calls = straight_line(kind.forward)
-    if calls is None or not plain or kind.__module__.startswith("torch.nn"):
-        return None
-    steps: list[_Step] = []
-    for call in calls:
-        if call.kind == "layer":
-            layer = model._modules.get(call.name)
-            if layer is None or getattr(model, call.name) is not layer:  # an attribute that is no layer, or hides it
-                return None
-            steps.append((call.name, layer))
-        else:
-            by_path = call.kind == "function"
-            steps.append(("", find_function(call.name, kind.forward.__globals__) if by_path else call.name))
-    return steps
-
-
-def _flattens(step: object) -> bool:
-    return type(step) is nn.Flatten and (step.start_dim, step.end_dim) == (1, -1)
-
-
-def _linked(path: str, step: object, links: list[Link]) -> bool:
-    """Take one step into the chain, if it has a place there."""
-    if type(step) is nn.Linear:
-        links.append(Link(step, f"{path}.weight", f"{path}.bias"))
-        return True
-    if type(step) is nn.Identity:
-        return True
-    if isinstance(step, nn.Module):
-        activation = _BY_KIND.get(type(step))
-    else:
-        activation = _BY_FUNCTION.get(step) if isinstance(step, Hashable) else None
-    if activation is None or not links or links[-1].activation is not None:
-        return False
-    links[-1] = links[-1]._replace(activation=activation)
-    return True
-
-
-def _interfered(module: nn.Module) -> bool:
-    """Whether a module is called in a way of its own, or somebody looks on: hooks, of its weights too."""
     return bool(
         any(_hooks(module))
         or "forward" in vars(module)
@@ -245,11 +191,11 @@ def _interfered(module: nn.Module) -> bool:
     )
 
 
+def has_global_hooks() -> bool:
+    """Whether hooks are registered on all modules of the process."""
+    registered = vars(nn.modules.module)
+    return any(registered[f"_global_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))
+
+
 def _hooks(module: nn.Module) -> list[Mapping[int, object]]:
     return [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
-
-
-def _watched_everywhere() -> bool:
-    """Whether hooks are set on all modules there are."""
-    everywhere = vars(nn.modules.module)
-    return any(everywhere[f"_global_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State, as_names, clone_tree, parse_dtype
 from steppe.errors import UsageError
-from steppe.fast.linear_hooks import is_plain
+from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_described,
     check_given,
@@ -164,7 +164,7 @@ class LearnerState:
         found = projected_weights(self.model, self._exclude) if covered else {}
         return {
             # Older versions took the gradients of any linear layer as factors.
-            name: replace(found[name], factorable=factorable and all(map(is_plain, found[name].layers)))
+            name: replace(found[name], factorable=factorable and all(map(may_factor, found[name].layers)))
             for name, factorable in covered.items()
         }
 
