@@ -15,9 +15,9 @@ import torch
 from report import report
 from update_cost import AtWork, at_work, in_turn, reached
 
+from steppe.fast.factored import to_dense
 from steppe.runtime.contexts import flush_denormals, gc_frozen
-from steppe.runtime.malloc import keep_freed_memory
-from steppe.tensors.factored import to_dense
+from steppe.fast.malloc import keep_freed_memory
 
 NETS = ("lenet", "alexnet", "four-conv")
 

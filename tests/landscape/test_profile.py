@@ -73,8 +73,8 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
     y = y if head is None else y % 3 + 1
     network, batch = standing(model, x.double(), y, head)
     quick, slow = LossProbe(network, batch), LossProbe(network, batch, quick=False)
-    assert quick._chain is not None
-    assert slow._chain is None
+    assert quick._grid is not None
+    assert slow._grid is None
     directions = [direction(network, 0, 0), noise(network.trainable, 0, 0)]  # noise moves biases too
     points = [(a, b) for a in ALPHAS for b in (0.0, 0.1)]
     both = cross_entropy, zero_one

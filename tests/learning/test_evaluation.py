@@ -14,7 +14,7 @@ from steppe import ER, Learner, Task
 from steppe.data.samples import Reordering, TensorSamples
 from steppe.data.transforms import Normalise
 from steppe.errors import DataError
-from steppe.network.linear_chain import LinearChain
+from steppe.fast.linear_chain import LinearChain
 
 WIDTH, OUTPUTS = 12, 6
 

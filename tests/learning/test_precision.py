@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import steppe
 from steppe import FSDGPM, Learner, Task
+from steppe.fast.factored import FactoredGrad, to_dense
 from steppe.learning.events import EpochEnded, Event
 from steppe.methods.base import MethodConfig
 from steppe.models.lenet import LeNet
 from steppe.network.network import Network
 from steppe.registry import METHODS
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 CHANCE = torch.Generator().manual_seed(0)
 IMAGES = torch.rand(48, 3, 8, 8, generator=CHANCE)

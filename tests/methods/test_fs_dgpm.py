@@ -11,6 +11,7 @@ from reference_update import PROBLEMS, FlatUpdate, Problem, coverage, drawn, lis
 from torch import Tensor, nn
 
 import steppe
+from steppe.fast.factored import FactoredGrad
 from steppe.methods.base import Method
 from steppe.methods.parts.sgd import clipped
 from steppe.network.network import Network
@@ -18,7 +19,6 @@ from steppe.projection.layers import projected_weights
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad
 
 # Importances that truly move: at the paper's values σ(10·λ) hides any mistake in their gradient.
 LIVELY = {"importance_lr": 30.0, "temperature": 2.0}

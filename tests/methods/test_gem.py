@@ -24,13 +24,14 @@ from reference_update import PROBLEMS, drawn
 from torch import Tensor, nn
 
 from steppe import GEM, DivergedError, Learner, Task, UsageError
+from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.fast.factored_rows import FactoredRows, block_products
 from steppe.methods.gem import dual_solution
 from steppe.methods.parts.ring_buffer import TaskRingBuffer
 from steppe.methods.parts.sgd import clipped
-from steppe.methods.parts.task_gradients import FactoredRows, PastTasks, Rows, block_products
+from steppe.methods.parts.task_gradients import PastTasks, Rows
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 SMALL = {"lr": 0.1, "memory": 12, "tasks": 3}
 CASES: dict[str, dict[str, Any]] = {

@@ -12,13 +12,13 @@ from reference import Sample, central_differences, soften
 from reference_update import PROBLEMS, FlatUpdate, coverage
 from torch import Tensor
 
+from steppe.fast.factored import FactoredGrad, to_dense
 from steppe.methods.parts import sharpness as perturbation
 from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import Sigmoid, Spectral
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 PROBLEM = PROBLEMS["smooth"]  # tanh: finite differences need a loss without kinks
 

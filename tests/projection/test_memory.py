@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import steppe
 from steppe.errors import ModelError
+from steppe.fast.factored import FactoredGrad
 from steppe.network.network import Network
 from steppe.projection.hooks import capture_inputs, output_weight
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
 from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
-from steppe.tensors.factored import FactoredGrad
 
 
 class Net(nn.Module):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from reference import dense_projectors, orthonormal, projected_rows
 from torch import Tensor
 
+from steppe.fast.factored import FactoredGrad, to_dense
 from steppe.projection.projector import SoftProjector
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 

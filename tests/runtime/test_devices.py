@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from steppe import Learner, Task
+from steppe.fast.chain_recognition import find_linear_chain
 from steppe.methods.base import MethodConfig
 from steppe.methods.ewc import Penalty
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
-from steppe.network.linear_chain import find_linear_chain
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.registry import METHODS

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from steppe.fast.factored import ParamDict
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict
 
 
 def moved(model: nn.Module, directions: Sequence[ParamDict], point: Sequence[float]) -> nn.Module:

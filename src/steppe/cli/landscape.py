@@ -23,8 +23,8 @@ from steppe.cli.options import (
 )
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
+from steppe.fast.malloc import keep_freed_memory
 from steppe.landscape.settings import LandscapeSettings
-from steppe.runtime.malloc import keep_freed_memory
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig, same_experiment
 from steppe.experiments.plugins import digests
 from steppe.experiments.run_directory import RunDirectory, locked, read_result, require_free
+from steppe.fast.malloc import keep_freed_memory
 from steppe.learning.events import Callback, EpochEnded, Event, Progress, RunStarted, TaskEnded, ignore
 from steppe.learning.learner import Learner
 from steppe.learning.metrics import AccuracyMatrix
@@ -28,7 +29,6 @@ from steppe.runtime.clocks import NONE, Clock, Time, by_kind
 from steppe.runtime.contexts import gc_frozen
 from steppe.runtime.devices import make_deterministic, resolve_device
 from steppe.runtime.environment import described, machine, printable
-from steppe.runtime.malloc import keep_freed_memory
 from steppe.runtime.signals import Stop, never
 from steppe.version import versions
 

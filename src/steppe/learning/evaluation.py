@@ -17,9 +17,9 @@ from steppe.data.samples import Pair, Reordering, TensorSamples
 from steppe.data.task import Task, check_head
 from steppe.data.tensors import as_tensor, check_dense
 from steppe.errors import DataError, DivergedError
+from steppe.fast.linear_chain import LinearChain
 from steppe.learning.input_kind import Kind, check_scaled_alike
 from steppe.methods.base import Method
-from steppe.network.linear_chain import LinearChain
 from steppe.network.network import Network
 from steppe.runtime.devices import to_device
 from steppe.runtime.session import breathe

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from steppe.data.task import Task
+from steppe.fast.factored import ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.ring_buffer import TaskMemory, check_room, check_shares, require_one_kind
 from steppe.methods.parts.sgd import MomentumSGD, clipped
@@ -23,7 +24,6 @@ from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict, to_dense
 
 
 @dataclass(frozen=True)

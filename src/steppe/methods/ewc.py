@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
+from steppe.fast.factored import ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.sgd import MomentumSGD, clipped
 from steppe.methods.parts.single_sample import check_alone
@@ -25,7 +26,6 @@ from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict, to_dense
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from steppe.data.task import Task
 from steppe.errors import DivergedError
+from steppe.fast.factored import to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.ring_buffer import TaskMemory, check_room, check_shares, require_one_kind
 from steppe.methods.parts.sgd import MomentumSGD, clipped
@@ -26,7 +27,6 @@ from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import to_dense
 
 _RIDGE = 1e-3  # added to AAᵀ, so that the dual has one solution even if the rows depend on each other
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from steppe.fast.factored import Gradient, ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.methods.parts.sgd import clipped
@@ -29,7 +30,6 @@ from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch, index_of
-from steppe.tensors.factored import Gradient, ParamDict, to_dense
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steppe.fast.factored import Gradient, ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.methods.parts.sgd import MomentumSGD, clipped
@@ -20,7 +21,6 @@ from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Gradient, ParamDict, to_dense
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
-from steppe.tensors.factored import ParamDict
+from steppe.fast.factored import ParamDict
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ statistics move only when asked, and train or eval mode is restored module by mo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
@@ -19,10 +18,14 @@ from torch.nn.functional import cross_entropy, nll_loss
 from steppe.checkpoint.tree import State, as_names
 from steppe.data.transforms import UnitRange
 from steppe.errors import DataError, ModelError, UsageError, short_repr
+from steppe.fast.agreement import agree
+from steppe.fast.chain_recognition import find_linear_chain
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict, to_dense
+from steppe.fast.linear_chain import LinearChain
+from steppe.fast.linear_hooks import outer_product, record_linear_calls
+from steppe.fast.matmul import fast_linear_layers, plus_product, wide_linear_layers
 from steppe.network.heads import Heads, validate_heads
 from steppe.network.input_copies import InputCopies
-from steppe.network.linear_chain import LinearChain, find_linear_chain
-from steppe.network.linear_hooks import outer_product, record_linear_calls
 from steppe.network.module_state import (
     buffers_of,
     check_learnable,
@@ -37,8 +40,6 @@ from steppe.network.module_state import (
 )
 from steppe.runtime.devices import to_device
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, to_dense
-from steppe.tensors.matmul import fast_linear_layers, plus_product, wide_linear_layers
 
 _MANY = 128  # samples from which on a chain's own way to its outputs is the quicker one
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -117,13 +118,8 @@ class Network:
         expected = self.loss_and_grad(batch)
         self._chain = chain
         found = self.loss_and_grad(batch, as_factors=True)
-        tolerance = math.sqrt(torch.finfo(self.dtype).eps)
-        same = bool(torch.isclose(found[0], expected[0], rtol=tolerance)) and all(
-            torch.linalg.vector_norm(to_dense(found[1][name]) - to_dense(g))
-            <= tolerance * (torch.linalg.vector_norm(to_dense(g)) + tolerance)
-            for name, g in expected[1].items()
-        )
-        if not same:
+        same = all(agree(to_dense(found[1][name]), to_dense(g)) for name, g in expected[1].items())
+        if not (same and agree(found[0], expected[0])):
             self._chain = None
 
     @property
@@ -268,7 +264,9 @@ class Network:
         """
         chain = self.chain
         if chain is not None:
-            loss, all_of_it = chain.gradient(batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {})
+            loss, all_of_it = chain.loss_and_grad(
+                batch.x.flatten(1), lambda out: self.output_loss(out, batch), at or {}
+            )
             return loss, {
                 name: g if isinstance(g := all_of_it[name], Tensor) or as_factors or name in factored else g.dense()
                 for name in self.trainable

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
-from steppe.network.linear_hooks import factorable
+from steppe.fast.linear_hooks import find_factorable
 from steppe.network.network import Network
 from steppe.projection.hooks import last_weight, output_weight, used_outside
 from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights
@@ -48,7 +48,7 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
     covered = {name: weight for name, weight in covered.items() if name not in misread}
     linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
     with network.mode(training=False), without_fused_rnn(network.model):
-        factored = factorable(network.model, linear, x)
+        factored = find_factorable(network.model, linear, x)
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
 
 

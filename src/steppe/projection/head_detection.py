@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steppe.runtime.hooks import temporary_hooks
+
 _ROWS = 8  # of the Jacobian that are looked at
 _PARALLEL = 1e-4  # sin² of the angle between vectors that count as parallel
 _FAINT = 1e-5  # of the largest entry: a vector that rounding may have made
@@ -36,15 +38,11 @@ def gives_output(model: nn.Module, layers: Sequence[nn.Module], others: Iterable
         if isinstance(output, Tensor) and output.requires_grad:
             around.append(output)
 
-    handles = []
-    try:
+    with temporary_hooks() as hooks:
         for hook, hooked in ((cut, layers), (note, others)):
-            handles += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
+            hooks += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
         with torch.enable_grad():
             output: Tensor = model(x.clone())  # it may work in place
-    finally:
-        for handle in handles:
-            handle.remove()
     if not output.requires_grad:
         return False
     weights = torch.arange(output.numel(), device=output.device).cos().reshape(output.shape).to(output.dtype)

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from steppe.projection.head_detection import gives_output
 from steppe.projection.layers import ProjectedWeight
+from steppe.runtime.hooks import temporary_hooks
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
@@ -41,7 +42,6 @@ def attention_in_steps(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> Iterator[None]:
     """Inside, every forward hands each call of a covered layer, the input as it is, to `sink(weight, layer, x)`."""
-    handles = []
 
     def hook_for(weight: ProjectedWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -51,14 +51,11 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
 
         return hook
 
-    try:
+    with temporary_hooks() as hooks:
         for weight in weights.values():
             for layer in dict.fromkeys(weight.layers):
-                handles.append(layer.register_forward_pre_hook(hook_for(weight), with_kwargs=True))
+                hooks.append(layer.register_forward_pre_hook(hook_for(weight), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def output_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
@@ -92,7 +89,6 @@ def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Te
     """
     own = dict(model.named_parameters())
     wanted = {name: own[name] for name in weights}
-    handles = []
 
     def hook_for(weight: nn.Parameter, wants: bool) -> Callable[..., None]:
         def hook(*_: object) -> None:
@@ -101,18 +97,16 @@ def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Te
         return hook
 
     try:
-        for name, weight in weights.items():
-            for layer in dict.fromkeys(weight.layers):
-                handles.append(layer.register_forward_pre_hook(hook_for(wanted[name], False), prepend=True))
-                handles.append(layer.register_forward_hook(hook_for(wanted[name], True)))
-        with torch.enable_grad():
+        with temporary_hooks() as hooks, torch.enable_grad():
+            for name, weight in weights.items():
+                for layer in dict.fromkeys(weight.layers):
+                    hooks.append(layer.register_forward_pre_hook(hook_for(wanted[name], False), prepend=True))
+                    hooks.append(layer.register_forward_hook(hook_for(wanted[name], True)))
             output: Tensor = model(x.clone())  # it may work in place
             if not (wanted and output.requires_grad):
                 return []
             found = torch.autograd.grad(output.logsumexp(-1).sum(), list(wanted.values()), allow_unused=True)
     finally:
-        for handle in handles:
-            handle.remove()
         for parameter in wanted.values():
             parameter.requires_grad_()
     return [name for name, g in zip(wanted, found, strict=True) if g is not None and bool(g.any())]
@@ -125,7 +119,6 @@ def _outputs(
     gives.
     """
     calls: list[tuple[str, Tensor, int]] = []
-    handles = []
 
     def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], output: object) -> None:
@@ -134,12 +127,8 @@ def _outputs(
 
         return hook
 
-    try:
+    with temporary_hooks() as hooks, torch.no_grad():
         for name, weight in weights.items():
             for layer in dict.fromkeys(weight.layers):
-                handles.append(layer.register_forward_hook(hook_for(name)))
-        with torch.no_grad():
-            return calls, model(x.clone())  # it may work in place
-    finally:
-        for handle in handles:
-            handle.remove()
+                hooks.append(layer.register_forward_hook(hook_for(name)))
+        return calls, model(x.clone())  # it may work in place

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
+from steppe.fast.factored import FactoredGrad, Gradient
 from steppe.network.network import Network
 from steppe.projection.basis import Representation, directions, leading
 from steppe.projection.extend_basis import grown
@@ -18,7 +19,6 @@ from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.session import breathe
-from steppe.tensors.factored import FactoredGrad, Gradient
 
 _FAST = 0.99
 """From this importance on a direction counts as held fast."""

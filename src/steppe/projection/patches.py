@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from steppe.fast.switch import fast_paths_enabled
 from steppe.projection.layers import padding
 
 
 def patch_product(layer: nn.Module, x: Tensor) -> tuple[Tensor, int] | None:
     """R Rᵀ, (groups, in, in), and the number of patches; None for layers to which this does not apply."""
-    if not isinstance(layer, nn.Conv2d) or layer.stride[0] != 1 or layer.dilation[0] != 1 or x.ndim != 4:
+    if not fast_paths_enabled() or not isinstance(layer, nn.Conv2d):
+        return None
+    if layer.stride[0] != 1 or layer.dilation[0] != 1 or x.ndim != 4:
         return None
     x = pad(x, padding(layer), mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
     height, width = layer.kernel_size

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steppe.fast.factored import FactoredGrad
+from steppe.fast.matmul import less_product, product
 from steppe.projection.basis import directions
-from steppe.tensors.factored import FactoredGrad
-from steppe.tensors.matmul import less_product, product
 
 
 @dataclass(frozen=True)

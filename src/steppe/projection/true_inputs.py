@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from steppe.network.module_state import swap_parameters
 from steppe.projection.hooks import attention_in_steps, capture_inputs
 from steppe.projection.layers import RULES, ProjectedWeight
+from steppe.runtime.hooks import temporary_hooks
 
 _VECTORS = 8  # input vectors at the most that a call is tried with
 _ROUNDING = 64  # roundings of the largest number that an output may be off by
@@ -34,20 +35,16 @@ def misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x:
         name: layers for name, weight in weights.items() if (layers := [m for m in weight.layers if not _is_known(m)])
     }
     calls: dict[nn.Module, list[_Arguments]] = {layer: [] for layers in doubtful.values() for layer in layers}
-    handles = []
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[layer].append(_copied((args, kwargs)))  # the model may go on in place
 
-    try:
+    with temporary_hooks() as hooks:
         for layer in calls:  # before hooks of the user's own, which will see the same when the call is made again
-            handles.append(layer.register_forward_pre_hook(note, prepend=True, with_kwargs=True))
+            hooks.append(layer.register_forward_pre_hook(note, prepend=True, with_kwargs=True))
         if calls:
             with torch.no_grad(), attention_in_steps(model):
                 model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return [
         name
         for name, layers in doubtful.items()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
+from steppe.fast.matmul import plus_product
 from steppe.network.network import Network
 from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict
-from steppe.tensors.matmul import plus_product
 
 
 class MomentumSGD:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from steppe.methods.parts.sharpness_chain import Found, PerturbedChain
-from steppe.network.linear_chain import WIDE, LinearChain
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict, columnwise_dot, mean_of, share_inputs, to_dense
+from steppe.fast.linear_chain import WIDE, LinearChain
+from steppe.fast.perturbed_chain import ChainGrad, PerturbedChain
 from steppe.network.module_state import buffers_apart
 from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.runtime.contexts import twice_differentiable
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, columnwise_dot, mean_of, share_inputs, to_dense
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class SharpnessAscent:
     def prepared(self, links: LinearChain, network: Network, memory: GradientMemory, samples: int) -> PerturbedChain:
         """The chain to be moved, for as many samples."""
         if not (self._chain and self._chain[0].fits(links, memory.projectors, samples)):
-            self._chain[:] = [PerturbedChain(links, network, memory, samples, self.lr, self.clamp)]
+            self._chain[:] = [
+                PerturbedChain(links, network, memory.projectors, memory.importance, samples, self.lr, self.clamp)
+            ]
         return self._chain[0]
 
     def schedule(self, count: int) -> Iterator[tuple[slice, bool, bool]]:
@@ -122,7 +124,7 @@ def _on_chain(
     ascent: SharpnessAscent, links: LinearChain, network: Network, memory: GradientMemory, current: Batch, union: Batch
 ) -> Perturbed:
     """The same for a chain of linear layers, with what its passes share."""
-    found: list[Found] = []
+    found: list[ChainGrad] = []
     losses: list[Tensor] = []
     with torch.inference_mode():  # nothing of it is ever differentiated, and every call is a tenth cheaper
         chain = ascent.prepared(links, network, memory, len(union))
@@ -132,11 +134,11 @@ def _on_chain(
         for part, evaluated, _ in ascent.schedule(len(current)):
             if part != taken:
                 taken, seen = part, flat[part]
-            chain.forward_backward(seen, part, evaluated=False)
+            chain.forward_backward(seen, part, with_loss=False)
             chain.ascend(part)
             if evaluated:
                 losses.append(chain.forward_backward(flat, None))
-                found.append(chain.gradient(columnwise_dot=memory.rule.dynamic))
+                found.append(chain.gradient(with_importance=memory.rule.dynamic))
         if len(found) == 1:
             gradient, along, slopes = found[0]
             return Perturbed(losses[0], gradient, slopes, along)

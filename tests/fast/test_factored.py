@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steppe.fast.factored import FactoredGrad, mean_of, to_dense
 from steppe.methods.parts.sgd import scaled
-from steppe.tensors.factored import FactoredGrad, mean_of, to_dense
 
 
 def drawn(rows: int, columns: int, seed: int) -> torch.Tensor:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from steppe import FSDGPM, GPM, Learner, Task
+from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.fast.matmul import fast_linear_layers, wide_linear_layers
 from steppe.models.alexnet import AlexNet
 from steppe.network.network import Network
 from steppe.projection.layers import projected_weights
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
-from steppe.tensors.matmul import fast_linear_layers, wide_linear_layers
 
 pytestmark = NEEDS_ONEDNN
 

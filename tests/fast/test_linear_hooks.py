@@ -10,15 +10,15 @@ from reference import no_hooks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, linear, relu
 
+from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.fast.linear_hooks import find_factorable, record_linear_calls
 from steppe.methods.parts.sgd import clip_factor
-from steppe.network.linear_hooks import factorable, record_linear_calls
 from steppe.network.network import Network
 from steppe.projection.coverage import coverage
 from steppe.projection.importance import Ones
 from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 
 class Net(nn.Module):
@@ -130,7 +130,7 @@ def test_only_true_outer_products_are_factored() -> None:
     model = Unusual()
     linear = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert set(linear) == {f"{name}.weight" for name in ("plain", "scaled", "twice", "halved", "aside")}
-    assert factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
+    assert find_factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
 
 
 def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
@@ -142,7 +142,7 @@ def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
 
     model = Net(use)
     linears = {name: weight.layers for name, weight in projected_weights(model).items()}
-    assert factorable(model, linears, torch.randn(3, 6, dtype=torch.float64)) == ["first.weight", "head.weight"]
+    assert find_factorable(model, linears, torch.randn(3, 6, dtype=torch.float64)) == ["first.weight", "head.weight"]
 
 
 class DropConnect(nn.Linear):

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from steppe.tensors.matmul import product, times_transposed
+from steppe.fast.matmul import product, times_transposed
 
 ParamDict = dict[str, Tensor]
 """A vector in weight space: one tensor per trainable parameter, by the parameter's name."""

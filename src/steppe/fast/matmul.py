@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
+from steppe.fast.switch import fast_paths_enabled
 from steppe.runtime.environment import processor_maker
 
 _MAKERS = ("AuthenticAMD", "HygonGenuine")
@@ -65,7 +66,7 @@ def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
 
 def wide_linear_layers(model: nn.Module) -> list[nn.Linear]:
     """The layers of a model that may be worth it; none where they are not, or where the model is compiled."""
-    modules = list(model.modules()) if onednn_is_quicker() else []
+    modules = list(model.modules()) if fast_paths_enabled() and onednn_is_quicker() else []
     if any(type(module).__name__ == "OptimizedModule" or module._compiled_call_impl for module in modules):
         return []
     return [module for module in modules if type(module) is nn.Linear and module.weight.numel() >= _WIDE]
@@ -140,7 +141,8 @@ def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
 
 def _are_for_onednn(rows: int, inner: int, columns: int) -> bool:
     """Whether products of this size are."""
-    return rows * inner * columns >= _LARGE and min(rows, columns) >= _SIDES and onednn_is_quicker()
+    large = rows * inner * columns >= _LARGE and min(rows, columns) >= _SIDES
+    return large and onednn_is_quicker() and fast_paths_enabled()
 
 
 def _is_plain(x: Tensor) -> bool:

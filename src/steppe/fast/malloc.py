@@ -11,11 +11,13 @@ import ctypes
 import os
 import platform
 
+from steppe.fast.switch import fast_paths_enabled
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 # Bytes: larger arrays, and what lies free at the end beyond this, still go back to the system. Older versions of the
 # library take no more than the second for the first of the two.
 _MOST, _MOST_OF_OLD = 2**30, 2**25
-_OWN_WISHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> bool:
@@ -24,7 +26,8 @@ def keep_freed_memory() -> bool:
     For processes of our own: a library has no business to change its user's. It does nothing where the C library is
     another one, or where the environment says already how memory is to be handled.
     """
-    if platform.libc_ver()[0] != "glibc" or any(os.environ.get(name) for name in _OWN_WISHES):
+    own_settings = any(os.environ.get(name) for name in _VARIABLES)
+    if platform.libc_ver()[0] != "glibc" or own_settings or not fast_paths_enabled():
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
