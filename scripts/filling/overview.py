@@ -56,7 +56,7 @@ def _state(studies: Studies) -> str:
     own = {change for changes in studies.own_changes.values() for change in changes}
     wanted = studies.path.name == studies.recipe  # then settings that vary are what is studied
     others = {change for change in studies.shared | (set() if wanted else own) if change[0] not in SHORTER}
-    asked = {change for change in others if any(f"{change[0]}=" in result["command"] for result in studies.results)}
+    asked = {change for change in others if any(f"{change[0]}=" in result.command for result in studies.results)}
     if asked:
         words.append(f"other settings: {_assigned(asked)}")
     if others - asked:
@@ -111,7 +111,7 @@ def _seeds(studies: Studies) -> str:
 
 
 def _remarks(studies: Studies) -> list[str]:
-    found = dict.fromkeys(remark for result in studies.results for remark in result.get("remarks", []))
+    found = dict.fromkeys(remark for result in studies.results for remark in result.remarks)
     return [f"{remark[:1].upper()}{remark[1:]}" for remark in found]
 
 
@@ -130,7 +130,8 @@ def _programs(folder: Path) -> str:
 
 
 def _program_line(file: Path, told: dict[str, Any]) -> list[str]:
-    program = file.parents[2] / str(told["command"]).split()[1]
+    recorded = Path(str(told["command"]).split()[1])  # it may have moved to another folder since
+    program = next((file.parents[2] / recorded.parts[0]).rglob(recorded.name))
     what = (ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
     where = described(told.get("machine")).removeprefix("machine ")
     return [f"`{file.name}`", " ".join(what.split()), f"`{told['command']}`", where, short_commit(told["versions"])]

@@ -13,12 +13,12 @@ pytest.importorskip("matplotlib")
 
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
-from steppe.figures.reading import Run
+from steppe.report.finished_run import FinishedRun
 
 STD = 2**-0.5  # of two values that differ by one
 
 
-def study(path: Path, methods: tuple[str, ...], seeds: int = 2, **options: Any) -> list[Run]:
+def study(path: Path, methods: tuple[str, ...], seeds: int = 2, **options: Any) -> list[FinishedRun]:
     """Each method five points above the one before."""
     return [
         write_run(path / method / f"seed-{seed}", made_result(method, seed, level=80 + 5 * place, **options))
@@ -51,7 +51,7 @@ def test_comparison_shows_accuracy_time_without_testing_and_memory(tmp_path: Pat
     runs.append(write_run(tmp_path / "other", made_result("er", benchmark="split-mnist", tasks=2)))
     curves, time, memory = FIGURES["comparison"].drawn(runs).axes
     assert [line.get_label() for line in curves.lines] == ["ER", "GPM", "Multitask"]
-    level = runs[4].result["acc"]
+    level = runs[4].result.acc
     assert list(curves.lines[2].get_ydata()) == pytest.approx([level, level])
     assert [bar.get_width() for bar in time.patches] == pytest.approx([6.5 / 3, 6.5 / 3, 2.0])
     assert [text.get_text() for text in time.get_yticklabels()] == ["ER", "GPM", "Multitask"]
@@ -63,7 +63,7 @@ def test_ablation_shows_bars_with_deviations_and_published_marks(tmp_path: Path)
     runs = study(tmp_path, ("fs-dgpm", "er", "gpm"))
     acc, bwt = FIGURES["ablation"].drawn(runs).axes
     assert [text.get_text() for text in acc.get_xticklabels()] == ["GPM", "FS-DGPM"]  # the family, in its order
-    means = [sum(run.result["acc"] for run in runs if run.method == method) / 2 for method in ("gpm", "fs-dgpm")]
+    means = [sum(run.result.acc for run in runs if run.method == method) / 2 for method in ("gpm", "fs-dgpm")]
     assert [bar.get_height() for bar in acc.patches] == pytest.approx(means)
     own = next(container for container in acc.containers if hasattr(container, "errorbar"))
     whiskers = own.errorbar[2][0].get_segments()
@@ -103,7 +103,7 @@ def test_sweeps_read_the_setting_from_the_configuration(
     if name == "ascent-steps":
         assert panels[2].containers[0][0].get_ydata() == pytest.approx([6.5 / 3] * 3)
     else:
-        kept = [sum(runs[0].result["bytes"].values()) / 1000] * len(values)
+        kept = [runs[0].result.memory_bytes / 1000] * len(values)
         assert list(panels[2].containers[0][0].get_xdata()) == pytest.approx(kept)
         assert panels[2].containers[0][0].get_ydata() == pytest.approx(acc[0].get_ydata())
 
@@ -159,7 +159,7 @@ def test_runs_that_are_no_sample_of_one_thing_are_not_averaged(tmp_path: Path) -
 VARIED = {"ascent-steps": "ascent_steps", "memory-size": "buffer"}
 
 
-def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: Any) -> list[Run]:
+def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: Any) -> list[FinishedRun]:
     """Runs of a method with all that the figure asks for, on tasks with these settings."""
     found = []
     for value in (1, 2) if name in VARIED else (1,):

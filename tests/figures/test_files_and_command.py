@@ -14,15 +14,15 @@ from steppe.cli.main import main
 from steppe.errors import RunError, UsageError
 from steppe.figures import FIGURES, Choices
 from steppe.figures.output import SUFFIXES, content, files_for
-from steppe.figures.reading import Run
 from steppe.figures.style import LOOKS, label, look, looks
 from steppe.registry import METHODS
+from steppe.report.finished_run import FinishedRun
 
 BEGINNINGS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
     """Enough for every figure."""
     path = tmp_path_factory.mktemp("study")
     found = [
@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_can_be_saved_and_says_what_it_is(name: str, runs: list[Run], tmp_path: Path) -> None:
+def test_every_figure_can_be_saved_and_says_what_it_is(name: str, runs: list[FinishedRun], tmp_path: Path) -> None:
     given = list(runs)
     if name in ("ascent-steps", "memory-size"):
         given.append(write_run(tmp_path / "varied", made_result("fs-dgpm", ascent_steps=1)))
@@ -50,7 +50,7 @@ def test_every_figure_can_be_saved_and_says_what_it_is(name: str, runs: list[Run
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_same_results_give_the_same_bytes(suffix: str, runs: list[Run]) -> None:
+def test_the_same_results_give_the_same_bytes(suffix: str, runs: list[FinishedRun]) -> None:
     figures = [FIGURES["forgetting"].drawn(runs) for _ in range(2)]
     one, other = (content(figure, suffix) for figure in figures)
     assert one == other
@@ -59,7 +59,7 @@ def test_the_same_results_give_the_same_bytes(suffix: str, runs: list[Run]) -> N
         assert word not in one
 
 
-def test_matplotlibs_settings_stay_and_a_users_do_not_matter(runs: list[Run]) -> None:
+def test_matplotlibs_settings_stay_and_a_users_do_not_matter(runs: list[FinishedRun]) -> None:
     import matplotlib
 
     plain = content(FIGURES["forgetting"].drawn(runs), ".png")
@@ -197,7 +197,7 @@ def test_the_help_lists_every_figure(capsys: pytest.CaptureFixture[str]) -> None
     assert stopped.value.code == 2
 
 
-def test_without_matplotlib_the_remedy_is_named(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_remedy_is_named(runs: list[FinishedRun], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RunError, match="pip install matplotlib"):
         FIGURES["matrix"].drawn(runs)

@@ -12,12 +12,12 @@ pytest.importorskip("matplotlib")
 
 from steppe.errors import RunError, UsageError
 from steppe.figures import FIGURES, Choices
-from steppe.figures.reading import Run
+from steppe.report.finished_run import FinishedRun
 
 ALPHAS = [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 
-def measured(path: Path, methods: tuple[str, ...], *, surface: bool = False) -> list[Run]:
+def measured(path: Path, methods: tuple[str, ...], *, surface: bool = False) -> list[FinishedRun]:
     """Two seeds of each method, the first alone with a landscape, each method's higher than the one before."""
     found = []
     for place, method in enumerate(methods):

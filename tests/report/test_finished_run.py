@@ -15,7 +15,7 @@ from report_runs import write_landscape, write_run
 from steppe.errors import RunError, UsageError
 from steppe.experiments.run_directory import read_result
 from steppe.report.differences import reference, table_of_differences
-from steppe.report.finished_run import Collected, collect, read_run
+from steppe.report.finished_run import Collection, FinishedRun, collect
 from steppe.report.page import page, write_page
 from steppe.report.sections import Section, sections
 from steppe.report.series import section_series
@@ -41,8 +41,8 @@ def test_every_finished_run_once_and_unfinished_ones_named(tmp_path: Path) -> No
     assert [run.name for run in found.runs] == ["study/er/seed-0"]
     assert found.unfinished == [tmp_path / "study" / "er" / "seed-1"]
     assert [study.command for study in found.studies] == ["steppe study"]
-    assert found.runs[0].tasks == {0: "first", 1: "second", 2: "third"}
-    assert found.runs[0].records[1]["ranks"]["first.weight"] == {"rank": 20, "of": 100}
+    assert found.runs[0].log.names == {0: "first", 1: "second", 2: "third"}
+    assert found.runs[0].log.diagnostics[1]["ranks"]["first.weight"] == {"rank": 20, "of": 100}
 
 
 def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
@@ -60,6 +60,8 @@ def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
         ("acc", None),
         ("acc", float("nan")),
         ("config", {}),
+        ("per_task", ["odd"] * 3),
+        ("per_task", [{"seconds": 1, "bytes": {}, "updates": 1}]),
         ("method", 3),
     ],
 )
@@ -76,14 +78,14 @@ def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
     write_run(tmp_path / "er")
     log = tmp_path / "er" / "log.jsonl"
     log.write_text("not json\n[]\n" + log.read_text(encoding="utf-8") + '{"event": "TaskEn', encoding="utf-8")
-    assert len(collect([tmp_path]).runs[0].tasks) == 3
+    assert len(collect([tmp_path]).runs[0].log.names) == 3
     log.unlink()
-    assert collect([tmp_path]).runs[0].tasks == {}
+    assert collect([tmp_path]).runs[0].log.names == {}
     assert only_section(tmp_path).tasks == ["", "", ""]
 
 
 def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
-    write_run(tmp_path / "er", per_task=["odd"] * 3)
+    write_run(tmp_path / "er")
     ranks = {"a": 3, "b": {"rank": "high", "of": 9}, "c": {"rank": 10**400, "of": 9}, "d": {"rank": True, "of": 9}}
     told = {"ranks": ranks, "importances": {"a": {"deciles": ["x"] * 11}}}
     event = {"event": "TaskEnded", "task": 0, "name": "first", "method": told}
@@ -108,8 +110,8 @@ def test_remarks_of_a_log_are_texts_that_can_be_shown(told: object, kept: list[s
     event = {"event": "TaskEnded", "task": 0, "name": "cats\udcff", "remarks": told}
     (tmp_path / "er" / "log.jsonl").write_text(json.dumps(event), encoding="utf-8")
     (run,) = collect([tmp_path]).runs
-    assert run.remarks == tuple(kept)
-    assert run.tasks == {0: "cats"}
+    assert run.remarks == kept
+    assert run.log.names == {0: "cats"}
     page(collect([tmp_path]), "steppe report").encode()
 
 
@@ -135,7 +137,7 @@ def test_a_landscape_that_cannot_be_read_is_left_out_with_a_remark(tmp_path: Pat
     write_run(tmp_path / "er")
     write_landscape(tmp_path / "er", **given)
     run = collect([tmp_path]).runs[0]
-    assert run.landscape is None
+    assert run.usable_landscape is None
     assert "landscape" in run.remarks[0]
     assert "left out" in run.remarks[0]
     assert section_series(only_section(tmp_path))["landscape"] is None
@@ -296,15 +298,15 @@ def test_a_landscape_of_another_run_is_left_out_with_a_remark(tmp_path: Path, ot
     write_run(tmp_path / "two" / "run")
     shutil.copy(tmp_path / "one" / "run" / "landscape.json", tmp_path / "two" / "run")
     run = collect([tmp_path / "two"]).runs[0]
-    assert run.landscape is None
+    assert run.usable_landscape is None
     assert "the landscape of another run" in run.remarks[0]
     assert collect([tmp_path / "one"]).runs[0].landscape is not None
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.rglob("seed-*/landscape.json")), ids=lambda file: file.parts[-3])
 def test_recorded_landscapes_are_those_of_their_runs(file: Path) -> None:
-    assert read_run(file.parent, "run", read_result(file.parent)).landscape is not None
+    assert FinishedRun(file.parent, read_result(file.parent)).landscape is not None
 
 
 def test_nothing_collected_gives_no_section() -> None:
-    assert sections(Collected([], [], [])) == []
+    assert sections(Collection([], [], [])) == []

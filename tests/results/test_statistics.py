@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from steppe.results.statistics import NO_SPREAD, TOO_FEW, Spread, difference, holm, spread
+from steppe.results.statistics import NO_SPREAD, TOO_FEW, MeanStd, difference, holm, mean_std
 
 VALUES = st.lists(st.floats(0, 100), min_size=2, max_size=8)
 
 
 @given(VALUES)
 def test_spread_is_mean_and_sample_deviation(values: list[float]) -> None:
-    found = spread([values[0], None, *values[1:]])
+    found = mean_std([values[0], None, *values[1:]])
     assert found is not None
     assert found.mean == pytest.approx(numpy.mean(values))
     assert found.std == pytest.approx(numpy.std(values, ddof=1), abs=1e-9)
 
 
 def test_spread_of_one_value_and_of_none() -> None:
-    assert spread([3.0]) == Spread(3.0, None)
-    assert spread([None]) is None
-    assert spread([]) is None
+    assert mean_std([3.0]) == MeanStd(3.0)
+    assert mean_std([None]) is None
+    assert mean_std([]) is None
 
 
 def test_equal_seeds_are_paired() -> None:

@@ -58,7 +58,6 @@ class _Instead(argparse.Action):
 
 def _figures(options: argparse.Namespace) -> int:
     from steppe.figures.output import files_for, save
-    from steppe.figures.reading import Run
 
     choices = Choices(
         tasks=task_numbers("--task", options.task),
@@ -66,7 +65,7 @@ def _figures(options: argparse.Namespace) -> int:
         methods=None if options.methods is None else tuple(dict.fromkeys(options.methods.split(","))),
     )
     given = options.directories if options.list is None else options.list
-    runs = [Run(path, result) for path, result in finished_runs(given or []).items()]
+    runs = finished_runs(given) if given else []
     if options.list is not None:
         say("\n".join(line for name in FIGURES for line in _described(name, runs, choices)))
         return 0

@@ -127,8 +127,8 @@ def measure(
     command: str,
 ) -> None:
     """Measure the landscape of one run, show how it goes, and print its flatness."""
-    from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.measure import measure
+    from steppe.results.layout import LANDSCAPE
     from steppe.runtime.devices import make_deterministic
     from steppe.runtime.files import inside
 

@@ -133,10 +133,10 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     from steppe.cli.landscape import measure
     from steppe.cli.options import finished_runs
     from steppe.experiments.run_directory import kept_weights
-    from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.measure import Request
     from steppe.landscape.rank_correlation import compared, rank_correlations, without_bounds
     from steppe.landscape.settings import LandscapeSettings
+    from steppe.results.layout import LANDSCAPE
     from steppe.runtime.files import inside, write_atomic, writing
     from steppe.version import versions
 
@@ -147,7 +147,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
             if (run / LANDSCAPE).exists() and not kept_weights(run):
                 continue  # measured where the weights were; they are often thrown away afterwards
             measure(run, None, LandscapeSettings(), Request(), resume=True, command="steppe landscape RUN")
-    rows = compared(finished_runs([out]))
+    rows = compared({run.path: run.result for run in finished_runs([out])})
     told = {
         "command": command,
         "versions": versions(),
@@ -166,10 +166,9 @@ def _figures(recipe: Recipe, out: Path) -> None:
     from steppe.cli.options import finished_runs
     from steppe.figures import FIGURES, Choices
     from steppe.figures.output import files_for, save
-    from steppe.figures.reading import Run
     from steppe.runtime.files import inside
 
-    runs = [Run(path, result) for path, result in finished_runs([out]).items()]
+    runs = finished_runs([out])
     for name in recipe.figures:
         files = [inside(out, file) for file in files_for(out / name, name)]
         try:

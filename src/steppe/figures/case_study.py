@@ -9,22 +9,22 @@ from steppe.figures import checks
 from steppe.figures.ablation import measure_bars
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import along_direction, legend, letter, mean_accuracy, middle_task, profile
-from steppe.figures.reading import Run, methods
 from steppe.figures.style import PAGE, new_figure
+from steppe.report.finished_run import FinishedRun, methods_of
 
 _PAIR = ("er", "fs-er")
 
 
-def _shown(runs: Sequence[Run]) -> list[Run]:
+def _shown(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     return [run for method in _PAIR for run in runs if run.method == method]
 
 
-def _pairs(runs: Sequence[Run], choices: Choices) -> list[tuple[int, int]]:
-    task = choices.task(middle_task(runs[0].tasks))
-    return [(task, task), (choices.after(runs[0].tasks), task)]
+def _pairs(runs: Sequence[FinishedRun], choices: Choices) -> list[tuple[int, int]]:
+    task = choices.task(middle_task(runs[0].num_tasks))
+    return [(task, task), (choices.after(runs[0].num_tasks), task)]
 
 
-def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     shown = _shown(runs)
     pairs = _pairs(shown, choices)
     figure = new_figure(PAGE, 3.8)
@@ -44,9 +44,9 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     return figure
 
 
-def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     lacking = [
-        f"runs of {method} (steppe study pmnist-60k er fs-er)" for method in _PAIR if method not in methods(runs)
+        f"runs of {method} (steppe study pmnist-60k er fs-er)" for method in _PAIR if method not in methods_of(runs)
     ]
     if lacking:
         return lacking

@@ -9,17 +9,17 @@ from typing import Any
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import bars, legend, letter, mean_accuracy
-from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark, training_times
 from steppe.figures.style import BLACK, PAGE, label, look, new_figure, plain
+from steppe.report.finished_run import FinishedRun, benchmarks_of, by_method, methods_of, on_benchmark, training_times
 
 _HATCHES = ("", "////", "....", "xxxx", "----")
 _MIB = 2**20
 
 
-def _draw(runs: Sequence[Run], choices: Choices) -> Any:
-    names = benchmarks(runs)
-    first = of_benchmark(runs, names[0])
-    count = len(methods(runs))
+def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
+    names = benchmarks_of(runs)
+    first = on_benchmark(runs, names[0])
+    count = len(methods_of(runs))
     figure = new_figure(PAGE, 1.5 + 0.1 * max(count, 8) + 0.13 * count * (len(names) - 1) * 0.5)
     panels = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     mean_accuracy(panels[0], first)
@@ -37,15 +37,13 @@ def _draw(runs: Sequence[Run], choices: Choices) -> Any:
     return figure
 
 
-def _memory(axes: Any, runs: Sequence[Run], names: Sequence[str]) -> None:
+def _memory(axes: Any, runs: Sequence[FinishedRun], names: Sequence[str]) -> None:
     """Replay, bases and whatever else a method keeps between tasks; a bar for each benchmark."""
-    every = methods(runs)
+    every = methods_of(runs)
     height = 0.8 / len(names)
     for number, name in enumerate(names):
-        own = by_method(of_benchmark(runs, name))
-        means = {
-            method: statistics.fmean(sum(run.result["bytes"].values()) / _MIB for run in own[method]) for method in own
-        }
+        own = by_method(on_benchmark(runs, name))
+        means = {method: statistics.fmean(run.result.memory_bytes / _MIB for run in own[method]) for method in own}
         axes.barh(
             [every.index(method) + (number - (len(names) - 1) / 2) * height for method in means],
             list(means.values()),
@@ -75,7 +73,7 @@ def _hatched(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     return checks.each_stream(runs)
 
 

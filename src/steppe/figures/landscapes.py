@@ -9,17 +9,17 @@ from typing import Any
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import along_direction, alphas, legend, letter, middle_task, profile
-from steppe.figures.reading import Run, by_method
 from steppe.figures.style import HEAT, PAGE, label, new_figure
+from steppe.report.finished_run import FinishedRun, by_method
 
 
-def _afters(runs: Sequence[Run], choices: Choices) -> list[int]:
+def _afters(runs: Sequence[FinishedRun], choices: Choices) -> list[int]:
     """After the task itself, halfway, and in the end."""
-    task, tasks = choices.task(1), runs[0].tasks
+    task, tasks = choices.task(1), runs[0].num_tasks
     return list(choices.afters or sorted({task, max(task, middle_task(tasks)), tasks}))
 
 
-def _draw_profiles(runs: Sequence[Run], choices: Choices) -> Any:
+def _draw_profiles(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     task, afters = choices.task(1), _afters(runs, choices)
     figure = new_figure(PAGE, 2.4)
     panels = figure.subplots(1, len(afters), sharey=True, squeeze=False)[0]
@@ -31,7 +31,7 @@ def _draw_profiles(runs: Sequence[Run], choices: Choices) -> Any:
     return figure
 
 
-def _missing_profiles(runs: Sequence[Run], choices: Choices) -> list[str]:
+def _missing_profiles(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     return checks.one_stream(runs) or checks.landscapes(
         runs, [(after, choices.task(1)) for after in _afters(runs, choices)]
     )
@@ -47,14 +47,14 @@ LANDSCAPES = Figure(
 )
 
 
-def _grid(runs: Sequence[Run], choices: Choices) -> list[tuple[int, int]]:
+def _grid(runs: Sequence[FinishedRun], choices: Choices) -> list[tuple[int, int]]:
     """Pairs (after, task) below the diagonal, of the tasks and networks asked for."""
-    every = tuple(range(1, runs[0].tasks + 1))
+    every = tuple(range(1, runs[0].num_tasks + 1))
     afters, tasks = choices.afters or every, choices.tasks or every
     return [(after, task) for task in tasks for after in afters if task <= after]
 
 
-def _draw_grid(runs: Sequence[Run], choices: Choices) -> Any:
+def _draw_grid(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     pairs = _grid(runs, choices)
     afters, tasks = sorted({after for after, _ in pairs}), sorted({task for _, task in pairs})
     side = (PAGE - 0.5) / max(len(afters), 4)
@@ -81,7 +81,7 @@ def _draw_grid(runs: Sequence[Run], choices: Choices) -> Any:
     return figure
 
 
-def _missing_grid(runs: Sequence[Run], choices: Choices) -> list[str]:
+def _missing_grid(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     problems = checks.one_stream(runs)
     if problems:
         return problems
@@ -99,11 +99,11 @@ GRID = Figure(
 )
 
 
-def _surface_pair(runs: Sequence[Run], choices: Choices) -> tuple[int, int] | None:
+def _surface_pair(runs: Sequence[FinishedRun], choices: Choices) -> tuple[int, int] | None:
     """The pair (after, task) to show: as asked for, else the last of which every method has a surface."""
     if choices.afters is not None or choices.tasks is not None:
-        after = choices.after(runs[0].tasks)
-        return after, choices.task(min(after, middle_task(runs[0].tasks)))
+        after = choices.after(runs[0].num_tasks)
+        return after, choices.task(min(after, middle_task(runs[0].num_tasks)))
     there = [
         {key for run in own if run.landscape for key, pair in run.landscape.pairs.items() if pair.surface}
         for own in by_method(runs).values()
@@ -111,11 +111,11 @@ def _surface_pair(runs: Sequence[Run], choices: Choices) -> tuple[int, int] | No
     return max(set.intersection(*there), default=None)
 
 
-def _with_surface(runs: Sequence[Run], pair: tuple[int, int]) -> Run | None:
+def _with_surface(runs: Sequence[FinishedRun], pair: tuple[int, int]) -> FinishedRun | None:
     return next((run for run in runs if (found := run.pair(*pair)) and found.surface), None)
 
 
-def _draw_surface(runs: Sequence[Run], choices: Choices) -> Any:
+def _draw_surface(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     pair = _surface_pair(runs, choices)
     assert pair is not None  # else something was missing
     shown = {method: found for method, own in by_method(runs).items() if (found := _with_surface(own, pair))}
@@ -133,7 +133,7 @@ def _draw_surface(runs: Sequence[Run], choices: Choices) -> Any:
         axes.contour(grid, grid, turned, levels=levels, colors="white", linewidths=0.25)
         axes.plot(0, 0, marker="+", color="white", markersize=5)
         axes.set_aspect("equal")
-        axes.set_title(f"{label(method)}, seed {shown[method].result['seed']}")
+        axes.set_title(f"{label(method)}, seed {shown[method].result.seed}")
     for axes in flat[len(surfaces) :]:
         axes.set_axis_off()
     figure.supxlabel("α, along the first direction", fontsize=7)
@@ -154,10 +154,10 @@ def _levels(values: Sequence[float]) -> list[float]:
     return [float(level) for level in MaxNLocator(16).tick_values(low, high if high > low else low + 1.0)]
 
 
-def _missing_surface(runs: Sequence[Run], choices: Choices) -> list[str]:
+def _missing_surface(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     if problems := checks.one_stream(runs):
         return problems
-    pair = _surface_pair(runs, choices) or (runs[0].tasks, middle_task(runs[0].tasks))
+    pair = _surface_pair(runs, choices) or (runs[0].num_tasks, middle_task(runs[0].num_tasks))
     return checks.landscapes(runs, [pair], surface=True)
 
 

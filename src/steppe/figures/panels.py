@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from steppe.figures.reading import Run, by_method
 from steppe.figures.style import BLACK, Look, label, look
+from steppe.report.finished_run import FinishedRun, by_method
 
 BAND = 0.18
 """How opaque a band of one standard deviation is."""
@@ -34,21 +34,21 @@ def curve(axes: Any, steps: Sequence[float], samples: Sequence[Sequence[float]],
         axes.fill_between(steps, low, high, color=own.colour, alpha=BAND, linewidth=0)
 
 
-def accuracy_of_task(axes: Any, runs: Sequence[Run], task: int) -> None:
+def accuracy_of_task(axes: Any, runs: Sequence[FinishedRun], task: int) -> None:
     """A task's test accuracy as others follow, for the methods that learn them one by one."""
-    for method, own in by_method([run for run in runs if run.one_by_one]).items():
-        curve(axes, range(task, own[0].tasks + 1), [run.accuracy_of(task) for run in own], method)
+    for method, own in by_method([run for run in runs if run.is_incremental]).items():
+        curve(axes, range(task, own[0].num_tasks + 1), [run.accuracy_of(task) for run in own], method)
     over_tasks(axes, "test accuracy (%)")
 
 
-def mean_accuracy(axes: Any, runs: Sequence[Run]) -> None:
+def mean_accuracy(axes: Any, runs: Sequence[FinishedRun]) -> None:
     """The mean over all tasks so far; where tasks are learnt together, a level line at what came of it."""
     for method, own in by_method(runs).items():
-        if all(run.one_by_one for run in own):
-            curve(axes, range(1, own[0].tasks + 1), [run.mean_accuracies() for run in own], method)
+        if all(run.is_incremental for run in own):
+            curve(axes, range(1, own[0].num_tasks + 1), [run.mean_accuracies() for run in own], method)
         else:
-            level = [[run.result["acc"]] * 2 for run in own]
-            curve(axes, (1, own[0].tasks), level, method, marker="")
+            level = [[run.result.acc] * 2 for run in own]
+            curve(axes, (1, own[0].num_tasks), level, method, marker="")
     over_tasks(axes, "average accuracy (%)")
 
 
@@ -126,7 +126,7 @@ def middle_task(tasks: int) -> int:
     return 5 if tasks > 5 else (tasks + 1) // 2
 
 
-def profile(axes: Any, runs: Sequence[Run], after: int, task: int, *, markers: int = 8, **options: Any) -> None:
+def profile(axes: Any, runs: Sequence[FinishedRun], after: int, task: int, *, markers: int = 8, **options: Any) -> None:
     """The loss g(α) of a task around the weights after another one, of every method; bands are over directions, some
     markers along each line tell it from others in grey.
     """
@@ -138,7 +138,7 @@ def profile(axes: Any, runs: Sequence[Run], after: int, task: int, *, markers: i
             curve(axes, alphas(measured[0]), samples, method, markevery=every, **options)
 
 
-def alphas(run: Run) -> list[float]:
+def alphas(run: FinishedRun) -> list[float]:
     """Where a run's landscape was measured."""
     assert run.landscape is not None  # asked for before
     return list(run.landscape.settings.alphas)

@@ -18,17 +18,17 @@ from steppe.figures.panels import (
     middle_task,
     profile,
 )
-from steppe.figures.reading import Run, by_method
 from steppe.figures.style import PAGE, new_figure
+from steppe.report.finished_run import FinishedRun, by_method
 
 
-def _pairs(runs: Sequence[Run], choices: Choices) -> list[tuple[int, int]]:
+def _pairs(runs: Sequence[FinishedRun], choices: Choices) -> list[tuple[int, int]]:
     """Pairs (after, task): the first task after the later one and in the end, the later one as just learnt."""
-    later, last = choices.task(middle_task(runs[0].tasks)), choices.after(runs[0].tasks)
+    later, last = choices.task(middle_task(runs[0].num_tasks)), choices.after(runs[0].num_tasks)
     return [(later, 1), (last, 1), (later, later)]
 
 
-def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     pairs = _pairs(runs, choices)
     later, last = pairs[0][0], pairs[1][0]
     figure = new_figure(PAGE, 3.9)
@@ -65,11 +65,11 @@ def _widest(samples: dict[str, list[float]]) -> float:
     return max((statistics.stdev(values) for values in samples.values() if len(values) > 1), default=0.0)
 
 
-def _one_by_one(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.one_by_one]
+def _one_by_one(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    return [run for run in runs if run.is_incremental]
 
 
-def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     problems = checks.one_stream(runs) or checks.curves(runs) or checks.one_by_one(runs)
     return problems or checks.landscapes(runs, _pairs(runs, choices))
 

@@ -8,6 +8,7 @@ import json
 import math
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +18,18 @@ from steppe.experiments.config import RunConfig
 from steppe.landscape.bound import Bound, Noisy
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
+from steppe.results.layout import LANDSCAPE
+from steppe.results.schema import RunResult
 from steppe.runtime.files import read_json, write_atomic, writing
+from steppe.settings import TrainingConfig
 
-LANDSCAPE = "landscape.json"
 FORMAT = 1
 _LARGEST = 100_000_000  # bytes: of a hundred tasks after each other, on surfaces
 _DIGITS = 6  # significant ones, of every number
 _THEN, _WENT_ON = " && ", " --resume"
+
+_HASHED_NAMES = {new: old for old, new in TrainingConfig.renamed.items()}
+"""Settings are hashed under their first names, so that files written before a renaming stay valid."""
 
 Grid = list[list[float]]
 T = TypeVar("T")
@@ -198,43 +204,57 @@ def rounded(value: T) -> T:
     return typing.cast(T, found)
 
 
-def identity(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What names a run: benchmark, method and seed, and a digest of all settings that its numbers depend on.
+def identity(benchmark: str, method: str, seed: int, config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What identifies a run in landscape.json: its name, and a digest of all settings its numbers depend on.
 
-    Of a result.json, or of as much of it as is known before the end.
+    Args:
+        benchmark: Name of the benchmark.
+        method: Name of the method.
+        seed: Seed of the run.
+        config: The run's configuration by section; `run` does not count.
     """
-    named = {key: result[key] for key in ("benchmark", "method", "seed")}
-    settings = {section: values for section, values in result["config"].items() if section != "run"}
-    described = json.dumps({"seed": result["seed"], **settings}, sort_keys=True)
-    return {**named, "config": hashlib.sha256(described.encode()).hexdigest()[:16]}
+    settings = {section: values for section, values in config.items() if section != "run"}
+    settings["training"] = {_HASHED_NAMES.get(key, key): value for key, value in config["training"].items()}
+    described = json.dumps({"seed": seed, **settings}, sort_keys=True)
+    digest = hashlib.sha256(described.encode()).hexdigest()[:16]
+    return {"benchmark": benchmark, "method": method, "seed": seed, "config": digest}
 
 
-def read_landscape_of(path: Path, result: Mapping[str, Any]) -> Landscape | None:
-    """The landscape in a finished run's directory, None where there is none; one of another run is refused."""
+def identities(result: RunResult) -> list[dict[str, Any]]:
+    """The identities that a landscape of a finished run may carry.
+
+    Its own comes first. Earlier versions included settings that were added after the run, with their defaults.
+
+    Args:
+        result: The run's result.
+    """
+    configs = [result.config]
+    if not result.config["run"].get("plugins"):  # which must not be executed just to read a file
+        with suppress(SteppeError):  # settings of a later version, or of a method that is not installed
+            configs.append(RunConfig.from_mapping(result.config).as_dict())
+    return [identity(result.benchmark, result.method, result.seed, config) for config in configs]
+
+
+def read_landscape_of(path: Path, result: RunResult) -> Landscape | None:
+    """Read the landscape of a finished run.
+
+    Args:
+        path: The run directory.
+        result: The run's result.
+
+    Returns:
+        The landscape; None if the directory has none.
+
+    Raises:
+        RunError: It cannot be read or belongs to another run.
+    """
     file = path / LANDSCAPE
     if not file.exists():
         return None
-    found, own = read_landscape(file), identity(result)
-    for key in ("benchmark", "method", "seed"):
-        if found.run[key] != own[key]:
-            raise _of_another(file, f"{key} {found.run[key]}, not {own[key]}")
-    if found.run["config"] not in (own["config"], _with_later_settings(result)):
-        raise _of_another(file, "other settings")
-    return found
-
-
-def _with_later_settings(result: Mapping[str, Any]) -> str | None:
-    """The digest of the run with the defaults of settings that came after it, as earlier versions took it. Nobody's
-    plugin is run for it.
-    """
-    if result["config"]["run"].get("plugins"):
-        return None
-    try:
-        filled = RunConfig.from_mapping(result["config"]).as_dict()
-    except SteppeError:  # settings of a later version, or of a method of somebody's own
-        return None
-    return str(identity({**result, "config": filled})["config"])
-
-
-def _of_another(file: Path, told: str) -> RunError:
-    return RunError(f"{file} is the landscape of another run ({told}): remove it and measure again.")
+    landscape, known = read_landscape(file), identities(result)
+    own = {key: landscape.run[key] for key in known[0]}
+    if own in known:
+        return landscape
+    differing = [key for key in ("benchmark", "method", "seed") if own[key] != known[0][key]]
+    reason = f"{differing[0]} {own[differing[0]]}, not {known[0][differing[0]]}" if differing else "other settings"
+    raise RunError(f"{file} is the landscape of another run ({reason}); remove it and measure again.")

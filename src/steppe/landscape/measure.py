@@ -116,16 +116,15 @@ def _pairs(run: Path, wanted: Request) -> list[tuple[int, int]]:
 
 
 def _identities(run: Path, config: RunConfig) -> list[dict[str, Any]]:
-    """What names the run: settings that came after it was finished are no part of it, but were in earlier versions."""
+    """The run's identity, without settings that were added after it finished; and with them, as earlier versions did."""
     known = whole = config.as_dict()
     if (run / RESULT).exists():
-        told = read_result(run)["config"]
+        recorded = read_result(run).config
         known = {
-            section: {key: value for key, value in values.items() if key in told[section]}
-            for section, values in known.items()
+            section: {key: value for key, value in values.items() if key in recorded[section]}
+            for section, values in whole.items()
         }
-    named = {"benchmark": config.benchmark, "method": config.method, "seed": config.seed}
-    return [identity({**named, "config": each}) for each in (known, whole)]
+    return [identity(config.benchmark, config.method, config.seed, each) for each in (known, whole)]
 
 
 def _begun(

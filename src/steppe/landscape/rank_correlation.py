@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from steppe.landscape.files import Landscape, read_landscape_of
+from steppe.results.schema import RunResult
 
 _WHEN = ("at_the_end", "when_learnt")
 _BOUNDS = ("finetune", "multitask", "oracle")
 _PAIRINGS = 50_000  # all of eight runs
 
 
-def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compared(results: Mapping[Path, RunResult]) -> list[dict[str, Any]]:
     """A row for every run whose landscape was measured at every task, just after it was learnt and in the end: ACC,
     BWT, and its flatness then, as means over tasks. The best learner comes first.
     """
     rows = []
     for path, result in results.items():
         landscape = read_landscape_of(path, result)
-        if landscape is not None and _is_whole(landscape, len(result["accuracy"])):
-            known = {name: result[name] for name in ("method", "seed", "acc", "bwt")}
+        if landscape is not None and _is_whole(landscape, result.num_tasks):
+            known = {"method": result.method, "seed": result.seed, "acc": result.acc, "bwt": result.bwt}
             rows.append({**known, **_means(landscape)})
     return sorted(rows, key=lambda row: -row["acc"])
 

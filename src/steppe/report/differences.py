@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from steppe.report.sections import Section
-from steppe.results.grouping import is_sequential
 from steppe.results.statistics import Difference, difference, holm
 
 _MEASURES = ("acc", "bwt")
@@ -40,7 +39,7 @@ def reference(section: Section) -> int:
 
     def rank(place: int) -> tuple[bool, float]:
         variant = section.variants[place]
-        in_order = bool(variant.by_seed("bwt")) and is_sequential(variant.runs[0].result)
+        in_order = bool(variant.by_seed("bwt")) and variant.runs[0].result.is_sequential
         return in_order, fmean(variant.by_seed("acc").values())
 
     return max(range(len(section.variants)), key=rank)

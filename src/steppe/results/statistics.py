@@ -14,17 +14,25 @@ _ROUNDING = 64 * sys.float_info.epsilon  # of the largest value: a mean over ten
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A mean and its sample standard deviation, None for a single value."""
+class MeanStd:
+    """A mean and its sample standard deviation; None for a single value."""
 
     mean: float
-    std: float | None
+    std: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean and sample standard deviation of what is there; None where nothing is."""
-    found = [value for value in values if value is not None]
-    return Spread(fmean(found), stdev(found) if len(found) > 1 else None) if found else None
+def mean_std(values: Iterable[float | None]) -> MeanStd | None:
+    """Mean and sample standard deviation of the values that are not None; None if there are none.
+
+    Example:
+        >>> str(mean_std([1.0, None, 3.0]))
+        '2.00 ± 1.41'
+    """
+    known = [value for value in values if value is not None]
+    return MeanStd(fmean(known), stdev(known) if len(known) > 1 else None) if known else None
 
 
 @dataclass(frozen=True)
