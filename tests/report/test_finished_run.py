@@ -14,10 +14,10 @@ from report_runs import write_landscape, write_run
 
 from steppe.errors import RunError, UsageError
 from steppe.experiments.run_directory import read_result
-from steppe.report.differences import reference, table_of_differences
+from steppe.report.differences import default_reference, table_of_differences
 from steppe.report.finished_run import Collection, FinishedRun, collect
-from steppe.report.page import page, write_page
-from steppe.report.sections import Section, sections
+from steppe.report.page import render_page, write_page
+from steppe.report.sections import Section, build_sections
 from steppe.report.series import section_series
 from steppe.results.statistics import TOO_FEW
 
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 def only_section(directory: Path) -> Section:
-    found = sections(collect([directory]))
+    found = build_sections(collect([directory]))
     assert len(found) == 1
     return found[0]
 
@@ -112,7 +112,7 @@ def test_remarks_of_a_log_are_texts_that_can_be_shown(told: object, kept: list[s
     (run,) = collect([tmp_path]).runs
     assert run.remarks == kept
     assert run.log.names == {0: "cats"}
-    page(collect([tmp_path]), "steppe report").encode()
+    render_page(collect([tmp_path]), "steppe report").encode()
 
 
 def test_directories_and_commands_that_are_no_utf_8_reach_the_page(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_other_tasks_are_another_section(tmp_path: Path) -> None:
     write_run(tmp_path / "long")
     write_run(tmp_path / "short", tasks=("one", "two"), changes=" --set benchmark.tasks=2")
     write_run(tmp_path / "other", benchmark="split-mnist")
-    found = sections(collect([tmp_path]))
+    found = build_sections(collect([tmp_path]))
     assert [section.title for section in found] == ["pmnist (tasks=3)", "pmnist (tasks=2)", "split-mnist"]
     assert found[1].changes == {"benchmark.tasks": "2"}
 
@@ -232,26 +232,26 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     write_run(tmp_path / "lone", "lone", 7, lift=-3)
     found = only_section(tmp_path)
     assert [each.label for each in found.variants] == ["together", "better", "er", "lone"]
-    assert reference(found) == 1
+    assert default_reference(found) == 1
     for seed in range(3):  # sees every earlier task again, and has a BWT all the same
         write_run(tmp_path / f"oracle-{seed}", "oracle", seed, lift=9 + seed)
     with_oracle = only_section(tmp_path)
     assert [each.label for each in with_oracle.variants][:3] == ["oracle", "together", "better"]
-    assert reference(with_oracle) == 2
+    assert default_reference(with_oracle) == 2
     for seed in range(3):  # a plugin's, which says so itself
         write_run(tmp_path / f"own-{seed}", "own", seed, lift=20 + seed, schedule="retrain")
     with_own = only_section(tmp_path)
     assert [each.label for each in with_own.variants][:4] == ["own", "oracle", "together", "better"]
-    assert reference(with_own) == 3
+    assert default_reference(with_own) == 3
     rows = {row.label: row for row in table_of_differences(found, 1)}
     assert list(rows) == ["together", "er", "lone"]
-    (acc, p), (bwt, _) = rows["er"].found
+    (acc, p), (bwt, _) = rows["er"].comparisons
     assert acc.mean == pytest.approx(-1.1)
     assert acc.p is not None
     assert p == pytest.approx(2 * acc.p)  # two comparisons, this one the clearer; the lone seed is not tested
-    assert rows["together"].found[1][0].mean is None
+    assert rows["together"].comparisons[1][0].mean is None
     assert bwt.mean == pytest.approx(0, abs=1e-9)
-    assert rows["lone"].found[0][0].reason == TOO_FEW
+    assert rows["lone"].comparisons[0][0].reason == TOO_FEW
     assert rows["lone"].cells()[1] == TOO_FEW
 
 
@@ -309,4 +309,4 @@ def test_recorded_landscapes_are_those_of_their_runs(file: Path) -> None:
 
 
 def test_nothing_collected_gives_no_section() -> None:
-    assert sections(Collection([], [], [])) == []
+    assert build_sections(Collection([], [], [])) == []

@@ -18,7 +18,7 @@ from steppe.experiments import run_directory as run_files
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.report.finished_run import collect, training_times
-from steppe.report.sections import sections
+from steppe.report.sections import build_sections
 from steppe.report.series import section_series
 from steppe.results.details import details
 from steppe.results.schema import RunResult
@@ -146,7 +146,7 @@ def test_the_report_does_so_too(tmp_path: Path) -> None:
         write_run(tmp_path / "both" / name, result)
     write_run(tmp_path / "new", {**made_result("gpm"), "cpu_seconds": CPU})
     for place, measure, train in (("both", "seconds", 1.0), ("new", "cpu_seconds", round(1 / 3, 5))):
-        [section] = sections(collect([tmp_path / place]))
+        [section] = build_sections(collect([tmp_path / place]))
         series = section_series(section)
         assert series["timed_by"] == measure
         assert [method["seconds"]["all"][0] for method in series["methods"]] == [train] * len(section.variants)

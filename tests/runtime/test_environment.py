@@ -10,7 +10,7 @@ import pytest
 from report_runs import write_run
 
 from steppe.report.finished_run import collect
-from steppe.report.page import page
+from steppe.report.page import render_page
 from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, run_report
 from steppe.runtime import environment as module
@@ -72,7 +72,7 @@ def test_it_is_shown_where_versions_are(tmp_path: Path) -> None:
     words = "an abacus, 1 core, 0.5 GiB, wood"
     assert words in run_report(RunResult.from_dict(new))
     assert NOT_RECORDED in run_report(RunResult.from_dict(old))
-    shown = page(collect([tmp_path]), "steppe report")
+    shown = render_page(collect([tmp_path]), "steppe report")
     assert f"<li>{words} (1 run)</li>" in shown
     assert f"<li>{NOT_RECORDED} (1 run)</li>" in shown
     assert json.loads(as_json([RunResult.from_dict(each) for each in (new, old)], "steppe study"))["machines"] == [MADE]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.experiments.run_directory import read_result
-from steppe.landscape.bound import Noisy
+from steppe.landscape.bound import NoisyLoss
 from steppe.landscape.files import Landscape, Pair, identities
 from steppe.landscape.flatness import Estimate, Flatness
 from steppe.landscape.settings import LandscapeSettings
@@ -110,7 +110,7 @@ def write_landscape(
         grid = [[height + 10 * row + column for column in range(points)] for row in range(points)] if surface else None
         profiles = losses(after, task, height) if points == POINTS else [[0.0] * points] * DIRECTIONS
         found.pairs[after, task] = Pair(
-            profiles, Flatness(0.0, still, still, still), Noisy(0.0, 0.0, still, still), surface=grid
+            profiles, Flatness(0.0, still, still, still), NoisyLoss(0.0, 0.0, still, still), surface=grid
         )
     found.write(run.path / "landscape.json")
     return FinishedRun(run.path, run.result)

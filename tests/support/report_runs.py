@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.experiments.run_directory import read_result
-from steppe.landscape.bound import Noisy
+from steppe.landscape.bound import NoisyLoss
 from steppe.landscape.files import Landscape, Pair, identities
 from steppe.landscape.flatness import Estimate, Flatness
 from steppe.landscape.settings import LandscapeSettings
@@ -100,7 +100,7 @@ def write_landscape(
             [0.3 + (number + 1) / 2 * sharpness * after * alpha**2 for alpha in settings.alphas]
             for number in range(settings.directions)
         ]
-        noisy = Noisy(0.0, 0.0, flat.sharpness, flat.sharpness)
+        noisy = NoisyLoss(0.0, 0.0, flat.sharpness, flat.sharpness)
         found.pairs[after, task] = Pair(losses, flat, noisy, None if task > 1 else 12.5)
     file = path / "landscape.json"
     found.write(file)

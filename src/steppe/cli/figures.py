@@ -57,7 +57,7 @@ class _Instead(argparse.Action):
 
 
 def _figures(options: argparse.Namespace) -> int:
-    from steppe.figures.output import files_for, save
+    from steppe.figures.output import output_files, save
 
     choices = Choices(
         tasks=task_numbers("--task", options.task),
@@ -69,10 +69,10 @@ def _figures(options: argparse.Namespace) -> int:
     if options.list is not None:
         say("\n".join(line for name in FIGURES for line in _described(name, runs, choices)))
         return 0
-    files = files_for(options.out, options.figure)
+    files = output_files(options.out, options.figure)
     if options.out is None:  # the directory we are in may be somebody else's
         files = [inside(Path(), file) for file in files]
-    save(FIGURES[options.figure].drawn(runs, choices), files)
+    save(FIGURES[options.figure].draw(runs, choices), files)
     say(f"wrote {', '.join(map(str, files))}")
     return 0
 
@@ -83,7 +83,7 @@ def _described(name: str, runs: Sequence[Any], choices: Choices) -> list[str]:
     lines = [f"{name}: {figure.text}", f"  needs: {figure.needs}"]
     if runs:
         try:
-            lacking = figure.missing(choices.of(runs), choices)
+            lacking = figure.missing(choices.filter(runs), choices)
         except UsageError as error:
             lacking = [str(error)]
         lines += [f"  missing: {problem}" for problem in lacking] or ["  nothing is missing"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _SHOWN = 3  # of things of one kind that are missing, the first few are named
 
 
-def one_stream(runs: Sequence[FinishedRun], but: str | None = None) -> list[str]:
+def same_tasks(runs: Sequence[FinishedRun], but: str | None = None) -> list[str]:
     """Runs on the same tasks, whatever their methods, and the runs of a method alike (see `_alike` on `but`)."""
     names = benchmarks_of(runs)
     if len(names) > 1:
@@ -30,9 +30,9 @@ def one_stream(runs: Sequence[FinishedRun], but: str | None = None) -> list[str]
     return _alike(runs, but)
 
 
-def each_stream(runs: Sequence[FinishedRun]) -> list[str]:
+def same_tasks_per_benchmark(runs: Sequence[FinishedRun]) -> list[str]:
     """The same, for each benchmark by itself."""
-    return [problem for name in benchmarks_of(runs) for problem in one_stream(on_benchmark(runs, name))]
+    return [problem for name in benchmarks_of(runs) for problem in same_tasks(on_benchmark(runs, name))]
 
 
 def _alike(runs: Sequence[FinishedRun], but: str | None) -> list[str]:
@@ -64,14 +64,14 @@ def _differing(runs: Iterable[FinishedRun], sections: Sequence[str]) -> dict[str
     return {setting: known for setting, known in values.items() if len(known) > 1}
 
 
-def curves(runs: Sequence[FinishedRun]) -> list[str]:
+def any_incremental(runs: Sequence[FinishedRun]) -> list[str]:
     """At least one run that learnt its tasks one after another."""
     if any(run.is_incremental for run in runs):
         return []
     return ["a run that learnt its tasks one after another (there is no forgetting in learning them together)"]
 
 
-def one_by_one(runs: Iterable[FinishedRun]) -> list[str]:
+def all_incremental(runs: Iterable[FinishedRun]) -> list[str]:
     """Methods whose network is there after each task; learning all together leaves that after the last one alone."""
     together = [run.method for run in runs if not run.is_incremental]
     return [
@@ -79,13 +79,15 @@ def one_by_one(runs: Iterable[FinishedRun]) -> list[str]:
     ]
 
 
-def landscapes(runs: Sequence[FinishedRun], pairs: Iterable[tuple[int, int]], *, surface: bool = False) -> list[str]:
+def has_landscapes(
+    runs: Sequence[FinishedRun], pairs: Iterable[tuple[int, int]], *, surface: bool = False
+) -> list[str]:
     """For every method, at least one seed with these pairs (after, task) of its landscape, or with their surfaces."""
     wanted = list(pairs)
     for after, task in wanted:
         if not 1 <= task <= after <= runs[0].num_tasks:
             return [f"task {task} after task {after} (there are {runs[0].num_tasks} tasks, and a task is learnt first)"]
-    if any(after < runs[0].num_tasks for after, _ in wanted) and (problems := one_by_one(runs)):
+    if any(after < runs[0].num_tasks for after, _ in wanted) and (problems := all_incremental(runs)):
         return problems
     usual = next((run.landscape.settings for run in runs if run.landscape is not None), None)
     lacking = []

@@ -8,8 +8,8 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import bars, legend, letter, mean_accuracy
-from steppe.figures.style import BLACK, PAGE, label, look, new_figure, plain
+from steppe.figures.panels import add_legend, add_titles, plot_bars, plot_mean_accuracy
+from steppe.figures.style import BLACK, PAGE, display_name, escape_text, new_figure, style_of
 from steppe.report.finished_run import FinishedRun, benchmarks_of, by_method, methods_of, on_benchmark, training_times
 
 _HATCHES = ("", "////", "....", "xxxx", "----")
@@ -22,18 +22,18 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     count = len(methods_of(runs))
     figure = new_figure(PAGE, 1.5 + 0.1 * max(count, 8) + 0.13 * count * (len(names) - 1) * 0.5)
     panels = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    mean_accuracy(panels[0], first)
+    plot_mean_accuracy(panels[0], first)
     times, seconds = training_times(first)
-    bars(
+    plot_bars(
         panels[1],
         {method: [times[run.path] for run in own] for method, own in by_method(first).items()},
         f"{seconds} per task",
         lengthwise=True,
     )
     _memory(panels[2], runs, names)
-    where = plain(names[0])
-    letter(panels, [f"accuracy, {where}", f"training time, {where}", "memory held in the end"])
-    legend(figure, panels[:1], _hatched(names))
+    where = escape_text(names[0])
+    add_titles(panels, [f"accuracy, {where}", f"training time, {where}", "memory held in the end"])
+    add_legend(figure, panels[:1], _hatched(names))
     return figure
 
 
@@ -48,13 +48,13 @@ def _memory(axes: Any, runs: Sequence[FinishedRun], names: Sequence[str]) -> Non
             [every.index(method) + (number - (len(names) - 1) / 2) * height for method in means],
             list(means.values()),
             height=0.9 * height,
-            color=[look(method).colour for method in means],
+            color=[style_of(method).color for method in means],
             edgecolor=BLACK,
             alpha=0.75,
             hatch=_HATCHES[number % len(_HATCHES)],
-            label=plain(name),
+            label=escape_text(name),
         )
-    axes.set_yticks(range(len(every)), [label(method) for method in every])
+    axes.set_yticks(range(len(every)), [display_name(method) for method in every])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
@@ -68,13 +68,13 @@ def _hatched(names: Sequence[str]) -> dict[str, Any]:
     if len(names) < 2:
         return {}
     return {
-        plain(name): Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
+        escape_text(name): Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
         for number, name in enumerate(names)
     }
 
 
 def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
-    return checks.each_stream(runs)
+    return checks.same_tasks_per_benchmark(runs)
 
 
 COMPARISON = Figure(

@@ -13,8 +13,8 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import curve, legend, over_tasks
-from steppe.figures.style import PAGE, label, look, new_figure, plain
+from steppe.figures.panels import add_legend, label_task_axis, plot_curve
+from steppe.figures.style import PAGE, display_name, escape_text, new_figure, style_of
 from steppe.report.finished_run import FinishedRun, by_method, methods_of
 
 _NESTED = ((0, 10, 0.12), (1, 9, 0.16), (2, 8, 0.2), (3, 7, 0.24), (4, 6, 0.28))
@@ -46,7 +46,7 @@ def _of_basis_before(runs: Sequence[FinishedRun]) -> bool:
 
 def _deciles(axes: Any, runs: Sequence[FinishedRun], layer: str) -> None:
     """Bands between deciles of λ, each the mean over seeds, and the median as a line, where λ is told of."""
-    own = look(runs[0].method)
+    own = style_of(runs[0].method)
     steps = [
         place
         for place in range(runs[0].num_tasks)
@@ -58,9 +58,9 @@ def _deciles(axes: Any, runs: Sequence[FinishedRun], layer: str) -> None:
     ]
     learnt = [place + 1 for place in steps]
     for low, high, opacity in _NESTED:
-        axes.fill_between(learnt, deciles[low], deciles[high], color=own.colour, alpha=opacity, linewidth=0)
-    axes.plot(learnt, deciles[5], color=own.colour, linestyle=own.line, label="_median")
-    over_tasks(axes, "")
+        axes.fill_between(learnt, deciles[low], deciles[high], color=own.color, alpha=opacity, linewidth=0)
+    axes.plot(learnt, deciles[5], color=own.color, linestyle=own.line, label="_median")
+    label_task_axis(axes, "")
     axes.set_xlabel("")
     axes.set_ylim(-0.03, 1.05)
 
@@ -74,10 +74,10 @@ def _ranks(axes: Any, runs: Sequence[FinishedRun], layer: str) -> None:
             record["ranks"][layer]["of"] for run in own for record in _records(run) if layer in record.get("ranks", {})
         ]
         if of:
-            curve(axes, range(1, len(samples[0]) + 1), samples, method, markersize=2.5)
+            plot_curve(axes, range(1, len(samples[0]) + 1), samples, method, markersize=2.5)
             size = max(size, *of)
     axes.axhline(size, color="0.5", linewidth=0.6)
-    over_tasks(axes, "")
+    label_task_axis(axes, "")
     axes.set_ylim(0, 1.06 * size)
 
 
@@ -92,18 +92,18 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
         for axes, layer in zip(row, layers, strict=True):
             _deciles(axes, own, layer)
             axes.tick_params(labelleft=axes is row[0])
-        row[0].set_ylabel(f"λ, {label(method)}\nbasis {'before' if _of_basis_before(own) else 'after'}")
+        row[0].set_ylabel(f"λ, {display_name(method)}\nbasis {'before' if _of_basis_before(own) else 'after'}")
     for axes, layer in zip(panels[0], layers, strict=True):
-        axes.set_title(plain(layer.removesuffix(".weight")))
+        axes.set_title(escape_text(layer.removesuffix(".weight")))
     for axes, layer in zip(panels[-1], layers, strict=True):
         _ranks(axes, runs, layer)
     panels[-1][0].set_ylabel("rank of the basis after")
-    legend(figure, panels[-1])
+    add_legend(figure, panels[-1])
     return figure
 
 
 def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
-    if problems := checks.one_stream(runs):
+    if problems := checks.same_tasks(runs):
         return problems
     if not _with(runs, "importances"):
         return [

@@ -8,8 +8,8 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import along_direction, alphas, legend, letter, middle_task, profile
-from steppe.figures.style import HEAT, PAGE, label, new_figure
+from steppe.figures.panels import add_legend, add_titles, alphas_of, label_profile_axes, middle_task, plot_profile
+from steppe.figures.style import COLORMAP, PAGE, display_name, new_figure
 from steppe.report.finished_run import FinishedRun, by_method
 
 
@@ -24,15 +24,15 @@ def _draw_profiles(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     figure = new_figure(PAGE, 2.4)
     panels = figure.subplots(1, len(afters), sharey=True, squeeze=False)[0]
     for axes, after in zip(panels, afters, strict=True):
-        profile(axes, runs, after, task)
-        along_direction(axes, measure=axes is panels[0])
-    letter(panels, [f"task {task} after task {after}" for after in afters])
-    legend(figure, panels)
+        plot_profile(axes, runs, after, task)
+        label_profile_axes(axes, measure=axes is panels[0])
+    add_titles(panels, [f"task {task} after task {after}" for after in afters])
+    add_legend(figure, panels)
     return figure
 
 
 def _missing_profiles(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
-    return checks.one_stream(runs) or checks.landscapes(
+    return checks.same_tasks(runs) or checks.has_landscapes(
         runs, [(after, choices.task(1)) for after in _afters(runs, choices)]
     )
 
@@ -66,7 +66,7 @@ def _draw_grid(runs: Sequence[FinishedRun], choices: Choices) -> Any:
             if task > after:
                 axes.set_axis_off()
                 continue
-            profile(axes, runs, after, task, markers=4, linewidth=0.9, markersize=2)
+            plot_profile(axes, runs, after, task, markers=4, linewidth=0.9, markersize=2)
             axes.grid(axis="y")
             last, lowest = column == len(afters) - 1, row == len(tasks) - 1
             axes.tick_params(labelleft=False, labelright=last, labelbottom=last and lowest, labelsize=5.5)
@@ -77,16 +77,18 @@ def _draw_grid(runs: Sequence[FinishedRun], choices: Choices) -> Any:
                 axes.set_xlabel("α", labelpad=1)
             if row == 0:
                 axes.set_title(f"after {after}", fontsize=6.5)
-    legend(figure, [axes for row in panels for axes in row])
+    add_legend(figure, [axes for row in panels for axes in row])
     return figure
 
 
 def _missing_grid(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
-    problems = checks.one_stream(runs)
+    problems = checks.same_tasks(runs)
     if problems:
         return problems
     pairs = _grid(runs, choices)
-    return checks.landscapes(runs, pairs) if pairs else ["a task that one of the networks has learnt: --task, --after"]
+    return (
+        checks.has_landscapes(runs, pairs) if pairs else ["a task that one of the networks has learnt: --task, --after"]
+    )
 
 
 GRID = Figure(
@@ -127,13 +129,13 @@ def _draw_surface(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     levels = _levels([value for surface in surfaces.values() for row in surface for value in row])
     flat = list(panels.flat)
     for axes, (method, surface) in zip(flat, surfaces.items(), strict=False):
-        grid = alphas(shown[method])
+        grid = alphas_of(shown[method])
         turned = [list(column) for column in zip(*surface, strict=True)]  # the first direction goes to the right
-        filled = axes.contourf(grid, grid, turned, levels=levels, cmap=HEAT, extend="max")
+        filled = axes.contourf(grid, grid, turned, levels=levels, cmap=COLORMAP, extend="max")
         axes.contour(grid, grid, turned, levels=levels, colors="white", linewidths=0.25)
         axes.plot(0, 0, marker="+", color="white", markersize=5)
         axes.set_aspect("equal")
-        axes.set_title(f"{label(method)}, seed {shown[method].result.seed}")
+        axes.set_title(f"{display_name(method)}, seed {shown[method].result.seed}")
     for axes in flat[len(surfaces) :]:
         axes.set_axis_off()
     figure.supxlabel("α, along the first direction", fontsize=7)
@@ -155,10 +157,10 @@ def _levels(values: Sequence[float]) -> list[float]:
 
 
 def _missing_surface(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
-    if problems := checks.one_stream(runs):
+    if problems := checks.same_tasks(runs):
         return problems
     pair = _surface_pair(runs, choices) or (runs[0].num_tasks, middle_task(runs[0].num_tasks))
-    return checks.landscapes(runs, [pair], surface=True)
+    return checks.has_landscapes(runs, [pair], surface=True)
 
 
 SURFACE = Figure(

@@ -9,7 +9,7 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.style import HEAT, PAGE, label, new_figure
+from steppe.figures.style import COLORMAP, PAGE, display_name, new_figure
 from steppe.report.finished_run import FinishedRun, by_method
 
 _WRITTEN = 10  # tasks up to which the numbers are written into the cells
@@ -38,10 +38,10 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     size = runs[0].num_tasks
     for axes, (method, matrix) in zip(panels.flat, matrices.items(), strict=False):
         corners = [place + 0.5 for place in range(size + 1)]
-        drawn = axes.pcolormesh(corners, corners, matrix, cmap=HEAT, vmin=min(known), vmax=max(known))
+        drawn = axes.pcolormesh(corners, corners, matrix, cmap=COLORMAP, vmin=min(known), vmax=max(known))
         axes.set_ylim(size + 0.5, 0.5)
         axes.set_aspect("equal")
-        axes.set_title(label(method))
+        axes.set_title(display_name(method))
         if size <= _WRITTEN:
             _write(axes, matrix, (min(known) + max(known)) / 2)
     _ticks(panels[0][0], size)
@@ -66,12 +66,12 @@ def _write(axes: Any, matrix: list[list[float]], middle: float) -> None:
     for row, values in enumerate(matrix):
         for column, value in enumerate(values):
             if not math.isnan(value):
-                colour = "white" if value < middle else "black"
-                axes.text(column + 1, row + 1, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=5.5)
+                color = "white" if value < middle else "black"
+                axes.text(column + 1, row + 1, f"{value:.0f}", ha="center", va="center", color=color, fontsize=5.5)
 
 
 def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
-    return checks.one_stream(runs)
+    return checks.same_tasks(runs)
 
 
 MATRIX = Figure(

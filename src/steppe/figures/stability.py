@@ -9,14 +9,14 @@ from typing import Any
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import (
-    accuracy_of_task,
-    along_direction,
-    bars,
-    fit_to_values,
-    legend,
-    letter,
+    add_legend,
+    add_titles,
+    cut_axis,
+    label_profile_axes,
     middle_task,
-    profile,
+    plot_bars,
+    plot_profile,
+    plot_task_accuracy,
 )
 from steppe.figures.style import PAGE, new_figure
 from steppe.report.finished_run import FinishedRun, by_method
@@ -34,20 +34,20 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     figure = new_figure(PAGE, 3.9)
     rows = figure.subplot_mosaic("aabbcc;.ddee.", gridspec_kw={"hspace": 0.06})
     panels = [rows[name] for name in "abcde"]
-    accuracy_of_task(panels[0], runs, 1)
+    plot_task_accuracy(panels[0], runs, 1)
     learnt = {
         method: [run.accuracy_of(later)[0] for run in own] for method, own in by_method(_one_by_one(runs)).items()
     }
-    bars(panels[3], learnt, "test accuracy (%)")
+    plot_bars(panels[3], learnt, "test accuracy (%)")
     means = [statistics.fmean(values) for values in learnt.values()]
-    fit_to_values(panels[3], min(means) - _widest(learnt), max(means) + _widest(learnt))
+    cut_axis(panels[3], min(means) - _widest(learnt), max(means) + _widest(learnt))
     for axes, pair in zip((panels[1], panels[2], panels[4]), pairs, strict=True):
-        profile(axes, runs, *pair)
-        along_direction(axes, measure=True)
+        plot_profile(axes, runs, *pair)
+        label_profile_axes(axes, measure=True)
     panels[2].sharey(panels[1])
     panels[1].autoscale()
     panels[2].set_ylabel("")
-    letter(
+    add_titles(
         panels,
         [
             "stability: accuracy of task 1",
@@ -57,7 +57,7 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
             f"task {later} after task {later}",
         ],
     )
-    legend(figure, panels)
+    add_legend(figure, panels)
     return figure
 
 
@@ -70,8 +70,8 @@ def _one_by_one(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 
 
 def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
-    problems = checks.one_stream(runs) or checks.curves(runs) or checks.one_by_one(runs)
-    return problems or checks.landscapes(runs, _pairs(runs, choices))
+    problems = checks.same_tasks(runs) or checks.any_incremental(runs) or checks.all_incremental(runs)
+    return problems or checks.has_landscapes(runs, _pairs(runs, choices))
 
 
 STABILITY = Figure(

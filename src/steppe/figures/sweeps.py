@@ -9,8 +9,8 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import legend, letter
-from steppe.figures.style import PAGE, label, look, new_figure
+from steppe.figures.panels import add_legend, add_titles
+from steppe.figures.style import PAGE, display_name, new_figure, style_of
 from steppe.report.finished_run import FinishedRun, by_method, training_times
 
 Measure = Callable[[FinishedRun], float]
@@ -64,15 +64,15 @@ def _lines(axes: Any, runs: Sequence[FinishedRun], setting: str, place: Measure 
         values = sorted({run.setting(setting) for run in own})
         of_value = [[run for run in own if run.setting(setting) == value] for value in values]
         samples = [[measure(run) for run in found] for found in of_value]
-        style = look(method)
+        style = style_of(method)
         axes.errorbar(
             values if place is None else [statistics.fmean(map(place, found)) for found in of_value],
             [statistics.fmean(found) for found in samples],
             yerr=[statistics.stdev(found) if len(found) > 1 else 0.0 for found in samples],
-            color=style.colour,
+            color=style.color,
             marker=style.marker,
             linestyle=style.line,
-            label=label(method),
+            label=display_name(method),
             capsize=1.8,
             elinewidth=0.8,
         )
@@ -96,8 +96,8 @@ def _figure(name: str, text: str, setting: str, axis: str, panels: Sequence[_Pan
             axes.margins(x=0.1)
             axes.set_xlabel(panel.axis or axis)
             axes.set_ylabel(words)
-        letter(drawn, [panel.title for panel in panels])
-        legend(figure, drawn)
+        add_titles(drawn, [panel.title for panel in panels])
+        add_legend(figure, drawn)
         return figure
 
     def missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
@@ -110,7 +110,7 @@ def _figure(name: str, text: str, setting: str, axis: str, panels: Sequence[_Pan
         lacking = [run.method for run in shown if run.result.bwt is None]
         if lacking:
             return [f"methods that learn tasks one by one ({lacking[0]} does not: choose others by --methods)"]
-        return checks.one_stream(shown, but=setting)
+        return checks.same_tasks(shown, but=setting)
 
     return Figure(name, text, f"runs of one benchmark that differ in {setting} alone", draw, missing)
 

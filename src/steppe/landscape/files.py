@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from steppe.errors import DivergedError, RunError, SteppeError, UsageError
 from steppe.experiments.config import RunConfig
-from steppe.landscape.bound import Bound, Noisy
+from steppe.landscape.bound import Bound, NoisyLoss
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
 from steppe.results.layout import LANDSCAPE
@@ -42,7 +42,7 @@ class Pair:
     losses: Grid
     """g(α), (directions, alphas)."""
     flatness: Flatness
-    noisy: Noisy
+    noisy: NoisyLoss
     eigenvalue: float | None = None
     """The top eigenvalue of the Hessian, where it was asked for and found."""
     surface: Grid | None = None
@@ -77,7 +77,7 @@ class Landscape:
         """The tasks measured at one of them, in order."""
         return sorted(task for column, task in self.pairs if column == after)
 
-    def made_by(self, command: str) -> None:
+    def record_command(self, command: str) -> None:
         """Tell of a command that adds something, unless it is known to have done so: what was stopped goes on by it."""
         if command not in [each.removesuffix(_WENT_ON) for each in self.command.split(_THEN)]:
             self.command += f"{_THEN}{command}{_WENT_ON}"
@@ -90,7 +90,7 @@ class Landscape:
             "versions": self.versions,
             "run": self.run,
             "settings": self.settings.as_dict(),
-            "alphas": rounded(self.settings.alphas),
+            "alphas": round_floats(self.settings.alphas),
             "weights": {str(after): self.weights[after] for after in sorted(self.weights)},
             "flatness": self._nested(lambda pair: dataclasses.asdict(pair.flatness)),
             "hessian": self._nested(lambda pair: pair.eigenvalue),
@@ -146,7 +146,7 @@ def _landscape(data: Mapping[str, Any]) -> Landscape:
         raise ValueError("it does not say which run it is of")
     found = Landscape(run, settings, str(data["command"]), dict(data["versions"]))
     found.weights = {int(after): str(digest) for after, digest in data["weights"].items()}
-    found.bounds = {int(after): _made(Bound, bound) for after, bound in data["bound"].items()}
+    found.bounds = {int(after): _build(Bound, bound) for after, bound in data["bound"].items()}
     for after, column in data["profiles"].items():
         for task, losses in column.items():
 
@@ -156,15 +156,15 @@ def _landscape(data: Mapping[str, Any]) -> Landscape:
             eigenvalue, surface = part("hessian"), part("surfaces")
             found.pairs[int(after), int(task)] = Pair(
                 _grid(losses, settings.directions, size),
-                _made(Flatness, part("flatness")),
-                _made(Noisy, part("noise")),
+                _build(Flatness, part("flatness")),
+                _build(NoisyLoss, part("noise")),
                 None if eigenvalue is None else _number(eigenvalue),
                 None if surface is None else _grid(surface, size, size),
             )
     return found
 
 
-def _made(kind: type[Any], data: Any) -> Any:
+def _build(kind: type[Any], data: Any) -> Any:
     """A dataclass of numbers, of numbers that may lack, and of such dataclasses, from plain values."""
     if not isinstance(data, dict):
         raise ValueError(f"a {kind.__name__} is missing")
@@ -172,7 +172,7 @@ def _made(kind: type[Any], data: Any) -> Any:
     for name, hint in typing.get_type_hints(kind).items():
         value = data[name]
         if dataclasses.is_dataclass(hint):
-            values[name] = _made(typing.cast("type[Any]", hint), value)
+            values[name] = _build(typing.cast("type[Any]", hint), value)
         else:
             values[name] = None if value is None and hint is not float else _number(value)
     return kind(**values)
@@ -190,17 +190,17 @@ def _grid(value: Any, rows: int, columns: int) -> Grid:
     return [[_number(each) for each in row] for row in value]
 
 
-def rounded(value: T) -> T:
+def round_floats(value: T) -> T:
     """Every float in plain values or dataclasses with six significant digits."""
     found: Any = value
     if isinstance(value, float):
         found = float(f"{value:.{_DIGITS}g}")
     elif isinstance(value, dict):
-        found = {key: rounded(each) for key, each in value.items()}
+        found = {key: round_floats(each) for key, each in value.items()}
     elif isinstance(value, list):
-        found = [rounded(each) for each in value]
+        found = [round_floats(each) for each in value]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = dataclasses.replace(value, **{key: rounded(each) for key, each in vars(value).items()})
+        found = dataclasses.replace(value, **{key: round_floats(each) for key, each in vars(value).items()})
     return typing.cast(T, found)
 
 

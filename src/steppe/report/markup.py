@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from steppe.report.differences import reference, table_of_differences
+from steppe.report.differences import default_reference, table_of_differences
 from steppe.report.sections import Section, Variant
 from steppe.results.grouping import flat_settings, format_setting
 from steppe.results.published import footnotes
@@ -61,11 +61,11 @@ def results_table(section: Section) -> str:
 def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mapping[str, Row], ahead: bool) -> str:
     cells = [_cell(str(len(line.seeds)))]
     for measure in MEASURES:
-        own = number(getattr(line, measure))
+        own = format_number(getattr(line, measure))
         cells.append(_cell(f"<b>{own}</b>" if best.get(measure) is line else own, "n opens"))
-        cells += [_cell(number(getattr(line, source).get(measure)), "n quoted") for source in sources]
-    cells += [_cell(number(line.learning_acc), "n opens"), _cell(number(line.forgetting))]
-    cells += [_cell(number(line.forward_transfer))] if ahead else []
+        cells += [_cell(format_number(getattr(line, source).get(measure)), "n quoted") for source in sources]
+    cells += [_cell(format_number(line.learning_acc), "n opens"), _cell(format_number(line.forgetting))]
+    cells += [_cell(format_number(line.forward_transfer))] if ahead else []
     cells.append(_cell("" if line.seconds is None else f"{line.seconds.mean:.0f}"))
     return f"<tr><th scope='row'>{escape(variant.label)}</th>{''.join(cells)}</tr>"
 
@@ -106,7 +106,7 @@ def differences(section: Section) -> str:
     """Every method against a chosen one; the script only changes which is chosen."""
     if len(section.variants) < 2:
         return ""
-    chosen = reference(section)
+    chosen = default_reference(section)
     options = "".join(
         f"<option value='{place}'{' selected' if place == chosen else ''}>{escape(variant.label)}</option>"
         for place, variant in enumerate(section.variants)
@@ -216,7 +216,7 @@ def _each_once(found: Sequence[str]) -> str:
     return f"<ul class='plain'>{''.join(lines)}</ul>"
 
 
-def number(score: MeanStd | None) -> str:
+def format_number(score: MeanStd | None) -> str:
     """A mean ± standard deviation with proper minus signs."""
     return format_score(score).replace("-", "−")
 

@@ -52,7 +52,7 @@ class Section:
         return common_time_measure(run.result for variant in self.variants for run in variant.runs)
 
 
-def sections(collected: Collection) -> list[Section]:
+def build_sections(collected: Collection) -> list[Section]:
     """The runs by benchmark and by its settings, in the order in which they were found."""
     made = []
     for benchmark, runs in _by(collected.runs, "benchmark").items():

@@ -36,7 +36,7 @@ def variant_series(variant: Variant, timed_by: TimeMeasure) -> Data:
     return {
         "name": variant.label,
         "seeds": variant.seeds,
-        "acc": rounded(fmean(variant.by_seed("acc").values())),
+        "acc": round_number(fmean(variant.by_seed("acc").values())),
         "seen": over_seeds([mean_over_seen(matrix) for matrix in matrices]),
         "matrix": [over_seeds(rows) for rows in zip(*matrices, strict=False)],
         "seconds": costs(variant, timed_by),
@@ -58,8 +58,8 @@ def over_seeds(curves: Sequence[Sequence[float | None]]) -> Data:
     """Mean and standard deviation of curves, point by point, as far as the shortest goes."""
     points = [mean_std(values) for values in zip(*curves, strict=False)]
     return {
-        "mean": [rounded(point.mean if point else None) for point in points],
-        "std": [rounded(point.std if point else None) for point in points],
+        "mean": [round_number(point.mean if point else None) for point in points],
+        "std": [round_number(point.std if point else None) for point in points],
     }
 
 
@@ -81,7 +81,7 @@ def costs(variant: Variant, measure: TimeMeasure | Literal["bytes"]) -> Data:
 
     def mean(values: Iterable[float | None]) -> float | None:
         found = mean_std(values)
-        return rounded(found.mean if found else None)
+        return round_number(found.mean if found else None)
 
     tested = [place for place, row in enumerate(results[0].accuracy) if any(value is not None for value in row)]
     stages = []
@@ -146,7 +146,7 @@ def _recorded(
     for place in range(size):
         records = [_part(_part(run.log.diagnostics.get(place, {}), kind), layer) for run in variant.runs]
         told = [values for record in records if (values := read(record)) is not None]
-        after_tasks.append([rounded(fmean(values)) for values in zip(*told, strict=True)] or None)
+        after_tasks.append([round_number(fmean(values)) for values in zip(*told, strict=True)] or None)
     return after_tasks
 
 
@@ -174,7 +174,7 @@ def landscapes(section: Section) -> Data | None:
         for run in runs
         if run.usable_landscape and (settings := differences(run.usable_landscape))
     ]
-    return {"alphas": [rounded(alpha) for alpha in first.alphas], "methods": methods, "left_out": others}
+    return {"alphas": [round_number(alpha) for alpha in first.alphas], "methods": methods, "left_out": others}
 
 
 def _moment(landscapes: Sequence[Landscape], after: int, task: int) -> Data:
@@ -185,7 +185,7 @@ def _moment(landscapes: Sequence[Landscape], after: int, task: int) -> Data:
         values = [value for pair in pairs if (value := _flatness(pair, measure))]
         if found := mean_std(value.mean for value in values):
             std = values[0].std if len(values) == 1 else found.std
-            flatness[measure] = {"mean": rounded(found.mean), "std": rounded(std)}
+            flatness[measure] = {"mean": round_number(found.mean), "std": round_number(std)}
     return {
         "after": after,
         "task": task,
@@ -202,7 +202,7 @@ def _flatness(pair: Pair, measure: str) -> MeanStd | None:
     return MeanStd(estimate.mean, estimate.std)
 
 
-def rounded(value: float | None) -> float | None:
+def round_number(value: float | None) -> float | None:
     """A number to five significant digits, for a smaller page; what is not finite becomes None."""
     if value is None or not math.isfinite(value):
         return None
