@@ -16,8 +16,8 @@ from report import report
 from update_cost import AtWork, at_work, in_turn, reached
 
 from steppe.fast.factored import to_dense
-from steppe.runtime.contexts import flush_denormals, gc_frozen
 from steppe.fast.malloc import keep_freed_memory
+from steppe.runtime.contexts import flush_denormals, gc_frozen
 
 NETS = ("lenet", "alexnet", "four-conv")
 

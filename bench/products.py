@@ -22,10 +22,10 @@ from report import report
 from update_cost import at_work, reached
 
 from steppe.benchmarks.pmnist import PMNIST
-from steppe.fast.chain_recognition import find_linear_chain
-from steppe.runtime.contexts import flush_denormals
-from steppe.fast.malloc import keep_freed_memory
 from steppe.fast import matmul as products
+from steppe.fast.chain_recognition import find_linear_chain
+from steppe.fast.malloc import keep_freed_memory
+from steppe.runtime.contexts import flush_denormals
 
 NETS = ("lenet", "alexnet", "four-conv", "mlp")
 

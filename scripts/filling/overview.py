@@ -59,7 +59,7 @@ def _state(studies: Studies) -> str:
     own = {change for changes in studies.own_changes.values() for change in changes}
     wanted = studies.path.name == studies.recipe  # then settings that vary are what is studied
     others = {change for change in studies.shared | (set() if wanted else own) if change[0] not in SHORTER}
-    asked = {change for change in others if any(f"{change[0]}=" in result["command"] for result in studies.results)}
+    asked = {change for change in others if any(f"{change[0]}=" in result.command for result in studies.results)}
     if asked:
         words.append(f"other settings: {_assigned(asked)}")
     if others - asked:
@@ -114,7 +114,7 @@ def _seeds(studies: Studies) -> str:
 
 
 def _remarks(studies: Studies) -> list[str]:
-    found = dict.fromkeys(remark for result in studies.results for remark in result.get("remarks", []))
+    found = dict.fromkeys(remark for result in studies.results for remark in result.remarks)
     return [f"{remark[:1].upper()}{remark[1:]}" for remark in found]
 
 

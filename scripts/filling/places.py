@@ -38,7 +38,7 @@ def _content(file: str, chosen: str) -> str:
         return _study_table(source, chosen.split(",") if chosen else None)
     if chosen:
         return _bench_table(json.loads(source.read_text(encoding="utf-8"))[chosen])
-    lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
+    lines = summary(read_result(source.parent)).splitlines()
     return "\n".join(["```text", *(line for line in lines if " updates in " not in line), "```", ""])
 
 
@@ -80,7 +80,7 @@ def _study_table(file: Path, methods: list[str] | None) -> str:
 
 def _kilobytes(runs: Path) -> float:
     """What a method keeps beside the network at the end, mean over its runs."""
-    return fmean(sum(read_result(file.parent)["bytes"].values()) / 1000 for file in runs.glob(f"*/{RESULT}"))
+    return fmean(read_result(file.parent).memory_bytes / 1000 for file in runs.glob(f"*/{RESULT}"))
 
 
 def _details(study: Path) -> str:
@@ -118,12 +118,12 @@ def _first_tasks(study: Path, longer: Path) -> str:
     """
     lines = [["study", "method", "seed", "tasks", "ACC", "BWT", "learning accuracy", "forgetting"]]
     for file in sorted(study.glob(f"*/*/{RESULT}")):
-        tasks = len(read_result(file.parent)["accuracy"])
+        tasks = read_result(file.parent).num_tasks
         for each in (longer, study):
             run = read_result(each / file.parent.relative_to(study))
-            matrix = AccuracyMatrix([row[:place] for place, row in enumerate(run["accuracy"][:tasks], start=1)])
+            matrix = AccuracyMatrix([row[:place] for place, row in enumerate(run.accuracy[:tasks], start=1)])
             measures = (matrix.acc, matrix.bwt, matrix.learning_acc, matrix.forgetting)
-            named = [str(each.relative_to(ROOT / "results")), run["method"], str(run["seed"]), str(tasks)]
+            named = [str(each.relative_to(ROOT / "results")), run.method, str(run.seed), str(tasks)]
             lines.append([*named, *(f"{measure:.2f}" for measure in measures)])
     return _lines(lines)
 
@@ -131,7 +131,7 @@ def _first_tasks(study: Path, longer: Path) -> str:
 def _bytes_table(study: Path) -> str:
     """What the first seed of each method holds after its last task, by kind, in kilobytes."""
     files = {method: study / method / "seed-0" / RESULT for method in methods_in_order(study)}
-    held = {method: json.loads(file.read_text(encoding="utf-8"))["bytes"] for method, file in files.items()}
+    held = {method: read_result(file.parent).bytes for method, file in files.items()}
     kinds = list(dict.fromkeys(kind for part in held.values() for kind in part))
     lines = [["method", *kinds, "sum"]]
     for method, part in held.items():

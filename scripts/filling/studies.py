@@ -14,6 +14,7 @@ from typing import Any
 from steppe.experiments.config import RunConfig
 from steppe.experiments.recipes import RECIPES, Part
 from steppe.experiments.run_directory import RESULT, read_result, runs_within
+from steppe.results.schema import RunResult
 from steppe.runtime.environment import described
 
 SHORTER = ("benchmark.tasks", "benchmark.samples", "benchmark.test_samples", "training.epochs")
@@ -26,7 +27,7 @@ class Group:
 
     part: str  # the study's directory within the results', "." where it is the same
     method: str
-    results: list[dict[str, Any]]
+    results: list[RunResult]
 
     @property
     def name(self) -> str:
@@ -36,12 +37,12 @@ class Group:
     @property
     def seeds(self) -> list[int]:
         """The seeds, in order."""
-        return sorted(result["seed"] for result in self.results)
+        return sorted(result.seed for result in self.results)
 
     @cached_property
     def changes(self) -> Changes:
         """Where the runs differ from the presets of today."""
-        return frozenset(RunConfig.from_mapping(self.results[0]["config"]).changes().items())
+        return frozenset(RunConfig.from_mapping(self.results[0].config).changes().items())
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class Studies:
         return cls(path, groups)
 
     @property
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[RunResult]:
         """Of all runs."""
         return [result for group in self.groups for result in group.results]
 
     @property
     def benchmark(self) -> str:
         """On which tasks."""
-        (name,) = {str(result["benchmark"]) for result in self.results}
+        (name,) = {result.benchmark for result in self.results}
         return name
 
     @property
@@ -80,7 +81,7 @@ class Studies:
     @property
     def full_length(self) -> bool:
         """Whether tasks and training are the benchmark's own everywhere."""
-        return all(result["full_length"] for result in self.results)
+        return all(result.is_canonical for result in self.results)
 
     @cached_property
     def shared(self) -> Changes:
@@ -142,17 +143,19 @@ class Studies:
     @property
     def machines(self) -> list[str]:
         """In words, each with the number of its runs where there are several."""
-        return _counted(described(result.get("machine")) for result in self.results)
+        return _counted(described(result.machine) for result in self.results)
 
     @property
     def versions(self) -> list[str]:
         """Of steppe and torch."""
-        return _counted(f"steppe {v['steppe']} with torch {v['torch']}" for v in map(_versions, self.results))
+        return _counted(
+            f"steppe {v['steppe']} with torch {v['torch']}" for v in (result.versions for result in self.results)
+        )
 
     @property
     def commits(self) -> list[str]:
         """Short, each with the number of its runs where there are several."""
-        return _counted(short_commit(_versions(result)) for result in self.results)
+        return _counted(short_commit(result.versions) for result in self.results)
 
 
 def short_commit(versions: dict[str, str]) -> str:
@@ -192,10 +195,6 @@ def _counted(words: Iterable[str]) -> list[str]:
     if len(counts) == 1:
         return list(counts)
     return [f"{word} ({count} run{'' if count == 1 else 's'})" for word, count in counts.items()]
-
-
-def _versions(result: dict[str, Any]) -> dict[str, str]:
-    return dict(result["versions"])
 
 
 def methods_in_order(study: Path) -> list[str]:

@@ -149,9 +149,9 @@ def test_a_run_that_moved_to_another_machine_says_so(
         patched.setattr(experiment, "machine", lambda device="cpu": other)
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
-    assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus [2J.")]
+    assert [remark for remark in result.remarks if remark.endswith("done elsewhere: an abacus [2J.")]
     assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
-    assert result["machine"] == experiment.machine()
+    assert result.machine == experiment.machine()
 
 
 def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def _one_thread_again() -> Iterator[None]:
 
 
 def remarks_on_threads(out: Path) -> list[str]:
-    return [remark for remark in read_result(out)["remarks"] if "threads" in remark]
+    return [remark for remark in read_result(out).remarks if "threads" in remark]
 
 
 @pytest.mark.usefixtures("_one_thread_again")
@@ -261,9 +261,9 @@ def test_gone_on_with_by_more_threads(tmp_path: Path) -> None:
     assert main(["resume", str(tmp_path / "out"), "--threads", "2"]) == 0
     result = read_result(tmp_path / "out")
     assert torch.get_num_threads() == 2
-    assert RunConfig.load(tmp_path / "out" / CONFIG).threads == result["config"]["run"]["threads"] == 2
+    assert RunConfig.load(tmp_path / "out" / CONFIG).threads == result.config["run"]["threads"] == 2
     assert remarks_on_threads(tmp_path / "out") == ["the first part of the run was done with --threads 1."]
-    assert result["acc"] == pytest.approx(whole["acc"], abs=5)
+    assert result.acc == pytest.approx(whole.acc, abs=5)
     assert not remarks_on_threads(tmp_path / "whole")
 
 

@@ -126,9 +126,9 @@ def test_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     begun(config, tmp_path / "run", 2)
     assert main(["resume", str(tmp_path / "run"), "--tasks", "2"]) == 0
     result = read_result(tmp_path / "run")
-    assert (len(result["accuracy"]), result["config"]["benchmark"]["tasks"]) == (2, 2)
-    assert not result["full_length"]
-    assert "--set benchmark.tasks=2" in result["command"]
+    assert (len(result.accuracy), result.config["benchmark"]["tasks"]) == (2, 2)
+    assert not result.is_canonical
+    assert "--set benchmark.tasks=2" in result.command
     assert main(["resume", str(tmp_path / "run"), "--tasks", "1"]) == 2
     assert "is finished" in capsys.readouterr().err
 
@@ -148,5 +148,5 @@ def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert command.count("tasks=") == 1
     table = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert table["command"] == command
-    assert {len(read_result(job.out)["accuracy"]) for job in jobs} == {2}
+    assert {len(read_result(job.out).accuracy) for job in jobs} == {2}
     assert {len(kept_weights(job.out)) for job in jobs} == {2}

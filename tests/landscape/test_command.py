@@ -17,7 +17,7 @@ from steppe.errors import DivergedError, UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import locked
-from steppe.landscape.bound import Noisy
+from steppe.landscape.bound import NoisyLoss
 from steppe.landscape.files import Landscape, Pair, read_landscape
 from steppe.landscape.flatness import Estimate, Flatness
 from steppe.landscape.settings import LandscapeSettings
@@ -168,7 +168,7 @@ def test_the_least_that_is_taken_can_be_read_again(options: list[str], own: Path
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_file_that_could_not_be_read_is_not_written(value: float, tmp_path: Path) -> None:
     still, spoilt = Estimate(0.0, None, None), Estimate(value, None, None)
-    pair = Pair([[0.0] * 3], Flatness(0.0, still, still, spoilt), Noisy(0.0, 0.0, still, still))
+    pair = Pair([[0.0] * 3], Flatness(0.0, still, still, spoilt), NoisyLoss(0.0, 0.0, still, still))
     run = {"benchmark": "pmnist", "method": "er", "seed": 0, "config": ""}
     found = Landscape(run, LandscapeSettings(directions=1, points=3, radius=1.0), "", {}, pairs={(1, 1): pair})
     with pytest.raises(DivergedError, match=r"landscape\.json is not written.*--range.*--sigma"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steppe.errors import UsageError
-from steppe.landscape.flatness import Estimate, curvature, flatness, mean_rise, sharpness
+from steppe.landscape.flatness import Estimate, curvature, mean_rise, measure_flatness, sharpness
 from steppe.landscape.settings import LandscapeSettings
 
 ALPHAS = LandscapeSettings().alphas
@@ -49,7 +49,7 @@ def test_a_radius_between_two_points_ends_on_the_straight_line() -> None:
 
 def test_over_directions() -> None:
     curves = [[slope * alpha**2 for alpha in ALPHAS] for slope in (1.0, 2.0, 6.0)]
-    found = flatness(curves, ALPHAS, 0.4)
+    found = measure_flatness(curves, ALPHAS, 0.4)
     rises = [0.16, 0.32, 0.96]
     assert found.loss == 0
     assert found.sharpness.mean == pytest.approx(0.48)

@@ -20,9 +20,9 @@ from steppe.experiments import run_directory as runs
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.landscape import measure as surveying
-from steppe.landscape.directions import direction
+from steppe.landscape.directions import random_direction
 from steppe.landscape.files import read_landscape
-from steppe.landscape.measure import Request, Step, measure
+from steppe.landscape.measure import MeasureProgress, Request, measure
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network.network import Network
 from steppe.registry import BENCHMARKS
@@ -57,7 +57,7 @@ def test_every_task_seen_after_every_task(finished: Path, tmp_path: Path) -> Non
         model.load_state_dict(load_file(finished / "checkpoints" / f"task-{after:03d}.safetensors"))
         x, y = tasks[task - 1].train.take(torch.arange(len(tasks[task - 1].train)))
         for number in range(2):
-            d = direction(Network(model), 0, number)
+            d = random_direction(Network(model), 0, number)
             expected = [
                 loss_at(model, x.double() / 255, y, [d], [alpha], tasks[task - 1].head) for alpha in settings.alphas
             ]
@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_pa
 
 def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
     config = RunConfig.load(finished / "config.toml")
-    surveyor = surveying._Surveyor(finished, config, QUICK, Request(), "cpu")
+    surveyor = surveying._Measurement(finished, config, QUICK, Request(), "cpu")
     train = surveyor.tasks[1].train
     x, y = train.take(torch.arange(len(train)))
     batch = surveyor._samples(1)
@@ -142,7 +142,7 @@ def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypat
     whole = measure(finished, tmp_path / "whole.json", QUICK, Request(hessian=True, surface=True))
     out = tmp_path / "parts.json"
 
-    def stop(step: Step) -> None:
+    def stop(step: MeasureProgress) -> None:
         if (step.after, step.task) == (3, 2):
             raise KeyboardInterrupt
 
@@ -161,7 +161,7 @@ def test_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(surveying, "_WRITE_EVERY", 0.0)
     out = tmp_path / "a.json"
 
-    def stop(step: Step) -> None:
+    def stop(step: MeasureProgress) -> None:
         if (step.after, step.task) == (3, 3):
             raise KeyboardInterrupt
 
@@ -172,7 +172,7 @@ def test_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatc
 
 def test_progress_ends_at_its_total(finished: Path, tmp_path: Path) -> None:
     for resume in (False, True):
-        steps: list[Step] = []
+        steps: list[MeasureProgress] = []
         measure(finished, tmp_path / "a.json", QUICK, Request(surface=True), resume=resume, callback=steps.append)
         assert steps[-1].done == steps[-1].total
         assert [step.done for step in steps] == sorted(step.done for step in steps)

@@ -88,10 +88,10 @@ def test_a_loader_cannot_be_mixed() -> None:
 
 def test_multitask_leaves_one_row() -> None:
     result = run(RunConfig.make("pmnist", "multitask", SHORT))
-    assert result["accuracy"][:2] == [[None] * 3] * 2
-    assert None not in result["accuracy"][2]
-    assert result["bwt"] is result["learning_acc"] is result["forgetting"] is None
-    assert result["updates"] == 5 * 12
+    assert result.accuracy[:2] == [[None] * 3] * 2
+    assert None not in result.accuracy[2]
+    assert result.bwt is result.learning_acc is result.forgetting is None
+    assert result.updates == 5 * 12
 
 
 def test_oracle_learns_all_tasks_so_far_from_the_start() -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import steppe
 from steppe.errors import DataError
-from steppe.landscape.profile import CHUNK, in_parts
+from steppe.landscape.profile import CHUNK, split_batch
 from steppe.learning.checks import probe_inputs
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
@@ -81,5 +81,5 @@ def test_icarl_refuses_a_norm_without_running_statistics() -> None:
 
 def test_landscapes_leave_no_lone_sample() -> None:
     batch = Batch(torch.zeros(CHUNK + 1, 6), torch.zeros(CHUNK + 1, dtype=torch.int64), torch.zeros(CHUNK + 1))
-    assert [len(part) for part in in_parts(batch, Network(by_batch()))] == [CHUNK - 1, 2]
-    assert [len(part) for part in in_parts(batch, Network(nn.Linear(6, 4)))] == [CHUNK, 1]
+    assert [len(part) for part in split_batch(batch, Network(by_batch()))] == [CHUNK - 1, 2]
+    assert [len(part) for part in split_batch(batch, Network(nn.Linear(6, 4)))] == [CHUNK, 1]

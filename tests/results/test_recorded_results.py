@@ -15,6 +15,7 @@ from steppe.cli.main import _parser
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run_directory import read_result
 from steppe.experiments.study import write_plan, write_tables
+from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, latex, markdown
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -41,10 +42,11 @@ def write_study(out: Path, benchmark: str, methods: list[str], seeds: int, *chan
             described = {"benchmark": benchmark, "method": method, "seed": seed, "command": config.command()}
             length = {"full_length": config.is_canonical, "config": config.as_dict()}
             told = {**real, **described, **length, **given}
-            results.append({key: value for key, value in told.items() if value is not None})
+            written = {key: value for key, value in told.items() if value is not None}
+            results.append(RunResult.from_dict(written))
             run = out / method / f"seed-{seed}"
             run.mkdir(parents=True)
-            (run / "result.json").write_text(json.dumps(results[-1]), encoding="utf-8")
+            (run / "result.json").write_text(json.dumps(written), encoding="utf-8")
     write_tables(out, results, f"steppe study {benchmark} {' '.join(methods)} --seeds {seeds}")
 
 

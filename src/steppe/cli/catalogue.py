@@ -9,7 +9,7 @@ import steppe.benchmarks
 import steppe.methods  # noqa: F401 - both announce themselves
 from steppe.errors import unknown_name
 from steppe.registry import BENCHMARKS, METHODS, BenchmarkEntry, MethodEntry
-from steppe.results.published import notes_on_marks, published
+from steppe.results.published import footnotes, published_scores
 from steppe.settings import Settings, TrainingConfig
 
 
@@ -52,10 +52,10 @@ def _method(entry: MethodEntry) -> str:
     figures = [
         f"  {benchmark}: " + ", ".join(f"{measure.upper()} {figure}" for measure, figure in found.items())
         for benchmark in ("pmnist", "pmnist-60k", "cifar100-split", "cifar100-superclass", "tiny-imagenet")
-        if (found := published(benchmark, entry.name))
+        if (found := published_scores(benchmark, entry.name))
     ]
     if figures:
-        lines += ["", "The paper's figures", *figures, *(f"  {note}" for note in notes_on_marks("".join(figures)))]
+        lines += ["", "The paper's figures", *figures, *(f"  {note}" for note in footnotes("".join(figures)))]
     return "\n".join(lines)
 
 

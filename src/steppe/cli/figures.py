@@ -57,8 +57,7 @@ class _Instead(argparse.Action):
 
 
 def _figures(options: argparse.Namespace) -> int:
-    from steppe.figures.output import files_for, save
-    from steppe.figures.reading import Run
+    from steppe.figures.output import output_files, save
 
     choices = Choices(
         tasks=task_numbers("--task", options.task),
@@ -66,14 +65,14 @@ def _figures(options: argparse.Namespace) -> int:
         methods=None if options.methods is None else tuple(dict.fromkeys(options.methods.split(","))),
     )
     given = options.directories if options.list is None else options.list
-    runs = [Run(path, result) for path, result in finished_runs(given or []).items()]
+    runs = finished_runs(given) if given else []
     if options.list is not None:
         say("\n".join(line for name in FIGURES for line in _described(name, runs, choices)))
         return 0
-    files = files_for(options.out, options.figure)
+    files = output_files(options.out, options.figure)
     if options.out is None:  # the directory we are in may be somebody else's
         files = [inside(Path(), file) for file in files]
-    save(FIGURES[options.figure].drawn(runs, choices), files)
+    save(FIGURES[options.figure].draw(runs, choices), files)
     say(f"wrote {', '.join(map(str, files))}")
     return 0
 
@@ -84,7 +83,7 @@ def _described(name: str, runs: Sequence[Any], choices: Choices) -> list[str]:
     lines = [f"{name}: {figure.text}", f"  needs: {figure.needs}"]
     if runs:
         try:
-            lacking = figure.missing(choices.of(runs), choices)
+            lacking = figure.missing(choices.filter(runs), choices)
         except UsageError as error:
             lacking = [str(error)]
         lines += [f"  missing: {problem}" for problem in lacking] or ["  nothing is missing"]

@@ -127,8 +127,8 @@ def measure(
     command: str,
 ) -> None:
     """Measure the landscape of one run, show how it goes, and print its flatness."""
-    from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.measure import measure
+    from steppe.results.layout import LANDSCAPE
     from steppe.runtime.devices import make_deterministic
     from steppe.runtime.files import inside
 
@@ -190,16 +190,16 @@ def _shown(name: str) -> Iterator[Callback]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from steppe.landscape.measure import Step
+    from steppe.landscape.measure import MeasureProgress
 
-    def where(step: Step) -> str:
+    def where(step: MeasureProgress) -> str:
         return f"{name}: task {step.task} after task {step.after}"
 
     console = Console(stderr=True)
     if not console.is_terminal:
         last = time.monotonic()
 
-        def line(step: Step) -> None:
+        def line(step: MeasureProgress) -> None:
             nonlocal last
             if time.monotonic() - last > _LINE_EVERY:
                 last = time.monotonic()

@@ -15,6 +15,8 @@ from steppe.runtime.files import expand_path
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
+    from steppe.report.finished_run import FinishedRun
+
     _Parsers = argparse._SubParsersAction[Any]
 
 _MOST_SEEDS = 10_000
@@ -215,19 +217,13 @@ def resumable(options: argparse.Namespace, out: Path) -> Iterator[None]:
         raise
 
 
-def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
-    """The results of all finished runs in these directories, each once, by their own; runs that are unfinished, or have
-    a damaged result, are named.
-    """
-    from steppe.experiments.run_directory import results_within
+def finished_runs(directories: Sequence[Path]) -> list[FinishedRun]:
+    """All finished runs in these directories, each once; unfinished and damaged ones are reported on stderr."""
+    from steppe.report.finished_run import collect
 
-    found: dict[Path, tuple[Path, dict[str, Any]]] = {}
-    for directory in directories:
-        results, unfinished, damaged = results_within(directory)
-        for path, result in results.items():
-            found.setdefault(path.resolve(), (path, result))
-        name_left_out(unfinished, damaged)
-    return dict(found.values())
+    collected = collect(directories)
+    name_left_out(collected.unfinished, collected.damaged)
+    return collected.runs
 
 
 def name_left_out(unfinished: Iterable[Path], damaged: Mapping[Path, Exception]) -> None:

@@ -50,8 +50,8 @@ class _State:
             # A task that validation ended early has taken all the batches it will.
             self.before = self.done = min((end for end in self.ends if end >= self.done), default=self.done)
         elif isinstance(message, Finished):
-            bwt = message.result["bwt"]
-            self.outcome = f"ACC {message.result['acc']:.2f}" + ("" if bwt is None else f"  BWT {bwt:.2f}")
+            bwt = message.result.bwt
+            self.outcome = f"ACC {message.result.acc:.2f}" + ("" if bwt is None else f"  BWT {bwt:.2f}")
         elif isinstance(message, Failed):
             self.outcome = f"failed: {message.reason}"
 

@@ -133,10 +133,10 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     from steppe.cli.landscape import measure
     from steppe.cli.options import finished_runs
     from steppe.experiments.run_directory import kept_weights
-    from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.measure import Request
-    from steppe.landscape.rank_correlation import compared, rank_correlations, without_bounds
+    from steppe.landscape.rank_correlation import compare_runs, rank_correlations, without_reference_methods
     from steppe.landscape.settings import LandscapeSettings
+    from steppe.results.layout import LANDSCAPE
     from steppe.runtime.files import inside, write_atomic, writing
     from steppe.version import versions
 
@@ -147,13 +147,13 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
             if (run / LANDSCAPE).exists() and not kept_weights(run):
                 continue  # measured where the weights were; they are often thrown away afterwards
             measure(run, None, LandscapeSettings(), Request(), resume=True, command="steppe landscape RUN")
-    rows = compared(finished_runs([out]))
+    rows = compare_runs({run.path: run.result for run in finished_runs([out])})
     told = {
         "command": command,
         "versions": versions(),
         "rows": rows,
         "correlations": rank_correlations(rows),
-        "correlations_without_bounds": rank_correlations(without_bounds(rows)),
+        "correlations_without_bounds": rank_correlations(without_reference_methods(rows)),
     }
     text = json.dumps(told, indent=1) + "\n"
     with writing(out / FLATNESS):
@@ -165,15 +165,14 @@ def _figures(recipe: Recipe, out: Path) -> None:
     """Draw what can be drawn from the runs, and say of the rest what it lacks."""
     from steppe.cli.options import finished_runs
     from steppe.figures import FIGURES, Choices
-    from steppe.figures.output import files_for, save
-    from steppe.figures.reading import Run
+    from steppe.figures.output import output_files, save
     from steppe.runtime.files import inside
 
-    runs = [Run(path, result) for path, result in finished_runs([out]).items()]
+    runs = finished_runs([out])
     for name in recipe.figures:
-        files = [inside(out, file) for file in files_for(out / name, name)]
+        files = [inside(out, file) for file in output_files(out / name, name)]
         try:
-            save(FIGURES[name].drawn(runs, Choices()), files)
+            save(FIGURES[name].draw(runs, Choices()), files)
         except UsageError as error:
             say(f"steppe: {name} is not drawn: {error}", file=sys.stderr)
         else:

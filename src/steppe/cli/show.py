@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from steppe.cli.options import Commands, finished_runs, given_path
 from steppe.runtime.terminal import say
+
+if TYPE_CHECKING:
+    from steppe.results.schema import RunResult
 
 _EXAMPLES = """\
 examples:
@@ -35,13 +37,13 @@ def _show(options: argparse.Namespace) -> int:
     from steppe.results.details import details
     from steppe.results.tables import markdown, run_report
 
-    runs = finished_runs([options.directory])
+    runs = {run.path: run.result for run in finished_runs([options.directory])}
     if options.directory in runs and not options.details:
         say(run_report(runs[options.directory]), end="")
         return 0
-    studies: dict[tuple[Path, str], dict[Path, Any]] = {}
+    studies: dict[tuple[Path, str], dict[Path, RunResult]] = {}
     for path, result in runs.items():
-        studies.setdefault((_study(path, result), result["benchmark"]), {})[path] = result
+        studies.setdefault((_study(path, result), result.benchmark), {})[path] = result
     several = len({study for study, _ in studies}) > 1
     for (study, benchmark), own in studies.items():
         say(f"{study}: {benchmark}\n" if several else f"{benchmark}\n")
@@ -49,6 +51,6 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _study(run: Path, result: Mapping[str, Any]) -> Path:
+def _study(run: Path, result: RunResult) -> Path:
     """The directory of the study that a run belongs to, or in which it lies beside others."""
-    return run.parents[1] if run.parent.name == result["method"] else run.parent
+    return run.parents[1] if run.parent.name == result.method else run.parent

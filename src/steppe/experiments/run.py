@@ -24,6 +24,7 @@ from steppe.learning.learner import Learner
 from steppe.learning.metrics import AccuracyMatrix
 from steppe.learning.task_group import TaskGroup
 from steppe.results.layout import CHECKPOINTS, CONFIG, REPORT, RESULT
+from steppe.results.schema import RunResult, StageCost
 from steppe.results.tables import run_report
 from steppe.runtime.clocks import NONE, Clock, Time, by_kind
 from steppe.runtime.contexts import gc_frozen
@@ -46,7 +47,7 @@ def run(
     resume: bool = False,
     checkpoint_every: float = CHECKPOINT_EVERY,
     stop: Stop = never,
-) -> dict[str, Any]:
+) -> RunResult:
     """Do the run and give its result; with `out`, leave a run directory there.
 
     With `resume` a run that is there already is gone on with, from the last state it kept, to the result it would have
@@ -74,7 +75,7 @@ def run(
         return prepared.result()
 
 
-def finalize_existing(out: Path) -> dict[str, Any]:
+def finalize_existing(out: Path) -> RunResult:
     """A result that is there; what should come after it is made up for, if the run was killed in between."""
     result = read_result(out)
     directory = RunDirectory(out)
@@ -115,7 +116,7 @@ class _Run:
         self._told: list[str] = []  # remarks for whoever watches, which are not the result's
         self._epochs_before = 0  # of the task in whose middle the run was resumed
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> RunResult:
         """Go to the end, from the start or from where the directory's last state stands."""
         if self._out is not None:
             state, remarks = RunDirectory(self._out).last_state([self._config], self._config.device)
@@ -264,34 +265,34 @@ class _Run:
         if threads != self._config.threads:
             self._remarks = [*self._remarks, f"the first part of the run was done with --threads {threads}."]
 
-    def _summed_up(self) -> dict[str, Any]:
+    def _summed_up(self) -> RunResult:
         config, matrix, per_task = self._config, self._matrix, self._per_task
         timed = all("cpu_seconds" in task for task in per_task)  # not what an older version has begun
-        return {
-            "benchmark": config.benchmark,
-            "method": config.method,
-            "seed": config.seed,
-            "schedule": config.method_settings.schedule,
-            "acc": matrix.acc,
-            "bwt": matrix.bwt,
-            "learning_acc": matrix.learning_acc,
-            "forgetting": matrix.forgetting,
-            "forward_transfer": matrix.forward_transfer,
-            "accuracy": matrix.square(),
-            "untrained": matrix.untrained,
-            "ahead": matrix.ahead,
-            "updates": sum(task["updates"] for task in per_task),
-            "seconds": _sums(per_task, "seconds"),
-            **({"cpu_seconds": _sums(per_task, "cpu_seconds")} if timed else {}),
-            "bytes": per_task[-1]["bytes"],
-            "per_task": per_task,
-            "full_length": config.is_canonical and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
-            "remarks": self._remarks,
-            "command": config.command(),
-            "versions": self._versions,
-            "machine": machine(config.device),
-            "config": config.as_dict(),
-        }
+        return RunResult(
+            benchmark=config.benchmark,
+            method=config.method,
+            seed=config.seed,
+            schedule=config.method_settings.schedule,
+            acc=matrix.acc,
+            bwt=matrix.bwt,
+            learning_acc=matrix.learning_acc,
+            forgetting=matrix.forgetting,
+            forward_transfer=matrix.forward_transfer,
+            accuracy=matrix.square(),
+            untrained=matrix.untrained,
+            ahead=matrix.ahead,
+            updates=sum(task["updates"] for task in per_task),
+            seconds=_sums(per_task, "seconds"),
+            cpu_seconds=_sums(per_task, "cpu_seconds") if timed else None,
+            bytes=per_task[-1]["bytes"],
+            per_task=[StageCost.from_dict(task) for task in per_task],
+            is_canonical=config.is_canonical and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
+            remarks=self._remarks,
+            command=config.command(),
+            versions=self._versions,
+            machine=machine(config.device),
+            config=config.as_dict(),
+        )
 
 
 def _sums(per_task: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:

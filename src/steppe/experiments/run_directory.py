@@ -21,7 +21,7 @@ from steppe.checkpoint.tree import State
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
 from steppe.results.layout import BESIDE, CHECKPOINTS, CONFIG, LOG, PAGE, PLAN, REPORT, RESULT, TABLES
-from steppe.results.schema import validate_result
+from steppe.results.schema import RunResult
 from steppe.runtime.files import append_to, inside, read_json, write_atomic, writing
 
 _LOCK = ".lock"
@@ -117,10 +117,12 @@ class RunDirectory:
     def _state_file(self, number: int) -> Path:
         return self.path / CHECKPOINTS / f"state-{number:06d}.safetensors"
 
-    def finish(self, result: dict[str, Any], report: str) -> None:
+    def finish(self, result: RunResult, report: str) -> None:
         """Write the result, which appears whole or not at all, and the report; states serve no more."""
         with writing(self.path / RESULT):
-            write_atomic(inside(self.path, self.path / RESULT), (json.dumps(result, indent=1) + "\n").encode())
+            write_atomic(
+                inside(self.path, self.path / RESULT), (json.dumps(result.as_dict(), indent=1) + "\n").encode()
+            )
         self.tidy(report)
 
     def tidy(self, report: str) -> None:
@@ -229,12 +231,12 @@ def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:
     return finished, unfinished
 
 
-def results_within(directory: Path) -> tuple[dict[Path, dict[str, Any]], list[Path], dict[Path, RunError]]:
+def results_within(directory: Path) -> tuple[dict[Path, RunResult], list[Path], dict[Path, RunError]]:
     """The results in this directory, by their runs' own; the directories of unfinished runs; and what is wrong with
     results that cannot be read, which do not stand in the way of others. Where there are no others it is raised.
     """
     finished, unfinished = runs_within(directory)
-    results: dict[Path, dict[str, Any]] = {}
+    results: dict[Path, RunResult] = {}
     damaged: dict[Path, RunError] = {}
     for path in finished:
         try:
@@ -246,14 +248,14 @@ def results_within(directory: Path) -> tuple[dict[Path, dict[str, Any]], list[Pa
     return results, unfinished, damaged
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> RunResult:
     """The result of a finished run."""
     file = path / RESULT
     if not file.exists():
         state = "an unfinished run" if (path / CONFIG).exists() else "no run"
         raise UsageError(f"{path} holds {state}: there is no {RESULT} in it.")
     try:
-        return validate_result(read_json(file))
+        return RunResult.from_dict(read_json(file))
     except (OSError, ValueError, RecursionError) as error:
         again = f", and steppe resume {path} does the run again" if (path / CONFIG).exists() else ""
         raise RunError(f"{file} cannot be read as a result: {one_line(error)}: remove it{again}.") from error

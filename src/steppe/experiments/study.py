@@ -18,6 +18,7 @@ from steppe.experiments.run import CHECKPOINT_EVERY, finalize_existing, require_
 from steppe.experiments.run_directory import require_free
 from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
 from steppe.results.layout import CONFIG, PLAN, RESULT, TABLES
+from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, latex, markdown
 from steppe.runtime.files import inside, read_json, read_toml, write_atomic, writing
 from steppe.runtime.signals import Terminated, deferred_signals
@@ -35,7 +36,7 @@ class Job:
 class Finished:
     """A run is done."""
 
-    result: dict[str, Any]
+    result: RunResult
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,29 @@ class Failed:
 class Outcome:
     """What became of all runs, by their place in the list."""
 
-    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    results: dict[int, RunResult] = field(default_factory=dict)
     failures: dict[int, Failed] = field(default_factory=dict)
 
 
 Message = Event | Finished | Failed
 _MESSAGES: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, TaskEnded, Finished, Failed)
+    kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, TaskEnded, Failed)
 }
 StudyWatch = Callable[[int, Message], None]
+
+
+def _encode(message: Message) -> dict[str, Any]:
+    """A message as plain values, which JSON can hold."""
+    values = {"result": message.result.as_dict()} if isinstance(message, Finished) else vars(message)
+    return {"kind": type(message).__name__, **values}
+
+
+def _decode(data: dict[str, Any]) -> Message:
+    """The message in plain values."""
+    kind, values = data["kind"], {key: value for key, value in data.items() if key != "kind"}
+    if kind == Finished.__name__:
+        return Finished(RunResult.from_dict(values["result"]))
+    return _MESSAGES[kind](**values)
 
 
 def run_all(
@@ -110,7 +125,7 @@ def run_all(
                     take(number, Failed(f"no process could be started for it: {one_line(error)}"))
             for number, told in executor.progress():
                 if not isinstance(told, Ended):
-                    take(number, _MESSAGES[told.pop("kind")](**told))
+                    take(number, _decode(told))
                     if over(number):
                         executor.release(number)
                 elif not over(number):
@@ -120,13 +135,13 @@ def run_all(
     return outcome
 
 
-def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+def _finished(jobs: Sequence[Job]) -> dict[int, RunResult]:
     """The results that are there already; a run with another configuration is refused."""
     found = {}
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
             found[number] = finalize_existing(job.out)
-            described, wanted = found[number]["config"], job.config.as_dict()
+            described, wanted = found[number].config, job.config.as_dict()
             same_code = plugin_names(described["run"]) == plugin_names(wanted["run"])  # or none is run
             if not same_code or not same_experiment(
                 RunConfig.from_mapping(described, job.config.plugins).as_dict(), wanted
@@ -216,7 +231,7 @@ def _within(out: Path, name: str) -> Path:
     return path
 
 
-def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> None:
+def write_tables(out: Path, results: Sequence[RunResult], command: str) -> None:
     """The study's table beside its runs: for reading, for a paper, for programs."""
     for name, text in zip(TABLES, (markdown(results), latex(results), as_json(results, command)), strict=True):
         with writing(out / name):
@@ -237,7 +252,7 @@ def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bo
         nonlocal gone
         try:
             if not gone:
-                tell({"kind": type(message).__name__, **vars(message)})
+                tell(_encode(message))
         except GoneError:
             gone = True  # the run keeps a state, and stops, when it next asks
 

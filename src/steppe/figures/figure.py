@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.errors import UsageError
-from steppe.figures.reading import Run, methods
-from steppe.figures.style import styled
+from steppe.figures.style import matplotlib_style
+from steppe.report.finished_run import FinishedRun, methods_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Choices:
         """The one network asked for, by the last task it has learnt."""
         return _one("--after", self.afters, otherwise)
 
-    def of(self, runs: Sequence[Run]) -> list[Run]:
+    def filter(self, runs: Sequence[FinishedRun]) -> list[FinishedRun]:
         """The runs of the methods asked for, in that order."""
         if self.methods is None:
             return list(runs)
@@ -53,20 +53,20 @@ class Figure:
     name: str
     text: str
     needs: str
-    draw: Callable[[Sequence[Run], Choices], Any]
-    missing: Callable[[Sequence[Run], Choices], list[str]]
+    plot: Callable[[Sequence[FinishedRun], Choices], Any]
+    missing: Callable[[Sequence[FinishedRun], Choices], list[str]]
     by_task: bool = False
     """Whether it asks for tasks: otherwise --task and --after would change nothing, and are refused."""
 
-    def drawn(self, runs: Sequence[Run], choices: Choices | None = None) -> Any:
+    def draw(self, runs: Sequence[FinishedRun], choices: Choices | None = None) -> Any:
         """The figure, if the runs hold what it needs."""
         choices = choices or Choices()
         for option, given in (("--task", choices.tasks), ("--after", choices.afters)):
             if given is not None and not self.by_task:
                 numbers = ",".join(map(str, given))
                 raise UsageError(f"{option} {numbers}: {self.name} does not ask which tasks to show: leave it out.")
-        chosen = choices.of(runs)
+        chosen = choices.filter(runs)
         if lacking := self.missing(chosen, choices):
             raise UsageError(f"{self.name}: missing: {'; '.join(lacking)}.")
-        with styled(methods(chosen)):
-            return self.draw(chosen, choices)
+        with matplotlib_style(methods_of(chosen)):
+            return self.plot(chosen, choices)

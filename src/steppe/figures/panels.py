@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from steppe.figures.reading import Run, by_method
-from steppe.figures.style import BLACK, Look, label, look
+from steppe.figures.style import BLACK, MethodStyle, display_name, style_of
+from steppe.report.finished_run import FinishedRun, by_method
 
 BAND = 0.18
 """How opaque a band of one standard deviation is."""
@@ -22,37 +22,45 @@ def mean_and_spread(samples: Sequence[Sequence[float]]) -> tuple[list[float], li
     return mean, [statistics.stdev(values) for values in zip(*samples, strict=True)]
 
 
-def curve(axes: Any, steps: Sequence[float], samples: Sequence[Sequence[float]], method: str, **options: Any) -> None:
+def plot_curve(
+    axes: Any, steps: Sequence[float], samples: Sequence[Sequence[float]], method: str, **options: Any
+) -> None:
     """A method's mean as a line, with a band of one standard deviation."""
-    own: Look = look(method)
+    own: MethodStyle = style_of(method)
     mean, spread = mean_and_spread(samples)
-    settings = {"marker": own.marker, "linestyle": own.line, "color": own.colour, "label": label(method), **options}
+    settings = {
+        "marker": own.marker,
+        "linestyle": own.line,
+        "color": own.color,
+        "label": display_name(method),
+        **options,
+    }
     axes.plot(steps, mean, **settings)
     if spread is not None:
         low = [middle - width for middle, width in zip(mean, spread, strict=True)]
         high = [middle + width for middle, width in zip(mean, spread, strict=True)]
-        axes.fill_between(steps, low, high, color=own.colour, alpha=BAND, linewidth=0)
+        axes.fill_between(steps, low, high, color=own.color, alpha=BAND, linewidth=0)
 
 
-def accuracy_of_task(axes: Any, runs: Sequence[Run], task: int) -> None:
+def plot_task_accuracy(axes: Any, runs: Sequence[FinishedRun], task: int) -> None:
     """A task's test accuracy as others follow, for the methods that learn them one by one."""
-    for method, own in by_method([run for run in runs if run.one_by_one]).items():
-        curve(axes, range(task, own[0].tasks + 1), [run.accuracy_of(task) for run in own], method)
-    over_tasks(axes, "test accuracy (%)")
+    for method, own in by_method([run for run in runs if run.is_incremental]).items():
+        plot_curve(axes, range(task, own[0].num_tasks + 1), [run.accuracy_of(task) for run in own], method)
+    label_task_axis(axes, "test accuracy (%)")
 
 
-def mean_accuracy(axes: Any, runs: Sequence[Run]) -> None:
+def plot_mean_accuracy(axes: Any, runs: Sequence[FinishedRun]) -> None:
     """The mean over all tasks so far; where tasks are learnt together, a level line at what came of it."""
     for method, own in by_method(runs).items():
-        if all(run.one_by_one for run in own):
-            curve(axes, range(1, own[0].tasks + 1), [run.mean_accuracies() for run in own], method)
+        if all(run.is_incremental for run in own):
+            plot_curve(axes, range(1, own[0].num_tasks + 1), [run.mean_accuracies() for run in own], method)
         else:
-            level = [[run.result["acc"]] * 2 for run in own]
-            curve(axes, (1, own[0].tasks), level, method, marker="")
-    over_tasks(axes, "average accuracy (%)")
+            level = [[run.result.acc] * 2 for run in own]
+            plot_curve(axes, (1, own[0].num_tasks), level, method, marker="")
+    label_task_axis(axes, "average accuracy (%)")
 
 
-def over_tasks(axes: Any, measure: str) -> None:
+def label_task_axis(axes: Any, measure: str) -> None:
     """Axes of something against the number of tasks learnt."""
     from matplotlib.ticker import MaxNLocator
 
@@ -62,18 +70,18 @@ def over_tasks(axes: Any, measure: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
-def bars(axes: Any, samples: dict[str, list[float]], measure: str, *, lengthwise: bool = False) -> None:
+def plot_bars(axes: Any, samples: dict[str, list[float]], measure: str, *, lengthwise: bool = False) -> None:
     """A bar for each method: the mean over its values, with one standard deviation; it is named beside the axis."""
     places = list(range(len(samples)))
     means = [statistics.fmean(values) for values in samples.values()]
     spreads = [statistics.stdev(values) if len(values) > 1 else math.nan for values in samples.values()]
     settings = {
-        "color": [look(method).colour for method in samples],
+        "color": [style_of(method).color for method in samples],
         "edgecolor": BLACK,
         "alpha": 0.75,
         "error_kw": {"linewidth": 0.8, "capsize": 1.8, "capthick": 0.8},
     }
-    names = [label(method) for method in samples]
+    names = [display_name(method) for method in samples]
     if lengthwise:
         axes.barh(places, means, xerr=spreads, height=0.7, **settings)
         axes.set_yticks(places, names)
@@ -90,7 +98,7 @@ def bars(axes: Any, samples: dict[str, list[float]], measure: str, *, lengthwise
         axes.tick_params(axis="x", length=0)
 
 
-def fit_to_values(axes: Any, low: float, high: float) -> None:
+def cut_axis(axes: Any, low: float, high: float) -> None:
     """Cut a bar chart's axis to where the values are, so that differences can be seen, and say so; 0 stays if it is
     near.
     """
@@ -105,7 +113,7 @@ def fit_to_values(axes: Any, low: float, high: float) -> None:
         axes.set_ylabel(f"{axes.get_ylabel()}, cut axis")
 
 
-def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None) -> None:
+def add_legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None) -> None:
     """One legend for all panels, below them, where it hides nothing; with more handles by their names."""
     entries: dict[str, Any] = {}
     for axes in panels:
@@ -115,7 +123,7 @@ def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = 
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(6, len(entries)))
 
 
-def letter(panels: Sequence[Any], titles: Sequence[str]) -> None:
+def add_titles(panels: Sequence[Any], titles: Sequence[str]) -> None:
     """Name panels (a), (b), ... with what each shows."""
     for place, (axes, title) in enumerate(zip(panels, titles, strict=True)):
         axes.set_title(f"({chr(ord('a') + place)}) {title}")
@@ -126,7 +134,9 @@ def middle_task(tasks: int) -> int:
     return 5 if tasks > 5 else (tasks + 1) // 2
 
 
-def profile(axes: Any, runs: Sequence[Run], after: int, task: int, *, markers: int = 8, **options: Any) -> None:
+def plot_profile(
+    axes: Any, runs: Sequence[FinishedRun], after: int, task: int, *, markers: int = 8, **options: Any
+) -> None:
     """The loss g(α) of a task around the weights after another one, of every method; bands are over directions, some
     markers along each line tell it from others in grey.
     """
@@ -135,16 +145,16 @@ def profile(axes: Any, runs: Sequence[Run], after: int, task: int, *, markers: i
         samples = [losses for run in measured for losses in run.pair(after, task).losses]  # type: ignore[union-attr]
         if samples:
             every = max(1, len(samples[0]) // markers)
-            curve(axes, alphas(measured[0]), samples, method, markevery=every, **options)
+            plot_curve(axes, alphas_of(measured[0]), samples, method, markevery=every, **options)
 
 
-def alphas(run: Run) -> list[float]:
+def alphas_of(run: FinishedRun) -> list[float]:
     """Where a run's landscape was measured."""
     assert run.landscape is not None  # asked for before
     return list(run.landscape.settings.alphas)
 
 
-def along_direction(axes: Any, *, measure: bool) -> None:
+def label_profile_axes(axes: Any, *, measure: bool) -> None:
     """Axes of the loss against α; the loss is named on the first panel of several."""
     axes.set_xlabel("α")
     axes.set_ylabel("training loss" if measure else "")

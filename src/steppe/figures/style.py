@@ -24,7 +24,7 @@ PAGE = 7.0
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"),
 )
-HEAT = "cividis"
+COLORMAP = "cividis"
 """For values over a plane: rises evenly in lightness, and looks the same to all."""
 
 _SETTINGS: dict[str, Any] = {
@@ -61,40 +61,40 @@ _SETTINGS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Look:
+class MethodStyle:
     """What a method looks like in every figure."""
 
-    colour: str
+    color: str
     marker: str
     line: str
 
 
-LOOKS = {
-    "fs-dgpm": Look(BLUE, "o", "-"),
-    "fs-sgpm": Look(ORANGE, "D", "-"),
-    "fs-gpm": Look(SKY, "v", "--"),
-    "dgpm": Look(PURPLE, "^", "-."),
-    "la-dgpm": Look(VERMILLION, "<", ":"),
-    "gpm": Look(GREEN, "s", "--"),
-    "sgp": Look(BLUE, "P", ":"),
-    "er": Look(VERMILLION, "s", "-"),
-    "fs-er": Look(SKY, "^", "-"),
-    "sam-er": Look(ORANGE, "X", "--"),
-    "der++": Look(BLACK, "P", "-."),
-    "la-maml": Look(PURPLE, "X", "-"),
-    "gem": Look(SKY, "v", "-"),
-    "a-gem": Look(SKY, ">", "-."),
-    "icarl": Look(BLUE, ">", "--"),
-    "ewc": Look(PURPLE, "D", ":"),
-    "finetune": Look(BLACK, "o", ":"),
-    "multitask": Look(BLACK, "*", "--"),
-    "oracle": Look(BLACK, "*", "-"),
+METHOD_STYLES = {
+    "fs-dgpm": MethodStyle(BLUE, "o", "-"),
+    "fs-sgpm": MethodStyle(ORANGE, "D", "-"),
+    "fs-gpm": MethodStyle(SKY, "v", "--"),
+    "dgpm": MethodStyle(PURPLE, "^", "-."),
+    "la-dgpm": MethodStyle(VERMILLION, "<", ":"),
+    "gpm": MethodStyle(GREEN, "s", "--"),
+    "sgp": MethodStyle(BLUE, "P", ":"),
+    "er": MethodStyle(VERMILLION, "s", "-"),
+    "fs-er": MethodStyle(SKY, "^", "-"),
+    "sam-er": MethodStyle(ORANGE, "X", "--"),
+    "der++": MethodStyle(BLACK, "P", "-."),
+    "la-maml": MethodStyle(PURPLE, "X", "-"),
+    "gem": MethodStyle(SKY, "v", "-"),
+    "a-gem": MethodStyle(SKY, ">", "-."),
+    "icarl": MethodStyle(BLUE, ">", "--"),
+    "ewc": MethodStyle(PURPLE, "D", ":"),
+    "finetune": MethodStyle(BLACK, "o", ":"),
+    "multitask": MethodStyle(BLACK, "*", "--"),
+    "oracle": MethodStyle(BLACK, "*", "-"),
 }
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # no yellow: a thin line of it is lost on white
 _FREE = [
     pair
     for pair in product("osD^v<>PX*", ("-", "--", "-.", ":"))
-    if pair not in {(look.marker, look.line) for look in LOOKS.values()}
+    if pair not in {(look.marker, look.line) for look in METHOD_STYLES.values()}
 ]
 _NAMES = {
     "la-maml": "La-MAML",
@@ -106,22 +106,22 @@ _NAMES = {
 }
 
 
-_drawn: ContextVar[Mapping[str, Look]] = ContextVar("looks of the methods in the figure being drawn")
+_drawn: ContextVar[Mapping[str, MethodStyle]] = ContextVar("looks of the methods in the figure being drawn")
 
 
-def look(method: str) -> Look:
+def style_of(method: str) -> MethodStyle:
     """A method's look; one of somebody's own gets it from its name, so that it too is the same everywhere, unless
     another one in the same figure has it.
     """
-    return _drawn.get({}).get(method) or looks([method])[method]
+    return _drawn.get({}).get(method) or assign_styles([method])[method]
 
 
-def looks(methods: Iterable[str]) -> dict[str, Look]:
+def assign_styles(methods: Iterable[str]) -> dict[str, MethodStyle]:
     """The looks of methods that are drawn together: no two share marker and line while there are pairs left, nor the
     whole look after that. The order in which they are given does not matter.
     """
     names = sorted(set(methods))
-    found = {method: LOOKS[method] for method in names if method in LOOKS}
+    found = {method: METHOD_STYLES[method] for method in names if method in METHOD_STYLES}
     for method in names:
         if method not in found:
             pairs, taken = {_pair(each) for each in found.values()}, set(found.values())
@@ -131,24 +131,24 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     return found
 
 
-def _pair(own: Look) -> tuple[str, str]:
+def _pair(own: MethodStyle) -> tuple[str, str]:
     return own.marker, own.line
 
 
-def _own(method: str) -> Iterator[Look]:
+def _own(method: str) -> Iterator[MethodStyle]:
     """Every look that no method of ours has, beginning at a place that the name says."""
     number = zlib.crc32(method.encode())
     start, hue = number % len(_FREE), number // len(_FREE)
     for turn, place in product(range(len(_COLOURS)), range(len(_FREE))):
-        yield Look(_COLOURS[(hue + turn) % len(_COLOURS)], *_FREE[(start + place) % len(_FREE)])
+        yield MethodStyle(_COLOURS[(hue + turn) % len(_COLOURS)], *_FREE[(start + place) % len(_FREE)])
 
 
-def label(method: str) -> str:
+def display_name(method: str) -> str:
     """A method's name as the paper writes it; somebody's own as it is."""
-    return _NAMES.get(method, method.upper()) if method in LOOKS else plain(method)
+    return _NAMES.get(method, method.upper()) if method in METHOD_STYLES else escape_text(method)
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     """A name from a file as matplotlib draws it sign by sign: $ begins no formula, and an underscore in front, for
     which a legend would pass it over, stands behind a space of no width.
     """
@@ -157,7 +157,7 @@ def plain(text: str) -> str:
 
 
 @contextmanager
-def styled(methods: Iterable[str] = ()) -> Iterator[None]:
+def matplotlib_style(methods: Iterable[str] = ()) -> Iterator[None]:
     """Drawing and saving in our style, these methods told apart; matplotlib's own settings are as before afterwards."""
     try:
         import matplotlib
@@ -167,7 +167,7 @@ def styled(methods: Iterable[str] = ()) -> Iterator[None]:
         matplotlib.rcdefaults()  # a user's own matplotlibrc must not change the bytes
         settings: Any = matplotlib.rcParams
         settings.update(_SETTINGS)
-        before = _drawn.set(looks(methods))
+        before = _drawn.set(assign_styles(methods))
         try:
             yield
         finally:

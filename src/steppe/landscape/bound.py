@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from steppe.errors import DivergedError
-from steppe.landscape.directions import noise
+from steppe.landscape.directions import gaussian_noise
 from steppe.landscape.flatness import Estimate
 from steppe.landscape.profile import LossProbe, cross_entropy, zero_one
 
 
 @dataclass(frozen=True)
-class Noisy:
+class NoisyLoss:
     """A task's loss and error (a share from 0 to 1) at w, and their means over draws of w + v."""
 
     loss: float
@@ -32,20 +32,23 @@ class Noisy:
     noisy_error: Estimate
 
 
-def noisy(surroundings: LossProbe, weights: Mapping[str, Tensor], sigma: float, draws: int, seed: int) -> Noisy:
+def measure_noisy_loss(
+    surroundings: LossProbe, weights: Mapping[str, Tensor], sigma: float, draws: int, seed: int
+) -> NoisyLoss:
     """Measured on a task's samples, over this many draws of v."""
     measures = (cross_entropy, zero_one)  # a loss that is no number has an error all the same
     loss, error = surroundings.means(measures=measures)[0].tolist()
     found = [
-        surroundings.means([noise(weights, seed, number)], [(sigma,)], measures)[0].tolist() for number in range(draws)
+        surroundings.means([gaussian_noise(weights, seed, number)], [(sigma,)], measures)[0].tolist()
+        for number in range(draws)
     ]
     if not all(math.isfinite(each[0]) for each in ((loss, error), *found)):
         raise DivergedError(f"the loss is not finite with noise of sigma = {sigma:g}: give a smaller --sigma.")
-    return Noisy(loss, error, Estimate.of([each[0] for each in found]), Estimate.of([each[1] for each in found]))
+    return NoisyLoss(loss, error, Estimate.of([each[0] for each in found]), Estimate.of([each[1] for each in found]))
 
 
 @dataclass(frozen=True)
-class Terms:
+class BoundTerms:
     """The bound's terms for one kind of loss: the bound is their sum with the complexity."""
 
     stability: float
@@ -60,8 +63,8 @@ class Bound:
     alone is far above 2, from where on a sum says nothing.
     """
 
-    error: Terms
-    loss: Terms
+    error: BoundTerms
+    loss: BoundTerms
     kl: float
     """To the prior N(0, σ²): ‖w‖² / 2σ²."""
     complexity: float
@@ -70,9 +73,9 @@ class Bound:
     complexity_previous: float | None
 
 
-def bound(
-    old: Sequence[Noisy],
-    new: Noisy,
+def compute_bound(
+    old: Sequence[NoisyLoss],
+    new: NoisyLoss,
     weights: Mapping[str, Tensor],
     before: Mapping[str, Tensor] | None,
     *,
@@ -86,8 +89,8 @@ def bound(
     if not all(math.isfinite(each) for each in (kl, previous or 0.0)):
         raise DivergedError(f"the bound's KL is not finite with sigma = {sigma:g}: give a larger --sigma.")
     return Bound(
-        Terms(_mean([each.noisy_error.mean for each in old]), new.error, new.noisy_error.mean - new.error),
-        Terms(_mean([each.noisy_loss.mean for each in old]), new.loss, new.noisy_loss.mean - new.loss),
+        BoundTerms(_mean([each.noisy_error.mean for each in old]), new.error, new.noisy_error.mean - new.error),
+        BoundTerms(_mean([each.noisy_loss.mean for each in old]), new.loss, new.noisy_loss.mean - new.loss),
         kl,
         complexity(kl, samples, delta),
         previous,

@@ -20,18 +20,18 @@ from steppe.runtime.rng import Streams
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def direction(network: Network, seed: int, number: int) -> ParamDict:
+def random_direction(network: Network, seed: int, number: int) -> ParamDict:
     """The filter-normalised direction of this number.
 
     What is drawn depends on the seed and the number alone, what it is scaled to on the weights: the networks of one
     run, and of runs to be compared, are looked at along the same draws.
     """
     holders = {name: network.model.get_submodule(name.rpartition(".")[0]) for name in network.trainable}
-    return filter_normalised(network.trainable, _generator(seed, f"landscape direction {number}"), holders)
+    return filter_normalized_noise(network.trainable, _generator(seed, f"landscape direction {number}"), holders)
 
 
 @torch.no_grad()
-def filter_normalised(
+def filter_normalized_noise(
     weights: Mapping[str, Tensor],
     generator: torch.Generator,
     holders: Mapping[str, nn.Module] = MappingProxyType({}),
@@ -61,7 +61,7 @@ def _filters(weight: Tensor, holder: nn.Module | None) -> tuple[Tensor, tuple[in
     return weight.flatten(1), (1,)
 
 
-def noise(weights: Mapping[str, Tensor], seed: int, number: int) -> ParamDict:
+def gaussian_noise(weights: Mapping[str, Tensor], seed: int, number: int) -> ParamDict:
     """The draw of this number of a standard normal in every parameter."""
     generator = _generator(seed, f"landscape noise {number}")
     return {name: _normal(weight, generator) for name, weight in weights.items()}

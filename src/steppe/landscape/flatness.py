@@ -42,7 +42,7 @@ class Flatness:
     curvature: Estimate
 
 
-def flatness(profiles: Sequence[Profile], alphas: Sequence[float], radius: float) -> Flatness:
+def measure_flatness(profiles: Sequence[Profile], alphas: Sequence[float], radius: float) -> Flatness:
     """The figures of all directions, within |α| ≤ radius; α must be symmetric around its middle, 0."""
     return Flatness(
         profiles[0][len(alphas) // 2],

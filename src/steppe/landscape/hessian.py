@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from steppe.fast.factored import ParamDict
-from steppe.landscape.profile import in_parts
+from steppe.landscape.profile import split_batch
 from steppe.network.network import Network
 from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
@@ -28,7 +28,7 @@ def hessian_product(network: Network, batch: Batch, vector: ParamDict) -> ParamD
     weights = dict(network.trainable)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.enable_grad(), twice_differentiable(network.model):
-        for part in in_parts(batch, network):
+        for part in split_batch(batch, network):
             loss = network.functional_loss(part, weights, statistics=False) * (len(part) / len(batch))  # type: ignore[arg-type]
             slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
             along = torch.stack([(slope * v).sum() for slope, v in zip(slopes, vector.values(), strict=True)]).sum()

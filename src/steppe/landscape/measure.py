@@ -18,12 +18,12 @@ from steppe.data.task import Task
 from steppe.errors import RunError, SteppeError, UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run_directory import kept_weights, locked, read_result, task_weights
-from steppe.landscape.bound import bound, noisy
-from steppe.landscape.directions import direction
-from steppe.landscape.files import Landscape, Pair, identity, read_landscape, rounded
-from steppe.landscape.flatness import flatness
+from steppe.landscape.bound import compute_bound, measure_noisy_loss
+from steppe.landscape.directions import random_direction
+from steppe.landscape.files import Landscape, Pair, identity, read_landscape, round_floats
+from steppe.landscape.flatness import measure_flatness
 from steppe.landscape.hessian import top_eigenvalue
-from steppe.landscape.profile import LossProbe, profile, surface
+from steppe.landscape.profile import LossProbe, loss_profile, loss_surface
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network.network import Network
 from steppe.results.layout import CONFIG, RESULT
@@ -46,7 +46,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasureProgress:
     """How far a survey is, counted in profiles."""
 
     done: int
@@ -55,7 +55,7 @@ class Step:
     task: int
 
 
-Callback = Callable[[Step], None]
+Callback = Callable[[MeasureProgress], None]
 
 
 def measure(
@@ -80,16 +80,16 @@ def measure(
     if wanted.surface and settings.directions < 2:
         raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
     pairs = _pairs(run, wanted)
-    with _ours(run), preserve_global_rng(torch.device(device)):
-        landscape = _begun(out, _identities(run, config), settings, command, resume)
-        surveyor = _Surveyor(run, config, settings, wanted, device)
+    with _lock_run(run), preserve_global_rng(torch.device(device)):
+        landscape = _open_landscape(out, _identities(run, config), settings, command, resume)
+        surveyor = _Measurement(run, config, settings, wanted, device)
         if (last := max(task for _, task in pairs)) > len(surveyor.tasks):
             raise UsageError(f"task {last} does not exist: {run} has {len(surveyor.tasks)} tasks.")
         surveyor.measure(landscape, pairs, out, command, callback)
     return landscape
 
 
-def _ours(run: Path) -> AbstractContextManager[None]:
+def _lock_run(run: Path) -> AbstractContextManager[None]:
     """While a run is measured nobody else is at work in its directory: two would each write a file without what the
     other has measured. A directory that may only be read holds no such file: it goes elsewhere.
     """
@@ -116,19 +116,18 @@ def _pairs(run: Path, wanted: Request) -> list[tuple[int, int]]:
 
 
 def _identities(run: Path, config: RunConfig) -> list[dict[str, Any]]:
-    """What names the run: settings that came after it was finished are no part of it, but were in earlier versions."""
+    """The run's identity, without settings that were added after it finished; and with them, as earlier versions did."""
     known = whole = config.as_dict()
     if (run / RESULT).exists():
-        told = read_result(run)["config"]
+        recorded = read_result(run).config
         known = {
-            section: {key: value for key, value in values.items() if key in told[section]}
-            for section, values in known.items()
+            section: {key: value for key, value in values.items() if key in recorded[section]}
+            for section, values in whole.items()
         }
-    named = {"benchmark": config.benchmark, "method": config.method, "seed": config.seed}
-    return [identity({**named, "config": each}) for each in (known, whole)]
+    return [identity(config.benchmark, config.method, config.seed, each) for each in (known, whole)]
 
 
-def _begun(
+def _open_landscape(
     out: Path, names: Sequence[dict[str, Any]], settings: LandscapeSettings, command: str, resume: bool
 ) -> Landscape:
     """A new landscape, or the one that is to go on."""
@@ -147,7 +146,7 @@ def _begun(
     return found
 
 
-class _Surveyor:
+class _Measurement:
     """A run's tasks and its network, which takes on the weights after one task and then another."""
 
     def __init__(self, run: Path, config: RunConfig, settings: LandscapeSettings, wanted: Request, device: str) -> None:
@@ -175,13 +174,13 @@ class _Surveyor:
                 def tick(count: int = 1, after: int = after, task: int = task) -> None:
                     nonlocal done
                     done += count
-                    callback(Step(done, total, after, task))
+                    callback(MeasureProgress(done, total, after, task))
 
                 known = landscape.pairs.get((after, task))
                 with self.network.mode(training=False):
                     landscape.pairs[after, task] = self._pair(known, task, tick)
                 if landscape.pairs[after, task] is not known:
-                    landscape.made_by(command)
+                    landscape.record_command(command)
                 if time.monotonic() - written > _WRITE_EVERY:
                     landscape.write(out)
                     written = time.monotonic()
@@ -217,24 +216,28 @@ class _Surveyor:
             if found is None:
                 losses = []
                 for number in range(settings.directions):
-                    losses.append(profile(surroundings, direction(network, settings.seed, number), settings.alphas))
+                    losses.append(
+                        loss_profile(surroundings, random_direction(network, settings.seed, number), settings.alphas)
+                    )
                     tick()
-                flat = flatness(losses, settings.alphas, settings.radius)
-                noise = noisy(surroundings, network.trainable, settings.sigma, settings.directions, settings.seed)
+                flat = measure_flatness(losses, settings.alphas, settings.radius)
+                noise = measure_noisy_loss(
+                    surroundings, network.trainable, settings.sigma, settings.directions, settings.seed
+                )
                 found = Pair(losses, flat, noise)
                 tick()
             else:
                 tick(settings.directions + 1)
             if lacks_surface:
-                first, second = (direction(network, settings.seed, number) for number in (0, 1))
-                found = replace(found, surface=surface(surroundings, first, second, settings.alphas))
+                first, second = (random_direction(network, settings.seed, number) for number in (0, 1))
+                found = replace(found, surface=loss_surface(surroundings, first, second, settings.alphas))
         except SteppeError as error:
             raise type(error)(f"{self.run}, {self.tasks[task - 1].name}: {error}") from error
         tick(settings.points * wanted.surface)
         if lacks_eigenvalue:
             found = replace(found, eigenvalue=top_eigenvalue(network, batch, settings.seed))
         tick(int(wanted.hessian))
-        return rounded(found)
+        return round_floats(found)
 
     def _samples(self, place: int) -> Batch:
         """Training samples of a task, prepared: all of them, or as many as asked for, chosen by the seed."""
@@ -256,10 +259,10 @@ class _Surveyor:
         new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
         weights, chosen = self.network.trainable, {"sigma": settings.sigma, "delta": settings.delta}
         try:
-            found = bound(old, new, weights, before, samples=count, **chosen)
+            found = compute_bound(old, new, weights, before, samples=count, **chosen)
         except SteppeError as error:
             raise type(error)(f"{self.run}, after task {after}: {error}") from error
-        landscape.bounds[after] = rounded(found)
+        landscape.bounds[after] = round_floats(found)
 
 
 def _digest(weights: dict[str, Tensor]) -> str:

@@ -41,7 +41,7 @@ def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
     return ((predicted != labels) | highest.isnan()).to(logits.dtype)
 
 
-def in_parts(batch: Batch, network: Network) -> list[Batch]:
+def split_batch(batch: Batch, network: Network) -> list[Batch]:
     """Prepared samples in parts for which a call of the model is quickest."""
     size = network.batch_size(len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
@@ -55,7 +55,7 @@ class LossProbe:
     """
 
     def __init__(self, network: Network, batch: Batch, *, quick: bool = True) -> None:
-        self._network, self._count, self._parts = network, len(batch), in_parts(batch, network)
+        self._network, self._count, self._parts = network, len(batch), split_batch(batch, network)
         with torch.enable_grad():
             network.use_chain_if_exact(batch[:1])
         self._grid: ChainGrid | None = None
@@ -95,19 +95,21 @@ class LossProbe:
                 yield place, part, network.functional_logits(part, weights, statistics=False).T
 
 
-def profile(surroundings: LossProbe, direction: ParamDict, alphas: Sequence[float]) -> list[float]:
+def loss_profile(surroundings: LossProbe, direction: ParamDict, alphas: Sequence[float]) -> list[float]:
     """The loss g(α) at w + α d for every α."""
-    return _finite(surroundings.means([direction], [(alpha,) for alpha in alphas])[:, 0]).tolist()
+    return _require_finite(surroundings.means([direction], [(alpha,) for alpha in alphas])[:, 0]).tolist()
 
 
-def surface(surroundings: LossProbe, first: ParamDict, second: ParamDict, alphas: Sequence[float]) -> list[list[float]]:
+def loss_surface(
+    surroundings: LossProbe, first: ParamDict, second: ParamDict, alphas: Sequence[float]
+) -> list[list[float]]:
     """The loss at w + α d + β e for every α (rows) and β (columns)."""
     points = [(alpha, beta) for alpha in alphas for beta in alphas]
-    losses = _finite(surroundings.means([first, second], points)[:, 0])
+    losses = _require_finite(surroundings.means([first, second], points)[:, 0])
     return losses.reshape(len(alphas), len(alphas)).tolist()
 
 
-def _finite(losses: Tensor) -> Tensor:
+def _require_finite(losses: Tensor) -> Tensor:
     if not bool(torch.isfinite(losses).all()):
         raise DivergedError("the loss is not finite at some of the points: look less far, with a smaller --range.")
     return losses

@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from steppe.landscape.files import Landscape, read_landscape_of
+from steppe.results.schema import RunResult
 
 _WHEN = ("at_the_end", "when_learnt")
 _BOUNDS = ("finetune", "multitask", "oracle")
 _PAIRINGS = 50_000  # all of eight runs
 
 
-def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compare_runs(results: Mapping[Path, RunResult]) -> list[dict[str, Any]]:
     """A row for every run whose landscape was measured at every task, just after it was learnt and in the end: ACC,
     BWT, and its flatness then, as means over tasks. The best learner comes first.
     """
     rows = []
     for path, result in results.items():
         landscape = read_landscape_of(path, result)
-        if landscape is not None and _is_whole(landscape, len(result["accuracy"])):
-            known = {name: result[name] for name in ("method", "seed", "acc", "bwt")}
+        if landscape is not None and _is_complete(landscape, result.num_tasks):
+            known = {"method": result.method, "seed": result.seed, "acc": result.acc, "bwt": result.bwt}
             rows.append({**known, **_means(landscape)})
     return sorted(rows, key=lambda row: -row["acc"])
 
@@ -44,7 +45,7 @@ def rank_correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-def without_bounds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def without_reference_methods(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows of methods that are no upper or lower bounds: these are far from all others by what they are."""
     return [row for row in rows if row["method"] not in _BOUNDS]
 
@@ -66,7 +67,7 @@ def _spearman(first: Sequence[float], second: Sequence[float]) -> tuple[float, f
     return float(tested.statistic), float(tested.pvalue)
 
 
-def _is_whole(landscape: Landscape, tasks: int) -> bool:
+def _is_complete(landscape: Landscape, tasks: int) -> bool:
     """Whether every task was measured when it was learnt, and all of them in the end."""
     places = range(1, tasks + 1)
     return all((task, task) in landscape.pairs and (tasks, task) in landscape.pairs for task in places)

@@ -42,7 +42,7 @@ class LandscapeSettings(Settings):
                 f"at most range = {self.range:g}."
             )
 
-    def apart(self, other: LandscapeSettings, names: Iterable[str]) -> dict[str, Value]:
+    def differences(self, other: LandscapeSettings, names: Iterable[str]) -> dict[str, Value]:
         """Which of these settings the other has otherwise, with its values."""
         theirs = other.as_dict()
         return {name: theirs[name] for name in names if theirs[name] != self.as_dict()[name]}

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from steppe.report.sections import Section
-from steppe.results.grouping import is_sequential
-from steppe.results.statistics import Difference, difference, holm
+from steppe.results.statistics import MeanDifference, compare_means, holm_correction
 
 _MEASURES = ("acc", "bwt")
 
@@ -17,11 +16,11 @@ class DifferenceRow:
     """One method against the chosen one: for each measure the difference and Holm's p."""
 
     label: str
-    found: tuple[tuple[Difference, float | None], ...]
+    comparisons: tuple[tuple[MeanDifference, float | None], ...]
 
     def cells(self) -> list[str]:
         """Difference, p and number of seeds of each measure, as text; p below 0.05 in bold."""
-        return [text for compared, p in self.found for text in _cells(compared, p)]
+        return [text for compared, p in self.comparisons for text in _cells(compared, p)]
 
 
 def table_of_differences(section: Section, chosen: int) -> list[DifferenceRow]:
@@ -30,23 +29,23 @@ def table_of_differences(section: Section, chosen: int) -> list[DifferenceRow]:
     others = [variant for place, variant in enumerate(section.variants) if place != chosen]
     columns = []
     for measure in _MEASURES:
-        compared = [difference(other.by_seed(measure), against.by_seed(measure)) for other in others]
-        columns.append(list(zip(compared, holm([each.p for each in compared]), strict=True)))
+        compared = [compare_means(other.by_seed(measure), against.by_seed(measure)) for other in others]
+        columns.append(list(zip(compared, holm_correction([each.p for each in compared]), strict=True)))
     return [DifferenceRow(other.label, found) for other, found in zip(others, zip(*columns, strict=True), strict=True)]
 
 
-def reference(section: Section) -> int:
+def default_reference(section: Section) -> int:
     """The method to compare with until the reader chooses another: the best that learns one task after another."""
 
     def rank(place: int) -> tuple[bool, float]:
         variant = section.variants[place]
-        in_order = bool(variant.by_seed("bwt")) and is_sequential(variant.runs[0].result)
+        in_order = bool(variant.by_seed("bwt")) and variant.runs[0].result.is_sequential
         return in_order, fmean(variant.by_seed("acc").values())
 
     return max(range(len(section.variants)), key=rank)
 
 
-def _cells(compared: Difference, p: float | None) -> tuple[str, str, str]:
+def _cells(compared: MeanDifference, p: float | None) -> tuple[str, str, str]:
     if compared.mean is None:  # a measure that one of the two does not have
         return "", "", ""
     gap = f"{compared.mean:+.2f}".replace("-", "−")

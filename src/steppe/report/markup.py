@@ -8,11 +8,12 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from steppe.report.differences import reference, table_of_differences
+from steppe.report.differences import default_reference, table_of_differences
 from steppe.report.sections import Section, Variant
-from steppe.results.grouping import flat, is_sequential, written
-from steppe.results.published import Figure, notes_on_marks
-from steppe.results.tables import SECONDS, Row, rows
+from steppe.results.grouping import flat_settings, format_setting
+from steppe.results.published import footnotes
+from steppe.results.statistics import MeanStd
+from steppe.results.tables import TIME_LABELS, Row, format_score, rows
 from steppe.runtime.environment import described
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
@@ -51,20 +52,20 @@ def results_table(section: Section) -> str:
         "<tr><th scope='col' rowspan='2'>method</th><th scope='col' rowspan='2' class='n'>seeds</th>"
         f"{group}<th scope='col' rowspan='2' class='n opens'>learning<br>accuracy</th>"
         f"<th scope='col' rowspan='2' class='n'>forgetting</th>{further}"
-        f"<th scope='col' rowspan='2' class='n'>{SECONDS[section.timed_by]}<br>per run</th></tr>"
+        f"<th scope='col' rowspan='2' class='n'>{TIME_LABELS[section.timed_by]}<br>per run</th></tr>"
         f"<tr>{under * len(MEASURES)}</tr></thead><tbody>{body}</tbody></table></div>"
-        f"<p class='note'>{' '.join([_table_note(section, sources, ahead), *notes_on_marks(body)])}</p>"
+        f"<p class='note'>{' '.join([_table_note(section, sources, ahead), *footnotes(body)])}</p>"
     )
 
 
 def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mapping[str, Row], ahead: bool) -> str:
     cells = [_cell(str(len(line.seeds)))]
     for measure in MEASURES:
-        own = number(getattr(line, measure))
+        own = format_number(getattr(line, measure))
         cells.append(_cell(f"<b>{own}</b>" if best.get(measure) is line else own, "n opens"))
-        cells += [_cell(number(getattr(line, source).get(measure)), "n quoted") for source in sources]
-    cells += [_cell(number(line.learning_acc), "n opens"), _cell(number(line.forgetting))]
-    cells += [_cell(number(line.forward_transfer))] if ahead else []
+        cells += [_cell(format_number(getattr(line, source).get(measure)), "n quoted") for source in sources]
+    cells += [_cell(format_number(line.learning_acc), "n opens"), _cell(format_number(line.forgetting))]
+    cells += [_cell(format_number(line.forward_transfer))] if ahead else []
     cells.append(_cell("" if line.seconds is None else f"{line.seconds.mean:.0f}"))
     return f"<tr><th scope='row'>{escape(variant.label)}</th>{''.join(cells)}</tr>"
 
@@ -75,7 +76,7 @@ def _best(variants: Sequence[Variant], lines: Sequence[Row]) -> dict[str, Row]:
     in_order = [
         line
         for variant, line in zip(variants, lines, strict=True)
-        if line.bwt is not None and is_sequential(variant.runs[0].result)
+        if line.bwt is not None and variant.runs[0].result.is_sequential
     ]
     for measure in MEASURES:
         able = [line for line in in_order if getattr(line, measure) is not None]
@@ -94,7 +95,7 @@ def _table_note(section: Section, sources: Sequence[str], ahead: bool) -> str:
     if sources:
         quoted = {"paper": "paper: the figures of the FS-DGPM paper", "released": "its code: the paper’s code run anew"}
         words.append("; ".join(quoted[source] for source in sources) + " (± over 5 seeds). ")
-    if any(not run.result["full_length"] for variant in section.variants for run in variant.runs):
+    if any(not run.result.is_canonical for variant in section.variants for run in variant.runs):
         words.append("Tasks or training differ from the benchmark’s own, so published figures do not apply. ")
     if len(section.variants) > 1:
         words.append("Bold: the best that learns one task after another.")
@@ -105,7 +106,7 @@ def differences(section: Section) -> str:
     """Every method against a chosen one; the script only changes which is chosen."""
     if len(section.variants) < 2:
         return ""
-    chosen = reference(section)
+    chosen = default_reference(section)
     options = "".join(
         f"<option value='{place}'{' selected' if place == chosen else ''}>{escape(variant.label)}</option>"
         for place, variant in enumerate(section.variants)
@@ -158,21 +159,21 @@ def settings(section: Section) -> str:
 
 
 def _assigned(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"<code>{escape(key)}={escape(written(value))}</code>" for key, value in values.items())
+    return ", ".join(f"<code>{escape(key)}={escape(format_setting(value))}</code>" for key, value in values.items())
 
 
 def _all_settings(section: Section) -> str:
-    first = section.variants[0].runs[0].result["config"]
-    blocks = [_settings_block("tasks", flat(first, ("benchmark",)))]
+    first = section.variants[0].runs[0].result.config
+    blocks = [_settings_block("tasks", flat_settings(first, ("benchmark",)))]
     blocks += [
-        _settings_block(variant.label, flat(variant.runs[0].result["config"], ("training", "method")))
+        _settings_block(variant.label, flat_settings(variant.runs[0].result.config, ("training", "method")))
         for variant in section.variants
     ]
     return f"<div class='settings'>{''.join(blocks)}</div>"
 
 
 def _settings_block(name: str, values: Mapping[str, Any]) -> str:
-    lines = "".join(f"<dt>{escape(key)}</dt><dd>{escape(written(value))}</dd>" for key, value in values.items())
+    lines = "".join(f"<dt>{escape(key)}</dt><dd>{escape(format_setting(value))}</dd>" for key, value in values.items())
     return f"<div><h4>{escape(name)}</h4><dl>{lines}</dl></div>"
 
 
@@ -186,14 +187,14 @@ def provenance(section: Section) -> str:
     """Remarks, commands, versions and machines."""
     runs = [run for variant in section.variants for run in variant.runs]
     told = "".join(f"<li>{escape(remark[:1].upper() + remark[1:])}</li>" for remark in section.remarks)
-    each = "\n".join(dict.fromkeys(run.result["command"] for run in runs))
+    each = "\n".join(dict.fromkeys(run.result.command for run in runs))
     studies = "\n".join(dict.fromkeys(study.command for study in section.studies))
     shown = f"<pre>{escape(studies)}</pre>" if studies else ""
     folded = f"<pre>{escape(each)}</pre>"
     if studies or len(runs) > 5:
         folded = f"<details><summary>Each of the {_counted(len(runs), 'run')} by itself</summary>{folded}</details>"
-    versions = [_named(run.result["versions"]) for run in runs]
-    machines = [escape(described(run.result.get("machine"))) for run in runs]
+    versions = [_named(run.result.versions) for run in runs]
+    machines = [escape(described(run.result.machine)) for run in runs]
     return (
         (f"<section class='part'><h3>Remarks</h3><ul>{told}</ul></section>" if told else "")
         + f"<section class='part'><h3>Run it again</h3>{shown}{folded}</section>"
@@ -215,9 +216,9 @@ def _each_once(found: Sequence[str]) -> str:
     return f"<ul class='plain'>{''.join(lines)}</ul>"
 
 
-def number(figure: Figure | None) -> str:
+def format_number(score: MeanStd | None) -> str:
     """A mean ± standard deviation with proper minus signs."""
-    return "" if figure is None else str(figure).replace("-", "−")
+    return format_score(score).replace("-", "−")
 
 
 def _cell(text: str, kind: str = "n") -> str:

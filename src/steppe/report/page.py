@@ -18,8 +18,8 @@ from typing import Any
 
 from steppe.errors import UsageError
 from steppe.report import markup
-from steppe.report.finished_run import Collected, collect
-from steppe.report.sections import Section, sections
+from steppe.report.finished_run import Collection, collect
+from steppe.report.sections import Section, build_sections
 from steppe.report.series import section_series
 from steppe.runtime.files import write_atomic, writing
 from steppe.version import __version__
@@ -33,17 +33,19 @@ def write_report(directories: Sequence[Path], out: Path, command: str) -> None:
     write_page(collect(directories), out, command)
 
 
-def write_page(collected: Collected, out: Path, command: str) -> None:
+def write_page(collected: Collection, out: Path, command: str) -> None:
     """Write the report of what was collected, whole or not at all."""
     if out.is_dir():
         raise UsageError(f"{out} is a directory: give the name of a file, for example -o {out / 'report.html'}.")
     with writing(out):
-        write_atomic(out, page(collected, command).encode(errors="backslashreplace"))  # names of files may be no UTF-8
+        write_atomic(
+            out, render_page(collected, command).encode(errors="backslashreplace")
+        )  # names of files may be no UTF-8
 
 
-def page(collected: Collected, command: str) -> str:
+def render_page(collected: Collection, command: str) -> str:
     """The page's text."""
-    found = sections(collected)
+    found = build_sections(collected)
     style = _asset("report.css")
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(f"{name}.js") for name in _SCRIPTS) + "})();\n"
     unfinished, damaged = (

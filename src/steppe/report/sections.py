@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from steppe.report.finished_run import Collected, Run, Study
-from steppe.results.grouping import explicit_settings, group_by_settings
-from steppe.results.tables import timed_by
+from steppe.report.finished_run import Collection, FinishedRun, Study
+from steppe.results.grouping import METHOD_SECTIONS, explicit_settings, group_by_settings
+from steppe.results.schema import TimeMeasure
+from steppe.results.tables import common_time_measure
 
 Settings = dict[str, Any]  # by dotted key
 
@@ -19,17 +20,17 @@ class Variant:
     """One method with one choice of settings: its runs, one for each seed."""
 
     label: str
-    runs: list[Run]
+    runs: list[FinishedRun]
     changes: Settings  # where it differs from its preset
 
     @property
     def seeds(self) -> list[int]:
         """The seeds, in order."""
-        return [run.result["seed"] for run in self.runs]
+        return [run.result.seed for run in self.runs]
 
     def by_seed(self, measure: str) -> dict[int, float]:
         """A measure's value for each seed that has one."""
-        found = {run.result["seed"]: run.result[measure] for run in self.runs}
+        found = {run.result.seed: getattr(run.result, measure) for run in self.runs}
         return {seed: value for seed, value in found.items() if value is not None}
 
 
@@ -46,12 +47,12 @@ class Section:
     studies: list[Study]
 
     @property
-    def timed_by(self) -> str:
+    def timed_by(self) -> TimeMeasure:
         """Which seconds of its runs can be compared."""
-        return timed_by(run.result for variant in self.variants for run in variant.runs)
+        return common_time_measure(run.result for variant in self.variants for run in variant.runs)
 
 
-def sections(collected: Collected) -> list[Section]:
+def build_sections(collected: Collection) -> list[Section]:
     """The runs by benchmark and by its settings, in the order in which they were found."""
     made = []
     for benchmark, runs in _by(collected.runs, "benchmark").items():
@@ -61,17 +62,17 @@ def sections(collected: Collected) -> list[Section]:
     return made
 
 
-def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Study]) -> Section:
+def _section(title: str, benchmark: str, runs: Sequence[FinishedRun], studies: list[Study]) -> Section:
     variants, remarks = [], []
     for method, own in _by(runs, "method").items():
-        for label, alike in _alike(method, own, ("method", "training")):
-            seeds: dict[int, Run] = {}
+        for label, alike in _alike(method, own, METHOD_SECTIONS):
+            seeds: dict[int, FinishedRun] = {}
             for run in alike:
-                if seeds.setdefault(run.result["seed"], run) is not run:
-                    repeated = f"{label} has seed {run.result['seed']} twice: {run.name} is left out."
+                if seeds.setdefault(run.result.seed, run) is not run:
+                    repeated = f"{label} has seed {run.result.seed} twice: {run.name} is left out."
                     remarks.append(repeated)
             kept = [seeds[seed] for seed in sorted(seeds)]
-            variants.append(Variant(label, kept, explicit_settings(kept[0].result, ("method", "training"))))
+            variants.append(Variant(label, kept, explicit_settings(kept[0].result, METHOD_SECTIONS)))
     variants.sort(key=lambda variant: fmean(variant.by_seed("acc").values()), reverse=True)
     kept = [run for variant in variants for run in variant.runs]
     told: dict[str, list[str]] = {}
@@ -91,23 +92,23 @@ def _section(title: str, benchmark: str, runs: Sequence[Run], studies: list[Stud
     )
 
 
-def _by(runs: Sequence[Run], key: str) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
+def _by(runs: Sequence[FinishedRun], key: str) -> dict[str, list[FinishedRun]]:
+    found: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        found.setdefault(run.result[key], []).append(run)
+        found.setdefault(getattr(run.result, key), []).append(run)
     return found
 
 
-def _alike(name: str, runs: Sequence[Run], parts: tuple[str, ...]) -> list[tuple[str, list[Run]]]:
+def _alike(name: str, runs: Sequence[FinishedRun], parts: tuple[str, ...]) -> list[tuple[str, list[FinishedRun]]]:
     """Runs with equal settings in these parts of the configuration, labelled by what tells them apart."""
     groups = group_by_settings(name, [run.result for run in runs], parts)
     return [(label, [runs[place] for place in places]) for label, places in groups.items()]
 
 
-def _task_names(runs: Sequence[Run]) -> list[str]:
+def _task_names(runs: Sequence[FinishedRun]) -> list[str]:
     """Each task's name, where all runs call it the same: the order of tasks may be drawn from the seed."""
-    count = max(len(run.result["accuracy"]) for run in runs)
-    names = [{run.tasks[place] for run in runs if run.tasks.get(place)} for place in range(count)]
+    count = max(run.result.num_tasks for run in runs)
+    names = [{run.log.names[place] for run in runs if run.log.names.get(place)} for place in range(count)]
     return [next(iter(found)) if len(found) == 1 else "" for found in names]
 
 
