@@ -7,7 +7,7 @@ import errno
 import unicodedata
 from collections.abc import Iterable
 
-_SHOWN = 100  # characters of a value
+_MAX_SHOWN = 100  # characters of a value
 
 
 class SteppeError(Exception):
@@ -60,7 +60,7 @@ def short_repr(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, lists within lists within lists
         return f"(of type {type(value).__name__}, too long to show)"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text):,} characters)"
 
 
 def has_control_characters(text: str) -> bool:

@@ -60,7 +60,7 @@ def register_method(
     entry = MethodEntry(name, settings, summary, variant or {}, presets or {}, training or {})
     for benchmark in ("", *entry.presets):  # a preset that could not be used is found out here, not in a run
         settings.from_mapping(entry.values(benchmark))
-    _check_name("method", entry, METHODS.get(name))
+    _validate_name("method", entry, METHODS.get(name))
     METHODS[name] = entry
 
 
@@ -69,7 +69,7 @@ def register_benchmark(name: str, summary: str, *, argument: str = "") -> Callab
 
     def register(settings: S) -> S:
         entry = BenchmarkEntry(name, settings, summary, argument)
-        _check_name("benchmark", entry, BENCHMARKS.get(name))
+        _validate_name("benchmark", entry, BENCHMARKS.get(name))
         if lacking := sorted(getattr(settings, "__abstractmethods__", ())):
             raise UsageError(f"the benchmark {name!r} lacks {', '.join(lacking)}: write it in {settings.__name__}.")
         BENCHMARKS[name] = entry
@@ -78,7 +78,7 @@ def register_benchmark(name: str, summary: str, *, argument: str = "") -> Callab
     return register
 
 
-def _check_name(kind: str, new: Entry, there: Entry | None) -> None:
+def _validate_name(kind: str, new: Entry, there: Entry | None) -> None:
     """Refuse a name that is no name of a directory, or somebody else's: its published figures would stand beside other
     results. What is registered once more from the same place, as in a notebook, takes the place of what was there.
     """

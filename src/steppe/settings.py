@@ -42,7 +42,7 @@ class Limits:
         )
         return " and ".join(f"{word} {bound:g}" for bound, word in bounds if bound is not None)
 
-    def admit(self, value: Value) -> bool:
+    def allows(self, value: Value) -> bool:
         """Whether the value lies within the limits."""
         if self.choices:
             return isinstance(value, str) and value in self.choices
@@ -82,8 +82,8 @@ class Settings:
         for name, (kind, limits) in self.schema().items():
             value = getattr(self, name)
             if isinstance(value, str) or not limits.choices:  # else it is none of them, and which there are is said
-                value = _converted(name, value, kind, type(self).__name__)
-            if not limits.admit(value):
+                value = _convert(name, value, kind, type(self).__name__)
+            if not limits.allows(value):
                 allowed = limits.describe() or "finite"
                 if isinstance(value, float) and not math.isfinite(value):
                     allowed = "a finite number"
@@ -105,22 +105,22 @@ class Settings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Make the settings from untrusted keys and values; unknown keys are refused by name."""
-        known, values = cls.schema(), cls.with_current_names(values)
+        known, values = cls.schema(), cls.rename_old_keys(values)
         for key in values:
             if key not in known:
                 raise unknown_name(f"setting of {cls.__name__}", str(key), known)
         return cls(**values)
 
     @classmethod
-    def with_current_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def rename_old_keys(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """The same values, with settings that have been renamed under their current names."""
         return {cls.renamed.get(key, key): value for key, value in values.items()}
 
     @classmethod
-    def alike(cls, key: str, one: str, other: str) -> bool:
+    def same_value(cls, key: str, one: str, other: str) -> bool:
         """Whether two texts are the same value of a setting."""
         kind, owner = cls.schema()[key][0], cls.__name__
-        return one == other or _converted(key, one, kind, owner) == _converted(key, other, kind, owner)
+        return one == other or _convert(key, one, kind, owner) == _convert(key, other, kind, owner)
 
     def as_dict(self) -> dict[str, Value]:
         """The settings as plain values, for config files and records."""
@@ -140,7 +140,7 @@ class Settings:
         return self.from_mapping({**self.as_dict(), **changes})
 
 
-def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
+def _convert(name: str, value: Any, kind: type, owner: str) -> Value:
     """The value as the setting's type: text from a command line is parsed, an int may stand for a float."""
     try:
         if kind is bool:

@@ -13,23 +13,23 @@ from steppe.results.published import notes_on_marks, published
 from steppe.settings import Settings, TrainingConfig
 
 
-def catalogue(name: str | None = None) -> str:
+def render(name: str | None = None) -> str:
     """Everything in short, or one method or benchmark in full, from what is registered now."""
     if name is None:
-        return _overview()
+        return _render_overview()
     if name in METHODS:
-        return _method(METHODS[name])
+        return _render_method(METHODS[name])
     if name in BENCHMARKS:
-        return _benchmark(BENCHMARKS[name])
+        return _render_benchmark(BENCHMARKS[name])
     raise unknown_name("method or benchmark", name, [*METHODS, *BENCHMARKS])
 
 
-def everything() -> dict[str, str]:
+def render_all() -> dict[str, str]:
     """The overview, by the empty name, and every page: the content of catalogue.json."""
-    return {"": catalogue(), **{name: catalogue(name) for name in (*BENCHMARKS, *METHODS)}}
+    return {"": render(), **{name: render(name) for name in (*BENCHMARKS, *METHODS)}}
 
 
-def _overview() -> str:
+def _render_overview() -> str:
     width = max(len(name) for name in (*METHODS, *BENCHMARKS)) + 2
     lines = ["Benchmarks"]
     lines += [f"  {entry.name:<{width}}{entry.summary}" for entry in BENCHMARKS.values()]
@@ -39,10 +39,10 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _method(entry: MethodEntry) -> str:
+def _render_method(entry: MethodEntry) -> str:
     presets = {benchmark: entry.settings.from_mapping(entry.values(benchmark)) for benchmark in entry.presets}
     lines = [f"{entry.name}: {entry.summary}", "", "Settings (--set method.KEY=VALUE)"]
-    lines += _settings(entry.settings.from_mapping(entry.values("")))
+    lines += _render_settings(entry.settings.from_mapping(entry.values("")))
     if presets:
         lines += ["", "Presets, where they differ from the values above"]
         defaults = entry.settings.from_mapping(entry.values("")).as_dict()
@@ -59,18 +59,18 @@ def _method(entry: MethodEntry) -> str:
     return "\n".join(lines)
 
 
-def _benchmark(entry: BenchmarkEntry) -> str:
+def _render_benchmark(entry: BenchmarkEntry) -> str:
     described = entry.settings()
     training = getattr(described, "training", TrainingConfig())
     return "\n".join(
-        [f"{entry.name}: {entry.summary}", "", "Settings (--set benchmark.KEY=VALUE)", *_settings(described)]
-        + ["", "Training (--set training.KEY=VALUE)", *_settings(training)]
+        [f"{entry.name}: {entry.summary}", "", "Settings (--set benchmark.KEY=VALUE)", *_render_settings(described)]
+        + ["", "Training (--set training.KEY=VALUE)", *_render_settings(training)]
         + ["", "Methods with a preset for it (the others use their defaults)"]
         + ["  " + (", ".join(name for name, method in METHODS.items() if entry.name in method.presets) or "none")]
     )
 
 
-def _settings(settings: Settings) -> list[str]:
+def _render_settings(settings: Settings) -> list[str]:
     values = settings.as_dict()
     if not values:
         return ["  none"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steppe.cli.options import Commands, finished_runs, given_path, task_numbers
+from steppe.cli.options import Commands, load_finished_runs, parse_path, parse_task_numbers
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
 from steppe.runtime.files import inside
@@ -29,21 +29,21 @@ def add(commands: Commands) -> None:
     known = "\n".join(f"  {figure.name:<15} {figure.text}" for figure in FIGURES.values())
     parser = commands.add("figures", "Draw a figure from finished runs.", _figures, f"figures:\n{known}\n\n{_EXAMPLES}")
     figure = parser.add_argument("figure", choices=tuple(FIGURES), metavar="NAME", help="which figure (see below)")
-    directories = parser.add_argument("directories", nargs="+", type=given_path, metavar="DIR", help="runs or studies")
+    directories = parser.add_argument("directories", nargs="+", type=parse_path, metavar="DIR", help="runs or studies")
     parser.add_argument(
-        "-o", "--out", type=given_path, metavar="FILE",
+        "-o", "--out", type=parse_path, metavar="FILE",
         help="a .pdf, .svg or .png file, or a name without suffix for all three (default: the figure's, here)",
     )  # fmt: skip
     parser.add_argument("--methods", metavar="M,M,…", help="only these methods, in this order")
     parser.add_argument("--task", metavar="N,N,…", help="which task or tasks, from 1, where a figure asks")
     parser.add_argument("--after", metavar="N,N,…", help="after which task or tasks, where a figure asks")
     parser.add_argument(
-        "--list", action=_Instead, waived=(figure, directories), nargs="*", type=given_path, metavar="DIR",
+        "--list", action=_WaivesArguments, waived=(figure, directories), nargs="*", type=parse_path, metavar="DIR",
         help="say what each figure needs, and what of it these directories lack",
     )  # fmt: skip
 
 
-class _Instead(argparse.Action):
+class _WaivesArguments(argparse.Action):
     """An option in whose presence other arguments need not be given."""
 
     def __init__(self, *arguments: Any, waived: Sequence[argparse.Action], **options: Any) -> None:
@@ -61,14 +61,14 @@ def _figures(options: argparse.Namespace) -> int:
     from steppe.figures.reading import Run
 
     choices = Choices(
-        tasks=task_numbers("--task", options.task),
-        afters=task_numbers("--after", options.after),
+        tasks=parse_task_numbers("--task", options.task),
+        afters=parse_task_numbers("--after", options.after),
         methods=None if options.methods is None else tuple(dict.fromkeys(options.methods.split(","))),
     )
     given = options.directories if options.list is None else options.list
-    runs = [Run(path, result) for path, result in finished_runs(given or []).items()]
+    runs = [Run(path, result) for path, result in load_finished_runs(given or []).items()]
     if options.list is not None:
-        say("\n".join(line for name in FIGURES for line in _described(name, runs, choices)))
+        say("\n".join(line for name in FIGURES for line in _describe_figure(name, runs, choices)))
         return 0
     files = files_for(options.out, options.figure)
     if options.out is None:  # the directory we are in may be somebody else's
@@ -78,7 +78,7 @@ def _figures(options: argparse.Namespace) -> int:
     return 0
 
 
-def _described(name: str, runs: Sequence[Any], choices: Choices) -> list[str]:
+def _describe_figure(name: str, runs: Sequence[Any], choices: Choices) -> list[str]:
     """What a figure shows and needs and, where there are runs, what they lack."""
     figure = FIGURES[name]
     lines = [f"{name}: {figure.text}", f"  needs: {figure.needs}"]

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.cli.options import (
-    NAMED_PLUGIN,
+    PLUGIN_OF_RUN,
     Commands,
     add_data_option,
     add_plugin_option,
     add_trust_option,
-    given_path,
-    task_numbers,
+    parse_path,
+    parse_task_numbers,
 )
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
         goes_on="the same command with --resume goes on with it",
     )
     parser.add_argument(
-        "directories", nargs="+", type=given_path, metavar="RUN", help="runs or studies, finished or not"
+        "directories", nargs="+", type=parse_path, metavar="RUN", help="runs or studies, finished or not"
     )
     usual = LandscapeSettings().as_dict()
     for name, (kind, limits) in LandscapeSettings.schema().items():
@@ -65,12 +65,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("--hessian", action="store_true", help="also the Hessian's top eigenvalue; takes longer")
     parser.add_argument("--resume", action="store_true", help="keep what the output holds, and add what it lacks")
     parser.add_argument(
-        "-o", "--out", type=given_path, metavar="FILE", help="default: landscape.json in the run directory"
+        "-o", "--out", type=parse_path, metavar="FILE", help="default: landscape.json in the run directory"
     )
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to compute")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads to compute with (default: 1)")
     add_data_option(parser)
-    add_plugin_option(parser, NAMED_PLUGIN)
+    add_plugin_option(parser, PLUGIN_OF_RUN)
     add_trust_option(parser, "the runs' directories")
 
 
@@ -80,7 +80,7 @@ def _landscape(options: argparse.Namespace) -> int:
     import torch
 
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_plugins
+    from steppe.experiments.plugins import require_known_names
     from steppe.landscape.measure import Request
     from steppe.results.layout import CONFIG
     from steppe.runtime.devices import resolve_device
@@ -89,16 +89,16 @@ def _landscape(options: argparse.Namespace) -> int:
     settings = LandscapeSettings.from_mapping({name: value for name, value in given.items() if value is not None})
     if options.threads < 1:
         raise UsageError(f"--threads {options.threads}: give at least 1.")
-    after, tasks = task_numbers("--after", options.after), task_numbers("--task", options.task)
+    after, tasks = parse_task_numbers("--after", options.after), parse_task_numbers("--task", options.task)
     wanted = Request(after, tasks, options.hessian, options.surface)
     device = resolve_device(options.device)
-    runs = _runs(options.directories)
+    runs = _find_runs(options.directories)
     if options.out is not None and len(runs) > 1:
         raise UsageError(f"-o {options.out}: there are {len(runs)} runs, each with a file of its own; leave it out.")
     made_with = {
         run: RunConfig.load(run / CONFIG, options.plugin, trust_plugins=options.trust_plugins).plugins for run in runs
     }
-    require_plugins(options.plugin, [path for paths in made_with.values() for path in paths])
+    require_known_names(options.plugin, [path for paths in made_with.values() for path in paths])
     use_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:
@@ -151,9 +151,9 @@ def measure(
     say(f"  everything is in {out}\n")
 
 
-def _runs(directories: Sequence[Path]) -> list[Path]:
+def _find_runs(directories: Sequence[Path]) -> list[Path]:
     """Every run in these directories that has weights."""
-    from steppe.experiments.run_directory import kept_weights
+    from steppe.experiments.run_directory import weight_checkpoints
     from steppe.results.layout import CONFIG
 
     found: dict[Path, None] = {}
@@ -161,7 +161,7 @@ def _runs(directories: Sequence[Path]) -> list[Path]:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory: give a run's or a study's.")
         inner = sorted(config.parent for config in directory.rglob(CONFIG))
-        kept = [run for run in inner if kept_weights(run)]
+        kept = [run for run in inner if weight_checkpoints(run)]
         if not kept:
             state = "no run that has kept its weights" if inner else "no run"
             raise UsageError(f"{directory} holds {state}: there is no landscape to measure.")
@@ -220,7 +220,7 @@ def _table(landscape: Landscape) -> str:
     for task in landscape.tasks(after):
         pair = landscape.pairs[after, task]
         flat, top = pair.flatness, "-" if pair.eigenvalue is None else f"{pair.eigenvalue:.4g}"
-        figures = [_written(figure) for figure in (flat.sharpness, flat.mean_rise, flat.curvature)]
+        figures = [_format_estimate(figure) for figure in (flat.sharpness, flat.mean_rise, flat.curvature)]
         rows.append([str(task), f"{flat.loss:.4g}", *figures, top])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -237,5 +237,5 @@ def _table(landscape: Landscape) -> str:
     return "\n".join([title, *lines])
 
 
-def _written(estimate: Estimate) -> str:
+def _format_estimate(estimate: Estimate) -> str:
     return f"{estimate.mean:.4g}" + ("" if estimate.error is None else f" ± {estimate.error:.2g}")

@@ -19,11 +19,11 @@ def add(commands: Commands) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     if options.plugin:
-        from steppe.cli.catalogue import catalogue
+        from steppe.cli.catalogue import render
         from steppe.experiments.plugins import load_plugins
 
         load_plugins(options.plugin)
-        print(catalogue(options.name))
+        print(render(options.name))
         return 0
     pages = json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8"))
     if (options.name or "") not in pages:

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it has no sign for is a question mark, and no reason to fail
             stream.reconfigure(errors="replace")
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         with raise_on_termination():
             code: int = options.action(options)
@@ -43,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             traceback.print_exc()
-        say(f"steppe: {_told(error)}", file=sys.stderr)
+        say(f"steppe: {_describe_error(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, SteppeError) else 1
     finally:
-        _drop_what_is_left()
+        _discard_output()
     return code
 
 
-def _drop_what_is_left() -> None:
+def _discard_output() -> None:
     """Let go of output that nobody takes: the interpreter would try again, and complain in its own words."""
     try:
         if sys.stdout is not None:
@@ -59,7 +59,7 @@ def _drop_what_is_left() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """What went wrong, in one line."""
     if isinstance(error, SteppeError):
         return one_line(error)
@@ -79,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"steppe: {visible(' '.join(message.splitlines()))} (see {self.prog} --help).\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="steppe",
         description="Let a network learn one task after another without forgetting the earlier ones.",

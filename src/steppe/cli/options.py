@@ -17,10 +17,10 @@ from steppe.runtime.terminal import say
 if TYPE_CHECKING:
     _Parsers = argparse._SubParsersAction[Any]
 
-_MOST_SEEDS = 10_000
-_MOST_DIGITS = 18  # of a seed, which has 63 bits
-PLUGIN = "a Python file that registers methods or benchmarks of your own"
-NAMED_PLUGIN = (
+_MAX_SEEDS = 10_000
+_MAX_DIGITS = 18  # of a seed, which has 63 bits
+OWN_PLUGIN = "a Python file that registers methods or benchmarks of your own"
+PLUGIN_OF_RUN = (
     "a plugin that the run was made with: it is code, and only runs if you name it; the file may have moved, but must "
     "have its old name"
 )
@@ -58,7 +58,7 @@ class Commands:
         return parser
 
 
-def given_path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """A path as users give it: ~ is their home, also where a shell leaves it as it is, as in --out=~/x. An empty one,
     as from a variable that is not set, would be the current directory.
     """
@@ -70,16 +70,16 @@ def given_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
-def _given_file(text: str) -> str:
-    return str(given_path(text))
+def _parse_file(text: str) -> str:
+    return str(parse_path(text))
 
 
-def add_plugin_option(parser: argparse.ArgumentParser, text: str = PLUGIN) -> None:
+def add_plugin_option(parser: argparse.ArgumentParser, text: str = OWN_PLUGIN) -> None:
     """`--plugin FILE`."""
     parser.add_argument(
         "--plugin",
         action="append",
-        type=_given_file,
+        type=_parse_file,
         default=[],
         metavar="FILE",
         help=text,
@@ -95,7 +95,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, inner: bool = False) -> 
     """`--data DIR`; that of an inner command must not undo what was given to the outer one."""
     parser.add_argument(
         "--data",
-        type=given_path,
+        type=parse_path,
         metavar="DIR",
         default=argparse.SUPPRESS if inner else None,
         help="where the data sets are (default: STEPPE_DATA, else the user's cache directory)",
@@ -130,14 +130,14 @@ def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
     """`--checkpoint-every MINUTES`."""
     parser.add_argument(
         "--checkpoint-every",
-        type=_minutes,
+        type=_parse_minutes,
         default=5.0,
         metavar="MINUTES",
         help="how much of a task may be lost if the run is killed (default: 5); asked to stop, it loses nothing",
     )
 
 
-def _minutes(text: str) -> float:
+def _parse_minutes(text: str) -> float:
     try:
         minutes = float(text)
     except ValueError:
@@ -147,18 +147,18 @@ def _minutes(text: str) -> float:
     return minutes
 
 
-def chosen_seeds(text: str) -> range:
+def parse_seeds(text: str) -> range:
     """The seeds that `--seeds` names: 5 are 0 to 4, and 5-9 are 5 to 9."""
     parts = text.split("-")
-    if len(parts) > 2 or not all(part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts):
+    if len(parts) > 2 or not all(part.isdecimal() and len(part) <= _MAX_DIGITS for part in parts):
         raise UsageError(f"--seeds {text}: give how many, such as 5, or the first and the last, such as 5-9.")
     seeds = range(int(parts[0])) if len(parts) == 1 else range(int(parts[0]), int(parts[1]) + 1)
-    if not 1 <= len(seeds) <= _MOST_SEEDS:
-        raise UsageError(f"--seeds {text}: these are {len(seeds):,}; give at least 1 and at most {_MOST_SEEDS:,}.")
+    if not 1 <= len(seeds) <= _MAX_SEEDS:
+        raise UsageError(f"--seeds {text}: these are {len(seeds):,}; give at least 1 and at most {_MAX_SEEDS:,}.")
     return seeds
 
 
-def task_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+def parse_task_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     """Tasks by their numbers, such as 1,5,10, from the words of an option; None where it was not given."""
     if text is None:
         return None
@@ -172,7 +172,7 @@ if TYPE_CHECKING:
     from steppe.experiments.config import RunConfig
 
 
-def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
+def build_config(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     """The configuration of one run."""
     from steppe.experiments.config import RunConfig
     from steppe.runtime.devices import resolve_device
@@ -180,7 +180,7 @@ def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     return RunConfig.make(
         options.benchmark,
         method,
-        overrides(options),
+        collect_overrides(options),
         seed=seed,
         device=resolve_device(options.device or "cpu"),
         threads=1 if options.threads is None else options.threads,
@@ -188,13 +188,13 @@ def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     )
 
 
-def overrides(options: argparse.Namespace) -> list[str]:
+def collect_overrides(options: argparse.Namespace) -> list[str]:
     """What --set, --epochs and --tasks change, all of it recorded in the same way."""
     shortened = [("training.epochs", options.epochs), ("benchmark.tasks", options.tasks)]
     return [*options.set, *(f"{key}={value}" for key, value in shortened if value is not None)]
 
 
-def free(path: Path) -> Path:
+def unused_path(path: Path) -> Path:
     """The path itself, or with a number behind it where it is taken."""
     number, free = 2, path
     while free.exists():
@@ -203,7 +203,7 @@ def free(path: Path) -> Path:
 
 
 @contextmanager
-def resumable(options: argparse.Namespace, out: Path) -> Iterator[None]:
+def resume_hint(options: argparse.Namespace, out: Path) -> Iterator[None]:
     """Whoever stops what is done here is told the command that goes on with it, if there is something by then."""
     from steppe.results.layout import CONFIG, PLAN
 
@@ -215,22 +215,22 @@ def resumable(options: argparse.Namespace, out: Path) -> Iterator[None]:
         raise
 
 
-def finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+def load_finished_runs(directories: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     """The results of all finished runs in these directories, each once, by their own; runs that are unfinished, or have
     a damaged result, are named.
     """
-    from steppe.experiments.run_directory import results_within
+    from steppe.experiments.run_directory import read_results
 
     found: dict[Path, tuple[Path, dict[str, Any]]] = {}
     for directory in directories:
-        results, unfinished, damaged = results_within(directory)
+        results, unfinished, damaged = read_results(directory)
         for path, result in results.items():
             found.setdefault(path.resolve(), (path, result))
-        name_left_out(unfinished, damaged)
+        report_skipped(unfinished, damaged)
     return dict(found.values())
 
 
-def name_left_out(unfinished: Iterable[Path], damaged: Mapping[Path, Exception]) -> None:
+def report_skipped(unfinished: Iterable[Path], damaged: Mapping[Path, Exception]) -> None:
     """Say which runs are left out, and why."""
     for path in unfinished:
         say(f"steppe: {path} is unfinished and left out.", file=sys.stderr)

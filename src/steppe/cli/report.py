@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from steppe.cli.options import Commands, given_path, name_left_out
+from steppe.cli.options import Commands, parse_path, report_skipped
 from steppe.runtime.files import inside
 from steppe.runtime.terminal import say
 
@@ -21,10 +21,10 @@ examples:
 def add(commands: Commands) -> None:
     """Make the command known."""
     parser = commands.add("report", "Write finished runs as one page for the browser.", _report, _EXAMPLES)
-    parser.add_argument("directories", nargs="+", type=given_path, metavar="DIR", help="runs or studies")
+    parser.add_argument("directories", nargs="+", type=parse_path, metavar="DIR", help="runs or studies")
     parser.add_argument(
         *("-o", "--out"),
-        type=given_path,
+        type=parse_path,
         metavar="FILE",
         help="the page (default: report.html)",
     )
@@ -36,7 +36,7 @@ def _report(options: argparse.Namespace) -> int:
 
     out = options.out or inside(Path(), Path("report.html"))  # the directory we are in may be somebody else's
     collected = collect(options.directories)
-    name_left_out(collected.unfinished, collected.damaged)
+    report_skipped(collected.unfinished, collected.damaged)
     words = ["steppe", "report", *map(str, options.directories), "-o", str(out)]
     write_page(collected, out, shlex.join(words))
     say(f"wrote {out}: open it in a browser")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.cli.options import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds, given_path
+from steppe.cli.options import SEEDS, Commands, add_checkpoint_option, add_data_option, parse_path, parse_seeds
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError, unknown_name
 from steppe.runtime.terminal import say
@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's own number)")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
     parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
-    parser.add_argument("--out", type=given_path, metavar="DIR", help="its directory (default: reproduction/NAME)")
+    parser.add_argument("--out", type=parse_path, metavar="DIR", help="its directory (default: reproduction/NAME)")
     add_checkpoint_option(parser)
     add_data_option(parser)
 
@@ -99,7 +99,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _seeds(options: argparse.Namespace, recipe: Recipe) -> range:
-    return range(recipe.seeds) if options.seeds is None else chosen_seeds(options.seeds)
+    return range(recipe.seeds) if options.seeds is None else parse_seeds(options.seeds)
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
@@ -109,18 +109,18 @@ def _changes(options: argparse.Namespace) -> list[str]:
 def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     """Do the runs that are missing, study by study."""
     from steppe.cli.study import do_study
-    from steppe.experiments.run import refuse_unsuitable
-    from steppe.experiments.run_directory import locked
+    from steppe.experiments.run import validate_configs
+    from steppe.experiments.run_directory import lock_directory
     from steppe.experiments.study import write_plan
     from steppe.runtime.files import inside
 
     seeds, changes, code = _seeds(options, recipe), _changes(options), 0
     for part in recipe.parts:
-        refuse_unsuitable([job.config for job in part.jobs(out, seeds[:1], changes)])
+        validate_configs([job.config for job in part.jobs(out, seeds[:1], changes)])
     for part in recipe.parts:
         jobs, command = part.jobs(out, seeds, changes), part.command(options.seeds or str(recipe.seeds), changes)
         say(f"{part.name}: {command}")
-        with locked(inside(out, out / part.name)):
+        with lock_directory(inside(out, out / part.name)):
             write_plan(out / part.name, jobs, command)
             code = max(code, do_study(options, out / part.name, jobs, command, resume=True))
     return code
@@ -131,8 +131,8 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     import torch
 
     from steppe.cli.landscape import measure
-    from steppe.cli.options import finished_runs
-    from steppe.experiments.run_directory import kept_weights
+    from steppe.cli.options import load_finished_runs
+    from steppe.experiments.run_directory import weight_checkpoints
     from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.measure import Request
     from steppe.landscape.rank_correlation import compared, rank_correlations, without_bounds
@@ -144,10 +144,10 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     for part in recipe.parts:
         for method in part.methods:
             run = out / part.name / method / f"seed-{seed}"
-            if (run / LANDSCAPE).exists() and not kept_weights(run):
+            if (run / LANDSCAPE).exists() and not weight_checkpoints(run):
                 continue  # measured where the weights were; they are often thrown away afterwards
             measure(run, None, LandscapeSettings(), Request(), resume=True, command="steppe landscape RUN")
-    rows = compared(finished_runs([out]))
+    rows = compared(load_finished_runs([out]))
     told = {
         "command": command,
         "versions": versions(),
@@ -163,13 +163,13 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
 
 def _figures(recipe: Recipe, out: Path) -> None:
     """Draw what can be drawn from the runs, and say of the rest what it lacks."""
-    from steppe.cli.options import finished_runs
+    from steppe.cli.options import load_finished_runs
     from steppe.figures import FIGURES, Choices
     from steppe.figures.output import files_for, save
     from steppe.figures.reading import Run
     from steppe.runtime.files import inside
 
-    runs = [Run(path, result) for path, result in finished_runs([out]).items()]
+    runs = [Run(path, result) for path, result in load_finished_runs([out]).items()]
     for name in recipe.figures:
         files = [inside(out, file) for file in files_for(out / name, name)]
         try:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.cli.options import (
-    NAMED_PLUGIN,
+    PLUGIN_OF_RUN,
     Commands,
     add_checkpoint_option,
     add_data_option,
     add_plugin_option,
     add_trust_option,
-    given_path,
+    parse_path,
 )
 from steppe.cli.run import do_run
 from steppe.cli.study import do_study
@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
         _EXAMPLES,
         goes_on="the same command goes on with it",
     )
-    parser.add_argument("directory", type=given_path, metavar="DIR", help="the run's or the study's directory")
+    parser.add_argument("directory", type=parse_path, metavar="DIR", help="the run's or the study's directory")
     parser.add_argument(
         "--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core, on a GPU one)"
     )
@@ -57,14 +57,14 @@ def add(commands: Commands) -> None:
     )
     add_checkpoint_option(parser)
     add_data_option(parser)
-    add_plugin_option(parser, NAMED_PLUGIN)
+    add_plugin_option(parser, PLUGIN_OF_RUN)
     add_trust_option(parser, "the directory")
 
 
 def _resume(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_plugins
-    from steppe.experiments.run_directory import locked
+    from steppe.experiments.plugins import require_known_names
+    from steppe.experiments.run_directory import lock_directory
     from steppe.experiments.study import read_plan, write_plan
     from steppe.experiments.truncate import truncate_runs
     from steppe.results.layout import CONFIG, PLAN, RESULT
@@ -75,16 +75,16 @@ def _resume(options: argparse.Namespace) -> int:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     if (out / CONFIG).exists():
         config = RunConfig.load(out / CONFIG, options.plugin, trust_plugins=options.trust_plugins)
-        require_plugins(options.plugin, config.plugins)
-        _refuse_elsewhere(out, [] if (out / RESULT).exists() else [config])
+        require_known_names(options.plugin, config.plugins)
+        _require_cuda(out, [] if (out / RESULT).exists() else [config])
         if options.tasks is not None:
             (config,) = truncate_runs({out: config}, options.tasks)
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin, trust_plugins=options.trust_plugins)
-        require_plugins(options.plugin, [path for job in planned for path in job.config.plugins])
-        _refuse_elsewhere(out, [job.config for job in planned if not (job.out / RESULT).exists()])
-        with locked(out):
+        require_known_names(options.plugin, [path for job in planned for path in job.config.plugins])
+        _require_cuda(out, [job.config for job in planned if not (job.out / RESULT).exists()])
+        with lock_directory(out):
             if options.tasks is not None:
                 shorter = truncate_runs({job.out: job.config for job in planned}, options.tasks)
                 planned = [replace(job, config=config) for job, config in zip(planned, shorter, strict=True)]
@@ -99,7 +99,7 @@ def _resume(options: argparse.Namespace) -> int:
     raise UsageError(f"{out} holds no run and no study ({CONFIG} or {PLAN}): there is nothing to go on with.")
 
 
-def _refuse_elsewhere(out: Path, left: Sequence[RunConfig]) -> None:
+def _require_cuda(out: Path, left: Sequence[RunConfig]) -> None:
     """Refuse what was begun on CUDA where there is none: the same run would not come of it."""
     import torch
 

@@ -11,10 +11,10 @@ from steppe.cli.options import (
     Commands,
     add_training_options,
     add_trust_option,
-    config_of,
-    free,
-    given_path,
-    resumable,
+    build_config,
+    parse_path,
+    resume_hint,
+    unused_path,
 )
 from steppe.cli.study import run_many
 from steppe.data.directory import use_directory
@@ -44,16 +44,16 @@ def add(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")
     parser.add_argument("--seeds", metavar="N", help=f"several runs, and mean ± std: {SEEDS}")
     parser.add_argument(
-        "--out", type=given_path, metavar="DIR", help="the run directory (default: a new one under runs/)"
+        "--out", type=parse_path, metavar="DIR", help="the run directory (default: a new one under runs/)"
     )
-    parser.add_argument("--config", type=given_path, metavar="FILE", help="rerun a run from its config.toml")
+    parser.add_argument("--config", type=parse_path, metavar="FILE", help="rerun a run from its config.toml")
     add_training_options(parser)
     add_trust_option(parser, "the file of --config")
 
 
 def _run(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_plugins
+    from steppe.experiments.plugins import require_known_names
 
     use_directory(options.data)
     if options.config is not None:
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
                 "with it."
             )
         config = RunConfig.load(options.config, options.plugin, trust_plugins=options.trust_plugins)
-        require_plugins(options.plugin, config.plugins)
+        require_known_names(options.plugin, config.plugins)
         return _run_one(options, config)
     if options.trust_plugins:
         raise UsageError("--trust-plugins is for the plugins that the file of --config names: give --plugin FILE.")
@@ -76,13 +76,13 @@ def _run(options: argparse.Namespace) -> int:
         return run_many(options, [options.method])
     if options.jobs is not None:
         raise UsageError("--jobs is for several runs at a time: give --seeds N with it.")
-    return _run_one(options, config_of(options, options.method, options.seed or 0))
+    return _run_one(options, build_config(options, options.method, options.seed or 0))
 
 
 def _run_one(options: argparse.Namespace, config: RunConfig) -> int:
     first = Path("runs") / f"{config.benchmark}-{config.method}-seed{config.seed}"
-    out = options.out or (first if options.resume else free(first))
-    with resumable(options, out):
+    out = options.out or (first if options.resume else unused_path(first))
+    with resume_hint(options, out):
         return do_run(options, config, out, resume=options.resume)
 
 

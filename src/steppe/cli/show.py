@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.cli.options import Commands, finished_runs, given_path
+from steppe.cli.options import Commands, load_finished_runs, parse_path
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     """Make the command known."""
     parser = commands.add("show", "Show a finished run or study.", _show, _EXAMPLES)
     parser.add_argument(
-        "directory", type=given_path, metavar="DIR", help="the directory of a run, a study, or several studies"
+        "directory", type=parse_path, metavar="DIR", help="the directory of a run, a study, or several studies"
     )
     parser.add_argument(
         "--details",
@@ -35,13 +35,13 @@ def _show(options: argparse.Namespace) -> int:
     from steppe.results.details import details
     from steppe.results.tables import markdown, run_report
 
-    runs = finished_runs([options.directory])
+    runs = load_finished_runs([options.directory])
     if options.directory in runs and not options.details:
         say(run_report(runs[options.directory]), end="")
         return 0
     studies: dict[tuple[Path, str], dict[Path, Any]] = {}
     for path, result in runs.items():
-        studies.setdefault((_study(path, result), result["benchmark"]), {})[path] = result
+        studies.setdefault((_study_directory(path, result), result["benchmark"]), {})[path] = result
     several = len({study for study, _ in studies}) > 1
     for (study, benchmark), own in studies.items():
         say(f"{study}: {benchmark}\n" if several else f"{benchmark}\n")
@@ -49,6 +49,6 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _study(run: Path, result: Mapping[str, Any]) -> Path:
+def _study_directory(run: Path, result: Mapping[str, Any]) -> Path:
     """The directory of the study that a run belongs to, or in which it lies beside others."""
     return run.parents[1] if run.parent.name == result["method"] else run.parent

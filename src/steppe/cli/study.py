@@ -12,12 +12,12 @@ from steppe.cli.options import (
     SEEDS,
     Commands,
     add_training_options,
-    chosen_seeds,
-    config_of,
-    free,
-    given_path,
-    overrides,
-    resumable,
+    build_config,
+    collect_overrides,
+    parse_path,
+    parse_seeds,
+    resume_hint,
+    unused_path,
 )
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -45,20 +45,20 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--seeds", default="5", metavar="N", help=f"{SEEDS} (default: 5)")
     parser.add_argument(
-        "--out", type=given_path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
+        "--out", type=parse_path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
     )
     add_training_options(parser)
 
 
 def _study(options: argparse.Namespace) -> int:
-    from steppe.experiments.config import named_benchmark
+    from steppe.experiments.config import split_benchmark_name
     from steppe.experiments.plugins import load_plugins
     from steppe.registry import METHODS, find_benchmark
     from steppe.results.published import methods_with_figures
 
     use_directory(options.data)
     load_plugins(options.plugin)
-    benchmark, _ = named_benchmark(options.benchmark)
+    benchmark, _ = split_benchmark_name(options.benchmark)
     find_benchmark(benchmark)
     named = list(options.names)
     if options.methods == "paper":
@@ -73,27 +73,29 @@ def _study(options: argparse.Namespace) -> int:
 
 def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Every method with every seed, then the table."""
-    from steppe.experiments.config import command_line, named_benchmark
+    from steppe.experiments.config import command_line, split_benchmark_name
     from steppe.experiments.plugins import load_plugins
-    from steppe.experiments.run import refuse_unsuitable
-    from steppe.experiments.run_directory import locked, require_free
-    from steppe.experiments.study import Job, with_plugins_of, write_plan
+    from steppe.experiments.run import validate_configs
+    from steppe.experiments.run_directory import lock_directory, require_free
+    from steppe.experiments.study import Job, keep_original_plugins, write_plan
 
-    seeds = chosen_seeds(options.seeds)
+    seeds = parse_seeds(options.seeds)
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
     name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
-    benchmark, given = named_benchmark(options.benchmark)
+    benchmark, given = split_benchmark_name(options.benchmark)
     chosen = f"seeds{options.seeds}" if "-" in options.seeds else f"{options.seeds}seeds"
     first = Path("runs") / f"{benchmark}-{name}-{chosen}"
-    out = options.out or (first if options.resume else free(first))
-    places = {out / method / f"seed-{seed}": config_of(options, method, seed) for method in methods for seed in seeds}
-    jobs = [Job(with_plugins_of(place, config), place) for place, config in places.items()]
-    refuse_unsuitable([job.config for job in jobs[:: len(seeds)]])
-    changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
+    out = options.out or (first if options.resume else unused_path(first))
+    places = {
+        out / method / f"seed-{seed}": build_config(options, method, seed) for method in methods for seed in seeds
+    }
+    jobs = [Job(keep_original_plugins(place, config), place) for place, config in places.items()]
+    validate_configs([job.config for job in jobs[:: len(seeds)]])
+    changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *collect_overrides(options)]
     words = [*methods, "--seeds", options.seeds]
     command = command_line("study", jobs[0].config, words, changes, load_plugins(options.plugin))
-    with resumable(options, out), locked(out):
+    with resume_hint(options, out), lock_directory(out):
         if not options.resume:
             require_free(out, for_study=True)
             for job in jobs:

@@ -12,7 +12,7 @@ import tomli_w
 
 from steppe.benchmarks.base import Benchmark
 from steppe.errors import UsageError, one_line, os_error_text, short_repr, unknown_name
-from steppe.experiments.plugins import load_plugins, moved, require_named
+from steppe.experiments.plugins import load_plugins, relocate_plugins, require_allowed
 from steppe.methods.base import MethodConfig
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.runtime.devices import DEVICES
@@ -51,24 +51,24 @@ class RunConfig:
     ) -> RunConfig:
         """From names on a command line: the presets, then `key=value` overrides; everything is checked here."""
         found = load_plugins(plugins)  # by whole paths, so that a config file works from anywhere
-        benchmark, given = named_benchmark(benchmark)
+        benchmark, given = split_benchmark_name(benchmark)
         kind, entry = find_benchmark(benchmark), find_method(method)
         values: dict[str, dict[str, Any]] = {
             "benchmark": given,
             "method": entry.values(benchmark),
             "training": {**kind.settings.training.as_dict(), **entry.training.get(benchmark, {})},  # type: ignore[attr-defined]
         }
-        kinds = _kinds(kind, entry)
+        kinds = _settings_types(kind, entry)
         chosen: dict[tuple[str, str], str] = {("benchmark", key): str(value) for key, value in given.items()}
         for override in overrides:
-            section, key, value = _parsed(override, kinds)
+            section, key, value = _parse_override(override, kinds)
             before = chosen.setdefault((section, key), value)
-            if not kinds[section].alike(key, before, value):
+            if not kinds[section].same_value(key, before, value):
                 told = f"{short_repr(before)} and as {short_repr(value)}"
                 raise UsageError(f"{section}.{key} is given twice, as {told}: give one of them.")
             values[section][key] = value
         made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
-        return cls._checked(benchmark, method, made, seed, device, threads, found)
+        return cls._validated(benchmark, method, made, seed, device, threads, found)
 
     @classmethod
     def load(cls, path: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = False) -> RunConfig:
@@ -117,19 +117,19 @@ class RunConfig:
         if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
             raise UsageError(f"plugins = {short_repr(named)}: it must be a list of names of files.")
         if not trust_plugins:
-            require_named(named, plugins)
-        found = load_plugins(moved(named, plugins))
-        kinds = _kinds(find_benchmark(names["benchmark"]), find_method(names["method"]))
+            require_allowed(named, plugins)
+        found = load_plugins(relocate_plugins(named, plugins))
+        kinds = _settings_types(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
         for key in run:
             raise unknown_name(
                 "key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins")
             )
-        return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, found)
+        return cls._validated(names["benchmark"], names["method"], made, seed, device, threads, found)
 
     @classmethod
-    def _checked(
+    def _validated(
         cls,
         benchmark: str,
         method: str,
@@ -170,7 +170,7 @@ class RunConfig:
             "training": self.training.as_dict(),
         }
 
-    def describes(self, described: Any) -> bool:
+    def matches(self, described: Any) -> bool:
         """Whether plain values, which may be of any kind, are this experiment, in the sense of `same_work`; settings
         that came after them count as having their defaults.
         """
@@ -213,10 +213,10 @@ def same_experiment(one: Any, other: Any) -> bool:
     """Whether two configurations, as plain values, are one experiment; the number of threads may differ, and where the
     files of plugins lie.
     """
-    return bool(_what_matters(one) == _what_matters(other))
+    return bool(_identity(one) == _identity(other))
 
 
-def _what_matters(described: Any) -> Any:
+def _identity(described: Any) -> Any:
     if not isinstance(described, dict) or not isinstance(described.get("run"), dict):
         return described
     run = {key: value for key, value in described["run"].items() if key != "threads"}
@@ -231,7 +231,7 @@ def plugin_names(run: Mapping[str, Any]) -> list[str]:
     return [Path(plugin).name for plugin in named]
 
 
-def named_benchmark(name: str) -> tuple[str, dict[str, Any]]:
+def split_benchmark_name(name: str) -> tuple[str, dict[str, Any]]:
     """A benchmark's name and what was given behind a colon, as in `folder:PATH`."""
     first, colon, argument = name.partition(":")
     if not colon:
@@ -258,12 +258,12 @@ def command_line(
     return shlex.join(line)
 
 
-def _kinds(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Settings]]:
+def _settings_types(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Settings]]:
     """The settings behind each section."""
     return {"benchmark": benchmark.settings, "method": method.settings, "training": TrainingConfig}
 
 
-def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, str, str]:
+def _parse_override(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, str, str]:
     """`section.key=value`, or `key=value` where only one section has such a key."""
     name, equals, value = override.partition("=")
     if not equals or not name.strip():
@@ -275,16 +275,16 @@ def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, st
             raise unknown_name("section in --set", section, kinds)
         if key not in kinds[section].schema():
             raise unknown_name(f"setting of the {section}", key, kinds[section].schema())
-        return section, key, _bare(value, *kinds[section].schema()[key])
+        return section, key, _strip_value(value, *kinds[section].schema()[key])
     holders = [section for section, kind in kinds.items() if name in kind.schema()]
     if not holders:
         every = [f"{section}.{key}" for section, kind in kinds.items() for key in kind.schema()]
         raise unknown_name("setting", name, every)
     if len(holders) > 1:
         raise UsageError(f"--set {override}: which one? {' or '.join(f'{holder}.{name}' for holder in holders)}.")
-    return holders[0], name, _bare(value, *kinds[holders[0]].schema()[name])
+    return holders[0], name, _strip_value(value, *kinds[holders[0]].schema()[name])
 
 
-def _bare(value: str, kind: type, limits: Limits) -> str:
+def _strip_value(value: str, kind: type, limits: Limits) -> str:
     """A value without the blanks around it, which may be part of a free text alone."""
     return value if kind is str and not limits.choices else value.strip()

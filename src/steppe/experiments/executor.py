@@ -17,9 +17,9 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-Told = dict[str, Any]
+Payload = dict[str, Any]
 """One message of a process: plain values, that is what JSON can hold."""
-Tell = Callable[[Told], None]
+Send = Callable[[Payload], None]
 """Sends a message to whoever submitted the work."""
 
 _CHUNK = 2**20  # bytes read at once
@@ -29,12 +29,12 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 _START = threading.Lock()
 
 
-class GoneError(Exception):
+class ParentGoneError(Exception):
     """Whoever submitted the work is no longer there to be told, or has cancelled it."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkerExited:
     """A process is no more, and everything that it told has been passed on."""
 
     exit_code: int | None
@@ -58,10 +58,10 @@ class _Worker:
     process: BaseProcess
     channel: socket.socket
     unread: bytearray = field(default_factory=bytearray)
-    whole: bool = True
+    is_open: bool = True
     """Whether the channel may bring more."""
 
-    def received(self, *, ended: bool) -> Iterator[Told]:
+    def receive(self, *, ended: bool) -> Iterator[Payload]:
         """The messages that are there, of a process that has not ended no more than a few: others want to be heard as
         well. Never waits; what a killed process left half-sent is dropped.
         """
@@ -81,7 +81,7 @@ class _Worker:
             return
         except OSError:  # reset: its other end was closed with something unread in it
             pass
-        self.whole = False
+        self.is_open = False
 
 
 class LocalExecutor:
@@ -108,9 +108,9 @@ class LocalExecutor:
         """
         ours, theirs = socket.socketpair()
         try:
-            with _not_from_here() as safe_path:
+            with _isolated_sys_path() as safe_path:
                 process = self._context.Process(  # type: ignore[attr-defined]
-                    target=_at_work, args=(theirs, safe_path, work, arguments), daemon=True
+                    target=_worker_main, args=(theirs, safe_path, work, arguments), daemon=True
                 )
                 process.start()
         except BaseException:
@@ -121,7 +121,7 @@ class LocalExecutor:
         ours.setblocking(False)
         self._workers[number] = _Worker(process, ours)
 
-    def progress(self, timeout: float | None = None) -> list[tuple[int, Told | Ended]]:
+    def poll(self, timeout: float | None = None) -> list[tuple[int, Payload | WorkerExited]]:
         """What the processes have told, by their numbers, in order; waits until there is something.
 
         A process that has ended, however that was, is told of by `Ended`, after its last message.
@@ -131,15 +131,15 @@ class LocalExecutor:
         places: dict[Any, int] = {}
         for number, worker in self._workers.items():
             places[worker.process.sentinel] = number
-            if worker.whole:
+            if worker.is_open:
                 places[worker.channel] = number
-        found: list[tuple[int, Told | Ended]] = []
+        found: list[tuple[int, Payload | WorkerExited]] = []
         for number in dict.fromkeys(places[ready] for ready in connection.wait(list(places), timeout)):
             worker = self._workers[number]
             ended = worker.process.exitcode is not None  # looked at first: what it sent before is there by now
-            found += ((number, told) for told in worker.received(ended=ended))
+            found += ((number, told) for told in worker.receive(ended=ended))
             if ended:
-                found.append((number, self._let_go(number)))
+                found.append((number, self._reap(number)))
         return found
 
     def release(self, number: int) -> None:
@@ -150,7 +150,7 @@ class LocalExecutor:
         worker.process.join(_PATIENCE)
         if worker.process.exitcode is None:  # threads of a plugin's, for example
             worker.process.kill()
-        self._let_go(number)
+        self._reap(number)
 
     def cancel(self) -> None:
         """Ask all processes to stop, and wait until they have."""
@@ -158,28 +158,28 @@ class LocalExecutor:
             worker.process.terminate()
             worker.channel.close()  # else it might wait for ever for us to read
         for number in list(self._workers):
-            self._let_go(number)
+            self._reap(number)
 
-    def _let_go(self, number: int) -> Ended:
+    def _reap(self, number: int) -> WorkerExited:
         worker = self._workers[number]
         worker.channel.close()
         worker.process.join()
         del self._workers[number]
-        return Ended(worker.process.exitcode)
+        return WorkerExited(worker.process.exitcode)
 
 
-def _at_work(
+def _worker_main(
     channel: socket.socket, safe_path: str | None, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
     """The work, in its process. Ctrl-C is the parent's business: it ends us by SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_safe_path(safe_path)
 
-    def tell(message: Told) -> None:
+    def tell(message: Payload) -> None:
         try:
             channel.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            raise GoneError from error
+            raise ParentGoneError from error
 
     work(tell, *arguments)
 
@@ -194,7 +194,7 @@ def _context(preload: tuple[str, ...]) -> BaseContext:
 
 
 @contextmanager
-def _not_from_here() -> Iterator[str | None]:
+def _isolated_sys_path() -> Iterator[str | None]:
     """Meanwhile Python, which multiprocessing starts by `python -c`, takes no modules from the working directory: it
     may be a stranger's, with a torch.py of its own. Gives what was set before, for the process to set again.
     """

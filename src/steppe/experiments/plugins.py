@@ -16,22 +16,22 @@ _DIGESTS: dict[Path, str] = {}  # of the files imported so far, as they were the
 
 def load_plugins(paths: Iterable[str]) -> tuple[str, ...]:
     """Import the files, each once per process; gives their whole paths."""
-    return tuple(str(_imported(path)) for path in paths)
+    return tuple(str(_import_plugin(path)) for path in paths)
 
 
-def moved(paths: Iterable[str], given: Iterable[str]) -> list[str]:
+def relocate_plugins(paths: Iterable[str], given: Iterable[str]) -> list[str]:
     """The files where they lie now: of those given, the ones of the same names serve in their place."""
     given = list(given)
-    places = {name: path for path in given for name in _names(path)}
+    places = {name: path for path in given for name in _file_names(path)}
     return [path if path in given else places.get(Path(path).name, path) for path in paths]
 
 
-def require_named(wanted: Iterable[str], given: Iterable[str]) -> None:
+def require_allowed(wanted: Iterable[str], given: Iterable[str]) -> None:
     """Refuse plugins that a file names and the user did not: they are code, and the file may be a stranger's."""
-    chosen = {name for path in given for name in _names(path)}
+    chosen = {name for path in given for name in _file_names(path)}
     missing = [path for path in wanted if Path(path).name not in chosen]
     for path in missing:
-        _require_there(path)
+        _require_exists(path)
     if missing:
         told = "the plugin" if len(missing) == 1 else "the plugins"
         typed = " ".join(f"--plugin {shlex.quote(path)}" for path in missing)
@@ -41,16 +41,16 @@ def require_named(wanted: Iterable[str], given: Iterable[str]) -> None:
         )
 
 
-def require_plugins(given: Iterable[str], paths: Iterable[str]) -> None:
+def require_known_names(given: Iterable[str], paths: Iterable[str]) -> None:
     """Refuse a file that is given for a plugin that has moved, but is called like none of them."""
     names = [Path(path).name for path in paths]
     for path in given:
-        if not _names(path) & set(names):
+        if not _file_names(path) & set(names):
             told = f"those it was made with are called {', '.join(names)}" if names else "it was made without any"
             raise UsageError(f"--plugin {path}: {told}; give files of the same names.")
 
 
-def _names(path: str) -> set[str]:
+def _file_names(path: str) -> set[str]:
     """What a file is called: a link's own name and that of the file it leads to, which is the one that is recorded."""
     try:
         return {Path(path).name, Path(path).resolve().name}
@@ -58,7 +58,7 @@ def _names(path: str) -> set[str]:
         return {Path(path).name}
 
 
-def digests(paths: Iterable[str]) -> dict[str, str]:
+def plugin_digests(paths: Iterable[str]) -> dict[str, str]:
     """The files by name, with a digest of what was imported from them, for a result to name its code by."""
     found: dict[str, str] = {}
     for path in map(Path, paths):
@@ -67,7 +67,7 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _require_there(path: str) -> None:
+def _require_exists(path: str) -> None:
     if has_control_characters(path):
         raise UsageError(f"the plugin {short_repr(path)} is no Python file: its name cannot be shown.")
     try:
@@ -80,7 +80,7 @@ def _require_there(path: str) -> None:
         )
 
 
-def _imported(path: str) -> Path:
+def _import_plugin(path: str) -> Path:
     try:
         file = Path(path).resolve()
         name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
@@ -88,7 +88,7 @@ def _imported(path: str) -> Path:
         raise UsageError(f"the plugin {short_repr(path)} is no Python file: {error}.") from error
     if file in _DIGESTS:
         return file
-    _require_there(path)
+    _require_exists(path)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise UsageError(f"the plugin {path} is no Python file.")

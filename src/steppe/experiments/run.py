@@ -16,8 +16,8 @@ from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
 from steppe.data.task import Task
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig, same_experiment
-from steppe.experiments.plugins import digests
-from steppe.experiments.run_directory import RunDirectory, locked, read_result, require_free
+from steppe.experiments.plugins import plugin_digests
+from steppe.experiments.run_directory import RunDirectory, lock_directory, read_result, require_free
 from steppe.learning.events import Callback, EpochEnded, Event, Progress, RunStarted, TaskEnded, ignore
 from steppe.learning.learner import Learner
 from steppe.learning.metrics import AccuracyMatrix
@@ -66,7 +66,7 @@ def run(
     prepared = _Run(
         config, out, callback, checkpoint_every, stop
     )  # refuses what cannot be, before the directory is made
-    with locked(out):
+    with lock_directory(out):
         if not resume:
             require_free(out)  # by a process that was quicker
         elif (out / RESULT).exists():
@@ -79,7 +79,7 @@ def finalize_existing(out: Path) -> dict[str, Any]:
     result = read_result(out)
     directory = RunDirectory(out)
     if not (out / REPORT).exists() or directory.states:
-        directory.tidy(run_report(result))
+        directory.clean_up(run_report(result))
     return result
 
 
@@ -98,13 +98,13 @@ class _Run:
     ) -> None:
         self._config, self._out, self._callback, self._every, self._stop = config, out, callback, checkpoint_every, stop
         # Those of the code that runs, whatever happens to its files meanwhile.
-        self._versions = {**versions(), **digests(config.plugins)}
+        self._versions = {**versions(), **plugin_digests(config.plugins)}
         torch.set_num_threads(config.threads)
         make_deterministic(config.device)
         keep_freed_memory()
         self._tasks = config.benchmark_settings.stream(config.seed)
-        self._learner = _learner(config)
-        _check(config, self._learner, self._tasks)
+        self._learner = _build_learner(config)
+        _validate_run(config, self._learner, self._tasks)
         self._directory: RunDirectory | None = None
         self._kept_at = time.monotonic()
         self._stage = 0
@@ -119,12 +119,12 @@ class _Run:
         """Go to the end, from the start or from where the directory's last state stands."""
         if self._out is not None:
             state, remarks = RunDirectory(self._out).last_state([self._config], self._config.device)
-            self._go_back_to(state, remarks)
+            self._restore(state, remarks)
             self._directory = RunDirectory.create(self._out, self._config)
-            self._directory.cut_log(state)
+            self._directory.truncate_log(state)
         try:
             with gc_frozen():
-                self._learn_in_order()
+                self._learn_tasks()
         except BaseException as error:
             if self._directory is not None:
                 with suppress(RunError):  # the disk may be what stopped the run
@@ -136,7 +136,7 @@ class _Run:
             self._directory.finish(result, run_report(result))
         return result
 
-    def _learn_in_order(self) -> None:
+    def _learn_tasks(self) -> None:
         config, tasks, training = self._config, self._tasks, self._config.training
         stages = _stages(config.method_settings.schedule, len(tasks))
         each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
@@ -144,7 +144,7 @@ class _Run:
         before = sum(lengths[: self._stage])
         if self._epochs_before:
             before += self._epochs_before * lengths[self._stage] // training.epochs
-        self._tell(
+        self._emit(
             RunStarted(len(tasks), sum(lengths), [*self._remarks, *self._told], before, list(accumulate(lengths)))
         )
         for number in range(self._stage, len(stages)):
@@ -152,9 +152,9 @@ class _Run:
             if (
                 stage.start == 0 and number > 0 and not self._learner.has_pending_task
             ):  # everything so far from the start
-                self._learner = _learner(config)
-            tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else NONE
-            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._tell)  # type: ignore[arg-type]
+                self._learner = _build_learner(config)
+            tested = self._evaluate_before_learning(number) if config.method_settings.schedule == "sequential" else NONE
+            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._emit)  # type: ignore[arg-type]
             clock = Clock(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
@@ -171,9 +171,9 @@ class _Run:
             ended = TaskEnded(
                 place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.diagnostics, cpu
             )
-            self._tell(ended)
+            self._emit(ended)
 
-    def _test_ahead(self, place: int) -> Time:
+    def _evaluate_before_learning(self, place: int) -> Time:
         """Test the task at this place before it is learnt, and before the first one all of them, for forward transfer;
         returns the time it took. In the middle of a task it was done before.
         """
@@ -185,7 +185,7 @@ class _Run:
                 self._matrix.ahead += self._learner.evaluate(self._tasks[place])
         return clock.time
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         """Log and show what happened; keep a state after every task, within one every so often, and before a stop."""
         if self._directory is not None and not isinstance(event, Progress):
             self._directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
@@ -193,11 +193,11 @@ class _Run:
         stopped = self._stop()
         due = stopped is not None or time.monotonic() - self._kept_at >= self._every
         if isinstance(event, TaskEnded) or (due and isinstance(event, (Progress, EpochEnded))):
-            self._keep()
+            self._save_state()
         if stopped is not None:
             raise stopped
 
-    def _keep(self) -> None:
+    def _save_state(self) -> None:
         if self._directory is None or not self._resumable:
             return
         state = {
@@ -206,7 +206,7 @@ class _Run:
             "machine": machine(self._config.device),
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
-            "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
+            "accuracies": _flatten(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
             "untrained": self._matrix.untrained,
             "ahead": self._matrix.ahead,
             "per_task": self._per_task,
@@ -216,7 +216,7 @@ class _Run:
         self._directory.save_state(state)
         self._kept_at = time.monotonic()
 
-    def _go_back_to(self, state: State, remarks: Sequence[str]) -> None:
+    def _restore(self, state: State, remarks: Sequence[str]) -> None:
         """Stand where the state stands; without one, at the start."""
         self._told = list(remarks)
         if not self._resumable:
@@ -242,7 +242,7 @@ class _Run:
         for task in self._per_task:
             float(task["updates"]), dict(task["bytes"])
             _sums([task], "seconds"), "cpu_seconds" in task and _sums([task], "cpu_seconds")
-        self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
+        self._matrix.rows = _unflatten(state["rows"], state["accuracies"])
         for name in ("untrained", "ahead"):  # states of older versions have none
             setattr(self._matrix, name, [float(value) for value in state.get(name, [])])
         self._learner.load_state_dict(state["learner"])
@@ -299,35 +299,35 @@ def _sums(per_task: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
     return {kind: float(sum(task[measure][kind] for task in per_task)) for kind in _KINDS}
 
 
-def _in_a_row(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:
+def _flatten(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:
     values = [value for row in rows if row is not None for value in row]
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _in_rows(lengths: Sequence[int | None], values: torch.Tensor) -> list[list[float] | None]:
+def _unflatten(lengths: Sequence[int | None], values: torch.Tensor) -> list[list[float] | None]:
     left = iter(values.tolist())
     return [None if length is None else list(islice(left, length)) for length in lengths]
 
 
-def refuse_unsuitable(configs: Sequence[RunConfig]) -> None:
+def validate_configs(configs: Sequence[RunConfig]) -> None:
     """Refuse methods that cannot serve their benchmark, all the same one, and a device that is not there, before any
     work.
     """
     tasks = configs[0].benchmark_settings.stream(configs[0].seed)
     for config in configs:
         resolve_device(config.device)
-        _check(
-            config, _learner(dataclasses.replace(config, device="cpu")), tasks
+        _validate_run(
+            config, _build_learner(dataclasses.replace(config, device="cpu")), tasks
         )  # this process needs no memory of a GPU
 
 
-def _check(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:
+def _validate_run(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:
     learner.validate(tasks)
     if config.training.patience:
         TaskGroup(tasks, 0).require_validation()
 
 
-def _learner(config: RunConfig) -> Learner:
+def _build_learner(config: RunConfig) -> Learner:
     model = config.benchmark_settings.model(config.seed)
     benchmark = config.benchmark_settings
     return Learner(

@@ -55,7 +55,7 @@ class RunDirectory:
     def drop_weights(self, task: int) -> None:
         """Let go of the model as it was after this task and later ones."""
         with writing(self.path):
-            for place in kept_weights(self.path):
+            for place in weight_checkpoints(self.path):
                 if place >= task:
                     self._remove(_weights_file(self.path, place))
 
@@ -89,7 +89,7 @@ class RunDirectory:
                 with writing(self.path):
                     self._remove(self._state_file(number))
                 continue
-            if not isinstance(found, dict) or not any(config.describes(found.get("config")) for config in configs):
+            if not isinstance(found, dict) or not any(config.matches(found.get("config")) for config in configs):
                 raise RunError(f"{self._state_file(number)} belongs to a run with other settings: remove it.")
             if type(found.get("log")) is not int or found["log"] < 0:
                 raise RunError(f"{self._state_file(number)} does not say how long the log was: remove it.")
@@ -98,7 +98,7 @@ class RunDirectory:
             found = None
         return found, remarks
 
-    def cut_log(self, state: State) -> None:
+    def truncate_log(self, state: State) -> None:
         """Take out of the log what it tells of later than the state."""
         with self._log() as file:
             file.truncate(min(file.tell(), state["log"]) if state is not None else 0)
@@ -121,9 +121,9 @@ class RunDirectory:
         """Write the result, which appears whole or not at all, and the report; states serve no more."""
         with writing(self.path / RESULT):
             write_atomic(inside(self.path, self.path / RESULT), (json.dumps(result, indent=1) + "\n").encode())
-        self.tidy(report)
+        self.clean_up(report)
 
-    def tidy(self, report: str) -> None:
+    def clean_up(self, report: str) -> None:
         """What comes after the result."""
         with writing(self.path):
             write_atomic(inside(self.path, self.path / REPORT), report.encode())
@@ -133,19 +133,19 @@ class RunDirectory:
     @property
     def states(self) -> list[int]:
         """Which states are there to be resumed from, in order."""
-        return _numbered(self.path, "state-")
+        return _checkpoint_numbers(self.path, "state-")
 
 
 def _weights_file(path: Path, task: int) -> Path:
     return path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
 
 
-def kept_weights(path: Path) -> list[int]:
+def weight_checkpoints(path: Path) -> list[int]:
     """The places of the tasks after which a run directory holds weights, in order."""
-    return _numbered(path, "task-", first=1)
+    return _checkpoint_numbers(path, "task-", first=1)
 
 
-def task_weights(path: Path, task: int) -> dict[str, Tensor]:
+def read_weights(path: Path, task: int) -> dict[str, Tensor]:
     """The model's weights and buffers after the task at this place, by name."""
     file = _weights_file(path, task)
     if not file.exists():
@@ -156,14 +156,14 @@ def task_weights(path: Path, task: int) -> dict[str, Tensor]:
     return weights
 
 
-def _numbered(path: Path, prefix: str, first: int = 0) -> list[int]:
+def _checkpoint_numbers(path: Path, prefix: str, first: int = 0) -> list[int]:
     """The numbers in the names of the checkpoints that begin like this, less the number of the first."""
     numbers = [file.stem.removeprefix(prefix) for file in (path / CHECKPOINTS).glob(f"{prefix}*.safetensors")]
     return sorted(int(number) - first for number in numbers if number.isascii() and number.isdigit())
 
 
 @contextmanager
-def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
+def lock_directory(path: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
     """The directory is ours inside; where another process is at work in it, it is refused. It is made if it is not
     there, and taken away again if nothing came of it.
     """
@@ -215,7 +215,7 @@ def require_free(path: Path, *, for_study: bool = False) -> None:
             raise UsageError(f"{path / name} is there, and would be written over: choose another --out, or move it.")
 
 
-def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:
+def find_runs(directory: Path) -> tuple[list[Path], list[Path]]:
     """The directories of finished and of unfinished runs in this one, itself included; without a finished one it is
     refused.
     """
@@ -229,11 +229,11 @@ def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:
     return finished, unfinished
 
 
-def results_within(directory: Path) -> tuple[dict[Path, dict[str, Any]], list[Path], dict[Path, RunError]]:
+def read_results(directory: Path) -> tuple[dict[Path, dict[str, Any]], list[Path], dict[Path, RunError]]:
     """The results in this directory, by their runs' own; the directories of unfinished runs; and what is wrong with
     results that cannot be read, which do not stand in the way of others. Where there are no others it is raised.
     """
-    finished, unfinished = runs_within(directory)
+    finished, unfinished = find_runs(directory)
     results: dict[Path, dict[str, Any]] = {}
     damaged: dict[Path, RunError] = {}
     for path in finished:

@@ -13,7 +13,7 @@ from typing import Any
 
 from steppe.errors import RunError, SteppeError, UsageError, one_line, short_repr
 from steppe.experiments.config import RunConfig, plugin_names, same_experiment
-from steppe.experiments.executor import Ended, GoneError, LocalExecutor, Tell
+from steppe.experiments.executor import LocalExecutor, ParentGoneError, Send, WorkerExited
 from steppe.experiments.run import CHECKPOINT_EVERY, finalize_existing, require_same_config, run
 from steppe.experiments.run_directory import require_free
 from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
@@ -58,13 +58,13 @@ Message = Event | Finished | Failed
 _MESSAGES: dict[str, Callable[..., Message]] = {
     kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, TaskEnded, Finished, Failed)
 }
-StudyWatch = Callable[[int, Message], None]
+StudyCallback = Callable[[int, Message], None]
 
 
 def run_all(
     jobs: Sequence[Job],
     workers: int,
-    callback: StudyWatch,
+    callback: StudyCallback,
     *,
     resume: bool = False,
     oversubscribe_tail: bool = False,
@@ -76,7 +76,7 @@ def run_all(
     runs, fewer than two for each worker, are all started as soon as a worker is free: they share the cores evenly,
     where otherwise some cores would have nothing to do in the end.
     """
-    outcome = Outcome(results=_finished(jobs) if resume else {})
+    outcome = Outcome(results=_finished_results(jobs) if resume else {})
     waiting = [(number, job) for number, job in enumerate(jobs) if number not in outcome.results][::-1]
     if not resume:
         for _, job in waiting:
@@ -105,11 +105,11 @@ def run_all(
                 number, job = waiting.pop()
                 given = (job.config.as_toml(), job.config.plugins, job.out, resume, checkpoint_every)
                 try:
-                    executor.submit(number, _work, *given)
+                    executor.submit(number, _run_job, *given)
                 except (OSError, EOFError) as error:
                     take(number, Failed(f"no process could be started for it: {one_line(error)}"))
-            for number, told in executor.progress():
-                if not isinstance(told, Ended):
+            for number, told in executor.poll():
+                if not isinstance(told, WorkerExited):
                     take(number, _MESSAGES[told.pop("kind")](**told))
                     if over(number):
                         executor.release(number)
@@ -120,7 +120,7 @@ def run_all(
     return outcome
 
 
-def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+def _finished_results(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     """The results that are there already; a run with another configuration is refused."""
     found = {}
     for number, job in enumerate(jobs):
@@ -137,7 +137,7 @@ def _finished(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def with_plugins_of(out: Path, config: RunConfig) -> RunConfig:
+def keep_original_plugins(out: Path, config: RunConfig) -> RunConfig:
     """A run that is there already goes on with the plugins that it was begun with, if these are among those given now:
     so a method of a user's own can join a study that knew nothing of its plugin.
     """
@@ -159,8 +159,8 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
         require_free(out, for_study=True)
     for job in jobs:
         inside(out, job.out)
-    _finished(jobs)
-    begun = {path for path in _planned(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
+    _finished_results(jobs)
+    begun = {path for path in _planned_directories(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
     if missing := begun - {job.out for job in jobs}:
         names = sorted(str(path.relative_to(out)) for path in missing)
         told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -175,11 +175,11 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
         )
 
 
-def _planned(out: Path) -> set[Path]:
+def _planned_directories(out: Path) -> set[Path]:
     """Where the runs of the study that is there already lie, if its plan can be read."""
     try:
         plan = read_json(out / PLAN)
-        return {_within(out, entry["out"]) for entry in plan["runs"]}
+        return {_resolve_in_study(out, entry["out"]) for entry in plan["runs"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
@@ -197,7 +197,7 @@ def read_plan(out: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = F
         jobs = [
             Job(
                 RunConfig.from_mapping(entry["config"], plugins, trust_plugins=trust_plugins),
-                _within(out, entry["out"]),
+                _resolve_in_study(out, entry["out"]),
             )
             for entry in plan["runs"]
         ]
@@ -209,7 +209,7 @@ def read_plan(out: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = F
         raise RunError(f"{out / PLAN} cannot be read as a study: {told}.") from error
 
 
-def _within(out: Path, name: str) -> Path:
+def _resolve_in_study(out: Path, name: str) -> Path:
     path = out / name
     if path.resolve() == out.resolve() or not path.resolve().is_relative_to(out.resolve()):
         raise ValueError(f"the run {short_repr(name)} does not lie within the study")
@@ -223,7 +223,7 @@ def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> 
             write_atomic(inside(out, out / name), text.encode())
 
 
-def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
+def _run_job(tell: Send, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
     """One run, in its process, from the text of its configuration: a plugin's classes are known only once it is loaded
     here. The plugins are those that the parent has run.
     """
@@ -238,7 +238,7 @@ def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bo
         try:
             if not gone:
                 tell({"kind": type(message).__name__, **vars(message)})
-        except GoneError:
+        except ParentGoneError:
             gone = True  # the run keeps a state, and stops, when it next asks
 
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.errors import RunError
-from steppe.experiments.run_directory import results_within
+from steppe.experiments.run_directory import read_results
 from steppe.report.landscape_file import Landscape, read_landscape
 from steppe.results.log import events
 from steppe.runtime.environment import printable
@@ -55,7 +55,7 @@ def collect(directories: Sequence[Path]) -> Collected:
     damaged: dict[Path, tuple[Path, RunError]] = {}
     studies: dict[Study, None] = {}
     for directory in directories:
-        results, broken_off, spoilt = results_within(directory)
+        results, broken_off, spoilt = read_results(directory)
         for path, result in results.items():
             runs.setdefault(path.resolve(), read_run(path, _name(directory, path), result))
         for path in broken_off:

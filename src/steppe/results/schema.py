@@ -92,5 +92,5 @@ def validate_result(data: Any) -> dict[str, Any]:
     if not _all(lambda value: is_number(value) or _text(value))(machine):
         raise ValueError("its field 'machine' is not what a result has there")
     config = data["config"]
-    current = {**config, "training": TrainingConfig.with_current_names(config["training"])}
+    current = {**config, "training": TrainingConfig.rename_old_keys(config["training"])}
     return {**data, "config": current}
