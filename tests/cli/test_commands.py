@@ -47,7 +47,7 @@ def test_a_fault_of_the_program_is_one_line_too(
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(PermissionError(13, "no", "a/b"), "a/b: permission is denied"), (MemoryError(), "enough memory")],
+    [(PermissionError(13, "no", "a/b"), "a/b: permission denied"), (MemoryError(), "enough memory")],
 )
 def test_what_the_machine_refuses(
     error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -159,7 +159,7 @@ def test_a_whole_set_where_nothing_may_be_written(
     assert store.fetch("cifar-100", report=lines.append) == folder
     assert [line for line in lines if "already" in line] == lines
     (folder / "test.bin").write_bytes(b"half")
-    with pytest.raises(DataError, match=r"cannot write .*: permission is denied"):
+    with pytest.raises(DataError, match=r"cannot write .*: permission denied"):
         store.fetch("cifar-100")
 
 

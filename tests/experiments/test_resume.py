@@ -205,7 +205,7 @@ def test_numbers_that_go_wrong_stop_the_run_and_spare_the_last_state(
     def poisoned(self: Any, batch: Batch) -> Tensor:
         loss = observe(self, batch)
         if next(calls, None) is None:
-            next(iter(self.network.parameters.values())).data.fill_(torch.nan)
+            next(iter(self.network.trainable.values())).data.fill_(torch.nan)
         return loss
 
     with monkeypatch.context() as patched:

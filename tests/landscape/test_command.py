@@ -138,7 +138,7 @@ def test_the_command_that_a_figure_asks_for_works_as_it_stands(
 @pytest.mark.parametrize(
     ("options", "code", "told"),
     [
-        (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range: it must be at least 1e-30"),
+        (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range; it must be at least 1e-30"),
         (["--sigma", "1e-170"], 2, "sigma = 1e-170 is out of range"),
         (["--range", "1e-200", "--radius", "1e-200"], 2, "range = 1e-200 is out of range"),
         (["--range", "1e30", "--radius", "1e30"], 1, "with a smaller --range"),

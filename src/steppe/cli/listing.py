@@ -1,4 +1,4 @@
-"""`steppe list`: methods and benchmarks."""
+"""`steppe list`: list methods and benchmarks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import argparse
 import json
 from importlib.resources import files
 
-from steppe.cli.options import Commands, add_plugin_option
+from steppe.cli.commands import Commands
+from steppe.cli.options import add_plugin_option
 from steppe.errors import unknown_name
+
+_EXAMPLES = """\
+examples:
+  steppe list                            all methods and benchmarks
+  steppe list fs-dgpm                    a method's settings, presets, published results
+  steppe list anchor --plugin anchor.py  a method of your own
+"""
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
-    parser = commands.add("list", "List methods and benchmarks; with a name, its settings and presets.", _list)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a method or a benchmark")
+    """Add the command."""
+    parser = commands.add("list", "List methods and benchmarks, or the settings of one.", _list, _EXAMPLES)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="method or benchmark")
     add_plugin_option(parser)
 
 

@@ -1,4 +1,4 @@
-"""`steppe show`: a finished run or study."""
+"""`steppe show`: print a finished run or study."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from steppe.cli.options import Commands, load_finished_runs, parse_path
+from steppe.cli.commands import Commands
+from steppe.cli.finished_runs import load_finished_runs
+from steppe.cli.options import parse_path
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
 examples:
-  steppe show runs/pmnist-fs-dgpm-seed0     one run: figures, settings, accuracy matrix
+  steppe show runs/pmnist-fs-dgpm-seed0     one run: metrics, settings, accuracy matrix
   steppe show study                         a study: its table
-  steppe show study --details               forgetting, ranks of the bases, importances, time and memory as well
+  steppe show study --details               more columns: forgetting, basis ranks, importances, time, memory
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
-    parser = commands.add("show", "Show a finished run or study.", _show, _EXAMPLES)
+    """Add the command."""
+    parser = commands.add("show", "Print the results of a finished run or study.", _show, _EXAMPLES)
     parser.add_argument(
-        "directory", type=parse_path, metavar="DIR", help="the directory of a run, a study, or several studies"
+        "directory", type=parse_path, metavar="DIR", help="directory of a run, a study, or several studies"
     )
     parser.add_argument(
         "--details",
         action="store_true",
-        help="instead, a table of accuracies, forgetting, ranks of the bases, importances, time and memory",
+        help="print a table with forgetting, basis ranks, importances, time and memory",
     )
 
 
@@ -50,5 +52,5 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _study_directory(run: Path, result: Mapping[str, Any]) -> Path:
-    """The directory of the study that a run belongs to, or in which it lies beside others."""
+    """Return the directory of the study that a run belongs to."""
     return run.parents[1] if run.parent.name == result["method"] else run.parent
