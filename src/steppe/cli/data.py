@@ -12,11 +12,11 @@ from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
 examples:
-  steppe data                            list the data sets and their state
-  steppe data fetch cifar-100            download one; an interrupted download is resumed
-  steppe data verify                     check all downloaded files
-  steppe data where                      print the data directory
-  steppe data fetch cifar-100 --data D   store it in D; then use: steppe run ... --data D
+  steppe data                           list the data sets and their state
+  steppe data fetch cifar-100           download; rerun to resume
+  steppe data verify                    check all downloaded files
+  steppe data where                     print the data directory
+  steppe data fetch cifar-100 --data D  store it in D; then: steppe run --data D
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,18 @@ from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
 examples:
-  steppe figures forgetting study                     forgetting.pdf, .svg and .png
-  steppe figures comparison study -o figure4.pdf      only this file
+  steppe figures forgetting study                 forgetting.pdf, .svg and .png
+  steppe figures comparison study -o figure4.pdf  only this file
   steppe figures landscapes study --task 5 --after 5,10 --methods er,fs-dgpm
   steppe figures memory-size study study-500 study-50 -o paper/memory
-  steppe figures --list                               what each figure needs
-  steppe figures --list study                         what a study lacks for each figure
+  steppe figures --list                           what each figure needs
+  steppe figures --list study                     what a study lacks
 """
 
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    known = "\n".join(f"  {figure.name:<15} {figure.text}" for figure in FIGURES.values())
+    known = "\n".join(_wrap(figure.name, figure.text) for figure in FIGURES.values())
     parser = commands.add("figures", "Draw a figure from finished runs.", _figures, f"figures:\n{known}\n\n{_EXAMPLES}")
     figure = parser.add_argument("figure", choices=tuple(FIGURES), metavar="NAME", help="the figure (see below)")
     directories = parser.add_argument(
@@ -45,6 +46,10 @@ def add(commands: Commands) -> None:
         "--list", action=_WaivesArguments, waived=(figure, directories), nargs="*", type=parse_path, metavar="DIR",
         help="list the figures, what they need, and what is missing in these directories",
     )  # fmt: skip
+
+
+def _wrap(name: str, text: str) -> str:
+    return textwrap.fill(text, 79, initial_indent=f"  {name:<15} ", subsequent_indent=18 * " ")
 
 
 class _WaivesArguments(argparse.Action):

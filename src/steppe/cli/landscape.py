@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  steppe landscape runs/pmnist-fs-dgpm-seed0                      every task, after every task
-  steppe landscape study --samples 5000 --hessian                 every run of a study, with top eigenvalues
-  steppe landscape RUN --after 5,10 --task 1,5                    the panels of Figure 1 in the paper
-  steppe landscape RUN --after 10 --task 5 --surface -o five.json a surface over two directions
-  steppe landscape RUN --resume                                   resume an interrupted measurement
+  steppe landscape runs/pmnist-fs-dgpm-seed0          all tasks, after each task
+  steppe landscape study --samples 5000 --hessian     with top eigenvalues
+  steppe landscape RUN --after 5,10 --task 1,5        the panels of Figure 1
+  steppe landscape RUN --after 10 --task 5 --surface  over two directions
+  steppe landscape RUN --resume                       resume a measurement
 """
 
 

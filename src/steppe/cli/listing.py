@@ -13,8 +13,8 @@ from steppe.errors import unknown_name
 _EXAMPLES = """\
 examples:
   steppe list                            all methods and benchmarks
-  steppe list fs-dgpm                    a method's settings, presets, published results
-  steppe list anchor --plugin anchor.py  a method of your own
+  steppe list fs-dgpm                    settings, presets, published results
+  steppe list anchor --plugin anchor.py  your own method
 """
 
 

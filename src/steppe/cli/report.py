@@ -14,9 +14,9 @@ from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
 examples:
-  steppe report runs/pmnist-fs-dgpm-seed0                one run
-  steppe report study -o study.html                      a study: table, differences, curves, matrices
-  steppe report pmnist-study cifar-study -o both.html    several benchmarks, one tab each
+  steppe report runs/pmnist-fs-dgpm-seed0              one run
+  steppe report study -o study.html                    table, curves, matrices
+  steppe report pmnist-study cifar-study -o both.html  one tab per benchmark
 """
 
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 FLATNESS = "flatness.json"
 _EXAMPLES = """\
 examples:
-  steppe reproduce --list                            list what can be reproduced
-  steppe reproduce pmnist-table                      the table of Permuted MNIST; rerun to resume
-  steppe reproduce landscape-study --samples 10000   with fewer samples per task
-  steppe reproduce k-study --seeds 2 --out k         two seeds, output in k/
+  steppe reproduce --list                           what can be reproduced
+  steppe reproduce pmnist-table                     rerun it to resume
+  steppe reproduce landscape-study --samples 10000  fewer samples per task
+  steppe reproduce k-study --seeds 2 --out k        two seeds, output in k/
 """
 
 

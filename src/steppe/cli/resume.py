@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  steppe resume runs/pmnist-fs-dgpm-seed0     a run; its result is the same as without interruption
-  steppe resume study --jobs 2                all missing, unfinished and failed runs of a study
-  steppe resume study --jobs 1 --threads 2    two threads for the last run
-  steppe resume study --plugin mine.py        a study with your own method
-  steppe resume study --tasks 6               end all runs after six tasks
+  steppe resume runs/pmnist-fs-dgpm-seed0   same result as if not interrupted
+  steppe resume study --jobs 2              missing, unfinished and failed runs
+  steppe resume study --jobs 1 --threads 2  two threads for the last run
+  steppe resume study --plugin mine.py      a study with your own method
+  steppe resume study --tasks 6             end all runs after six tasks
 """
 
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  steppe run pmnist fs-dgpm                          the paper's method on Permuted MNIST, seed 0
-  steppe run pmnist fs-sgpm --seeds 5 --jobs 2       five seeds, two at a time, with a table
-  steppe run pmnist er --set buffer=500 --out er500  another buffer size, output in er500/
-  steppe run --config er500/config.toml --out again  repeat a run
-  steppe run cifar100-split gpm --tasks 3 --epochs 5 a shortened run
-  steppe run folder:photos fs-dgpm                   your own images, one folder per class
-  steppe run pmnist mine --plugin mine.py            your own method
+  steppe run pmnist fs-dgpm                           the paper's method, seed 0
+  steppe run pmnist fs-sgpm --seeds 5 --jobs 2        five seeds, two at a time
+  steppe run pmnist er --set buffer=500 --out er500   another buffer size
+  steppe run --config er500/config.toml --out again   repeat a run
+  steppe run cifar100-split gpm --tasks 3 --epochs 5  a shortened run
+  steppe run folder:photos fs-dgpm                    your own images
+  steppe run pmnist mine --plugin mine.py             your own method
 """
 
 

@@ -14,9 +14,9 @@ from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
 examples:
-  steppe show runs/pmnist-fs-dgpm-seed0     one run: metrics, settings, accuracy matrix
-  steppe show study                         a study: its table
-  steppe show study --details               more columns: forgetting, basis ranks, importances, time, memory
+  steppe show runs/pmnist-fs-dgpm-seed0  metrics, settings, accuracy matrix
+  steppe show study                      the table of a study
+  steppe show study --details            forgetting, basis ranks, time, memory
 """
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
-  steppe study pmnist --methods paper --seeds 5 --jobs 2     all methods with published results
-  steppe study pmnist fs-dgpm fs-sgpm --seeds 3 --set benchmark.tasks=10 --out short
-  steppe study pmnist fs-sgpm fs-dgpm --seeds 5-9            held-out seeds: not used to choose settings
+  steppe study pmnist --methods paper --seeds 5             published methods
+  steppe study pmnist er gpm --set benchmark.tasks=10       shorter runs
+  steppe study pmnist fs-sgpm fs-dgpm --seeds 5-9           held-out seeds
 """
 
 
