@@ -13,7 +13,7 @@ import pytest
 from steppe.cli.main import main
 from steppe.experiments import plugins
 from steppe.experiments.config import RunConfig
-from steppe.experiments.plugins import digests, load_plugins
+from steppe.experiments.plugins import load_plugins, plugin_digests
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import read_result
 from steppe.learning.events import EpochEnded, Event
@@ -68,7 +68,7 @@ def test_files_of_one_name_are_both_named() -> None:
     other = "import steppe\n"
     found = load_plugins([put("a/mine.py"), put("b/mine.py", other)])
     assert found == tuple(str(Path(place, "mine.py").resolve()) for place in "ab")
-    assert digests(found) == {"mine.py": f"{digest()} and {digest(other)}"}
+    assert plugin_digests(found) == {"mine.py": f"{digest()} and {digest(other)}"}
 
 
 class BrokenError(Exception):

@@ -13,7 +13,7 @@ from steppe.cli.main import main
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import RunDirectory, kept_weights, read_result
+from steppe.experiments.run_directory import RunDirectory, read_result, weight_checkpoints
 from steppe.experiments.study import read_plan
 from steppe.experiments.truncate import truncate_runs
 from steppe.learning import loop as training
@@ -149,4 +149,4 @@ def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     table = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert table["command"] == command
     assert {len(read_result(job.out).accuracy) for job in jobs} == {2}
-    assert {len(kept_weights(job.out)) for job in jobs} == {2}
+    assert {len(weight_checkpoints(job.out)) for job in jobs} == {2}

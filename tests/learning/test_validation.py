@@ -331,8 +331,8 @@ def test_presets_run(benchmark: str, method: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=27))
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(10, (3, 64, 64), each=51))
     config, made = RunConfig.make(benchmark, method, ["epochs=1", "benchmark.tasks=2"]), []
-    first_made = experiment._learner
-    monkeypatch.setattr(experiment, "_learner", lambda config: made.append(first_made(config)) or made[-1])
+    first_made = experiment._build_learner
+    monkeypatch.setattr(experiment, "_build_learner", lambda config: made.append(first_made(config)) or made[-1])
     result = run(config)
     assert result["updates"] > 0
     assert result["full_length"] is False

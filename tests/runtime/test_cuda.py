@@ -24,7 +24,7 @@ from steppe.cli.main import main
 from steppe.data.samples import TensorSamples
 from steppe.errors import ModelError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run import refuse_unsuitable, run
+from steppe.experiments.run import run, validate_configs
 from steppe.experiments.run_directory import RunDirectory
 from steppe.experiments.study import Job, Outcome
 from steppe.landscape.measure import Request
@@ -233,7 +233,7 @@ def test_a_study_on_the_gpu_takes_one_run_at_a_time(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("one_gpu")
 def test_methods_are_looked_at_without_the_gpu() -> None:
     """There is none, so that a model would not get there."""
-    refuse_unsuitable([RunConfig.make("pmnist", "fs-dgpm", ["tasks=2"], seed=0, device="cuda")])
+    validate_configs([RunConfig.make("pmnist", "fs-dgpm", ["tasks=2"], seed=0, device="cuda")])
 
 
 def test_a_run_begun_on_the_gpu_says_why_it_cannot_go_on(

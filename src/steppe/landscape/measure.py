@@ -17,7 +17,7 @@ from torch import Tensor
 from steppe.data.task import Task
 from steppe.errors import RunError, SteppeError, UsageError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run_directory import kept_weights, locked, read_result, task_weights
+from steppe.experiments.run_directory import lock_directory, read_result, read_weights, weight_checkpoints
 from steppe.landscape.bound import compute_bound, measure_noisy_loss
 from steppe.landscape.directions import random_direction
 from steppe.landscape.files import Landscape, Pair, identity, read_landscape, round_floats
@@ -93,7 +93,7 @@ def _lock_run(run: Path) -> AbstractContextManager[None]:
     """While a run is measured nobody else is at work in its directory: two would each write a file without what the
     other has measured. A directory that may only be read holds no such file: it goes elsewhere.
     """
-    return locked(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
+    return lock_directory(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
 
 
 def _pairs(run: Path, wanted: Request) -> list[tuple[int, int]]:
@@ -101,7 +101,7 @@ def _pairs(run: Path, wanted: Request) -> list[tuple[int, int]]:
     for option, numbers in (("--after", wanted.after), ("--task", wanted.tasks)):
         if numbers is not None and any(number < 1 for number in numbers):
             raise UsageError(f"{option}: tasks count from 1.")
-    afters = sorted(set(wanted.after)) if wanted.after is not None else [place + 1 for place in kept_weights(run)]
+    afters = sorted(set(wanted.after)) if wanted.after is not None else [place + 1 for place in weight_checkpoints(run)]
     if not afters:
         raise UsageError(f"{run} holds no weights: a landscape needs those that a run keeps after each task.")
     pairs = [
@@ -189,7 +189,7 @@ class _Measurement:
             written = time.monotonic()
 
     def _stand_after(self, after: int) -> dict[str, Tensor]:
-        weights = task_weights(self.run, after - 1)
+        weights = read_weights(self.run, after - 1)
         try:
             self.network.model.load_state_dict(weights)
         except RuntimeError as error:
@@ -255,7 +255,7 @@ class _Measurement:
             return
         place, settings = after - 1, self.settings
         old = [landscape.pairs[after, task].noisy for task in range(1, after)]
-        before = task_weights(self.run, place - 1) if place - 1 in kept_weights(self.run) else None
+        before = read_weights(self.run, place - 1) if place - 1 in weight_checkpoints(self.run) else None
         new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
         weights, chosen = self.network.trainable, {"sigma": settings.sigma, "delta": settings.delta}
         try:
