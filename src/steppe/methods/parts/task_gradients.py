@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from steppe.methods.parts.sgd import clipped
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.linear_hooks import is_plain, record_linear_calls
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch, index_of
@@ -156,7 +156,7 @@ class PastTasks:
         rows = {name: p.new_empty((len(self), *p.shape)) for name, p in parameters.items()}
         for task, batch in enumerate(self.samples):
             _, gradient = self._network.loss_and_grad(batch, statistics=False)
-            for name, g in clipped(gradient, clip).items():
+            for name, g in clip_by_norm(gradient, clip).items():
                 rows[name][task] = to_dense(g)
         return Rows(rows)
 
