@@ -19,7 +19,7 @@ from steppe.fast.linear_chain import weight_gradient
 from steppe.fast.matmul import times_transposed
 from steppe.fast.perturbed_chain import PerturbedChain
 from steppe.methods.base import MethodConfig
-from steppe.methods.parts.sharpness import Perturbed, SharpnessAscent
+from steppe.methods.parts.sharpness import PerturbedGradient, SharpnessAscent
 from steppe.models.mlp import MLP
 from steppe.network.network import Network
 from steppe.projection.importance import Ones, Sigmoid
@@ -110,7 +110,7 @@ def remembered(network: Network, seed: int) -> GradientMemory:
     return memory
 
 
-def compared(found: Perturbed, expected: Perturbed) -> None:
+def compared(found: PerturbedGradient, expected: PerturbedGradient) -> None:
     torch.testing.assert_close(found.loss, expected.loss)
     for key, g in expected.gradient.items():
         torch.testing.assert_close(to_dense(found.gradient[key]), to_dense(g))
@@ -210,7 +210,7 @@ def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.Monke
                 p.mul_(1.5)
     same(len(batch))
     for memory in memories:
-        memory.move_importances(torch.full_like(memory.importance, 0.4))
+        memory.update_importances(torch.full_like(memory.importance, 0.4))
     same(len(batch))
     same(5)
     for place, network in enumerate((quick, slow)):

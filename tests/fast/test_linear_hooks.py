@@ -14,7 +14,7 @@ from steppe.fast.factored import FactoredGrad, to_dense
 from steppe.fast.linear_hooks import find_factorable, record_linear_calls
 from steppe.methods.parts.sgd import clip_factor
 from steppe.network.network import Network
-from steppe.projection.coverage import coverage
+from steppe.projection.coverage import find_covered_weights
 from steppe.projection.importance import Ones
 from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
@@ -179,7 +179,7 @@ def test_gradients_are_autograds_in_training_too(build: Callable[[], nn.Linear],
     model = nn.Sequential(build(), nn.Tanh(), nn.Linear(64, 4, dtype=torch.float64))
     network = Network(model)
     x, y = torch.randn(5, 8, dtype=torch.float64), torch.arange(5) % 4
-    found = coverage(network, x[:1], (), multi_head=False)
+    found = find_covered_weights(network, x[:1], (), multi_head=False)
     assert found["0.weight"].factorable == factored
     assert found["2.weight"].factorable
     memory = GradientMemory(Ones(), found)

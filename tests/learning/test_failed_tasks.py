@@ -105,7 +105,7 @@ def test_what_cannot_be_given_back_is_not_gone_on_with(
         def none_left(*given: object) -> Tensor:
             raise UsageError("there is no memory")
 
-        monkeypatch.setattr(replay, "room", none_left)
+        monkeypatch.setattr(replay, "allocate_rows", none_left)
     with pytest.raises(RuntimeError, match="boom") as failure:
         learner.learn(Task(samples))
     assert "A task failed, and what it took could not be given back" in failure.value.__notes__[0]

@@ -45,7 +45,7 @@ def test_logits_are_those_the_sample_was_seen_with() -> None:
         expected = model(batch.x)
     method.observe(batch)
     method.after_batch(batch)
-    noted = method.replay.draw_noted(5)
+    noted = method.replay.sample_with_extras(5)
     assert noted is not None
     samples, logits = noted
     place = [int((batch.x == x).flatten(1).all(1).nonzero()) for x in samples.x]

@@ -58,7 +58,7 @@ def test_meta_gradients_equal_the_unrolled_loop(case: str, second_order: bool, p
     current = drawn(setup, 1, 7)
     union = current.joined(drawn(setup, 0, 4))
     found = method.meta_gradient(current, union)
-    theta = flattened(network.parameters).requires_grad_()
+    theta = flattened(network.trainable).requires_grad_()
     alpha = flattened(method.rates).requires_grad_()
     slices = slices_of(current, settings.inner_steps)
     relu, clamp = settings.inner_relu, settings.inner_clamp
@@ -96,7 +96,7 @@ def test_meta_gradients_equal_finite_differences(second_order: bool) -> None:
     current = drawn(setup, 1, 4)
     union = current.joined(drawn(setup, 0, 2))
     found = method.meta_gradient(current, union)
-    theta, alpha = flattened(network.parameters), flattened(method.rates)
+    theta, alpha = flattened(network.trainable), flattened(method.rates)
     slices = slices_of(current, 2)
     constants = None if second_order else inner_gradients(loss, theta, alpha, slices, True, 0.0)
 
@@ -135,7 +135,7 @@ def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: b
         return seen[-1]
 
     method.meta_gradient = watched
-    theta, alpha = flattened(network.parameters), flattened(method.rates)
+    theta, alpha = flattened(network.trainable), flattened(method.rates)
     method.observe(drawn(setup, 1, 6))
     in_theta, in_alpha = flattened(seen[0].weights), flattened(seen[0].rates)
     assert float(in_theta.norm()) > 0.05
@@ -144,7 +144,7 @@ def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: b
     step = in_theta * 0.05 / (in_theta.norm() + 1e-6)
     theta = theta - (alpha.clamp(min=0) if asynchronous else 0.2) * step
     torch.testing.assert_close(flattened(method.rates), alpha, rtol=0, atol=1e-12)
-    torch.testing.assert_close(flattened(network.parameters), theta, rtol=0, atol=1e-12)
+    torch.testing.assert_close(flattened(network.trainable), theta, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -166,7 +166,7 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
             assert method.decay_lr(2) == pace * (0.5 if asynchronous else 0.2)
         else:
             method.begin_task()
-        theta = flattened(network.parameters).requires_grad_()
+        theta = flattened(network.trainable).requires_grad_()
         alpha = flattened(method.rates).requires_grad_()
         method.observe(drawn(setup, 1, 6))
         slices, union = slices_of(seen[-1][0], 3), listed(seen[-1][1])
@@ -176,7 +176,7 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
         rates = (alpha - pace * 2.0 * in_alpha).detach()
         weights = theta.detach() - pace * (rates.clamp(min=0) if asynchronous else 0.2) * in_theta
         torch.testing.assert_close(flattened(method.rates), rates, rtol=0, atol=1e-11)
-        torch.testing.assert_close(flattened(network.parameters), weights, rtol=0, atol=1e-11)
+        torch.testing.assert_close(flattened(network.trainable), weights, rtol=0, atol=1e-11)
 
 
 def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:

@@ -189,7 +189,7 @@ def test_factors_are_clamped_as_their_product_is(
     sums = [max(map(abs, a)) * max(map(abs, b)) for a, b in zip(left.tolist(), right.tolist(), strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(perturbation, "WIDE", 0)
-        found = perturbation._clamped(FactoredGrad(left.double(), right.double()), limit, new=True)
+        found = perturbation._clamp(FactoredGrad(left.double(), right.double()), limit, new=True)
     assert isinstance(found, FactoredGrad) == (rows * columns > 0 and sum(sums) <= limit)
     for i in range(rows):
         for j in range(columns):
@@ -207,13 +207,13 @@ def test_an_ascent_by_factors_outside_of_chains_is_the_twins(
     monkeypatch.setattr(perturbation, "WIDE", 0)
     setup = Setup(lr=0.4, steps=steps, chunked=chunked, clamp=clamp)
     kinds: set[type] = set()
-    clamped = perturbation._clamped
+    clamped = perturbation._clamp
 
     def noted(d: Tensor | FactoredGrad, bound: float, new: bool) -> Tensor | FactoredGrad:
         kinds.add(type(d))
         return clamped(d, bound, new)
 
-    monkeypatch.setattr(perturbation, "_clamped", noted)
+    monkeypatch.setattr(perturbation, "_clamp", noted)
     found = SharpnessAscent(0.4, steps, clamp=clamp, chunked=chunked)(
         setup.network, setup.memory, setup.current, setup.union
     )

@@ -61,5 +61,5 @@ def test_a_representation_is_the_same_by_calls_as_by_columns(sizes: tuple[int, .
     assert found is not None
     assert expected is not None
     torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-9)
-    along = by_calls.along(expected.vectors)
+    along = by_calls.strengths_along(expected.vectors)
     torch.testing.assert_close(along, expected.values, rtol=1e-6, atol=1e-6)

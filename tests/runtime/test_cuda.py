@@ -30,7 +30,7 @@ from steppe.experiments.study import Job, Outcome
 from steppe.landscape.measure import Request
 from steppe.landscape.settings import LandscapeSettings
 from steppe.learning.checks import check_unchanged
-from steppe.methods.a_gem import without_conflict
+from steppe.methods.a_gem import remove_conflict
 from steppe.methods.base import MethodConfig
 from steppe.projection import coverage
 from steppe.projection.basis import running_sums
@@ -116,7 +116,7 @@ def test_running_sums_are_added_up_on_the_cpu() -> None:
 def test_a_gem_asks_the_gpu_nothing() -> None:
     with FakeTensorMode():  # which refuses whoever wants a number
         g = {"weight": torch.empty(2, 3, device=CUDA)}
-        assert without_conflict(g, {"weight": torch.empty(2, 3, device=CUDA)})["weight"].device == CUDA
+        assert remove_conflict(g, {"weight": torch.empty(2, 3, device=CUDA)})["weight"].device == CUDA
 
 
 @pytest.mark.usefixtures("one_gpu")

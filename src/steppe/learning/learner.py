@@ -36,7 +36,7 @@ from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.network.heads import check_room
-from steppe.projection.coverage import coverage, warn_shared_head
+from steppe.projection.coverage import find_covered_weights, warn_shared_head
 from steppe.projection.layers import ProjectedWeight
 from steppe.runtime.clocks import by_kind
 from steppe.runtime.contexts import neutral_autograd, training_context
@@ -279,7 +279,7 @@ class Learner(LearnerState):
         covered: dict[str, ProjectedWeight] = {}
         if self.settings.uses_projection:
             prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
-            covered = coverage(self.network, prepared, self._exclude, multi_head=task.head is not None)
+            covered = find_covered_weights(self.network, prepared, self._exclude, multi_head=task.head is not None)
         method = self.settings.start(self.network, covered, self.streams)
         return method, {name: weight.factorable for name, weight in covered.items()}
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -67,7 +67,7 @@ class _DERPlusPlus(Method):
             loss = loss + self.settings.alpha * mse_loss(output[distilled], noted[1])
             loss = loss + self.settings.beta * cross_entropy(masked[rehearsed], union.y[rehearsed])
         self._output = output[new].detach()
-        self.descent.step(clipped(self.network.gradient_of(loss), self.settings.clip))
+        self.descent.step(clip_by_norm(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
 
     def after_batch(self, batch: Batch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from steppe.projection.head_detection import gives_output
+from steppe.projection.head_detection import is_output_head
 from steppe.projection.layers import ProjectedWeight
 from steppe.runtime.hooks import temporary_hooks
 
@@ -18,7 +18,7 @@ _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
 
 
-class _Onlooker(TorchFunctionMode):
+class _PassThroughMode(TorchFunctionMode):
     """Sees every function of torch that this thread calls, and lets it be."""
 
     def __torch_function__(
@@ -28,14 +28,14 @@ class _Onlooker(TorchFunctionMode):
 
 
 @contextmanager
-def attention_in_steps(model: nn.Module) -> Iterator[None]:
+def disable_fused_attention(model: nn.Module) -> Iterator[None]:
     """Inside, torch's attention does not go its quick way of eval mode, on which padding is left out and layers are
     handed tensors that have no shape.
 
     It is not taken where a function mode looks on, which is this thread's own affair; torch.backends.mha is not.
     """
     attends = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
-    with _Onlooker() if attends else nullcontext():
+    with _PassThroughMode() if attends else nullcontext():
         yield
 
 
@@ -58,30 +58,30 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
         yield
 
 
-def output_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
     """The covered weight whose layer gives the model's output, found by one forward; None if there is no such one.
 
     A layer that returns the very tensor the model returns is it; otherwise one from whose output alone the model's
     comes, row by row (a scale may follow it).
     """
-    calls, result = _outputs(model, weights, x)
+    calls, result = _record_outputs(model, weights, x)
     for name, output, version in calls:
         if output is result and output._version == version:  # else something may have been added to it
             return name
     for name in dict.fromkeys(name for name, output, _ in reversed(calls) if output.numel() == result.numel()):
         others = [layer for other, weight in weights.items() if other != name for layer in weight.layers]
-        if gives_output(model, weights[name].layers, others, x):
+        if is_output_head(model, weights[name].layers, others, x):
             return name
     return None
 
 
-def last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
     """The weight of the layer that a forward runs last; None where no call of a layer is seen."""
-    calls, _ = _outputs(model, weights, x)
+    calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
 
-def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
     """The covered weights that a forward also uses where none of their layers is called, so that a part of the gradient
     is owed to no layer's input.
 
@@ -112,7 +112,7 @@ def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Te
     return [name for name, g in zip(wanted, found, strict=True) if g is not None and bool(g.any())]
 
 
-def _outputs(
+def _record_outputs(
     model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor
 ) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
     """What each call of the layers gives, under the name of its weight and with its version, and what the model

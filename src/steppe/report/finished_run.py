@@ -160,6 +160,8 @@ def collect(directories: Sequence[Path]) -> Collection:
     unfinished: dict[Path, Path] = {}
     damaged: dict[Path, tuple[Path, RunError]] = {}
     studies: dict[Study, None] = {}
+    from steppe.experiments.run_directory import read_results  # loads torch
+
     for directory in directories:
         results, unfinished_here, damaged_here = read_results(directory)
         for path, result in results.items():

@@ -18,7 +18,7 @@ from steppe.fast.agreement import agree
 from steppe.fast.factored import FactoredGrad, Gradient, ParamDict, to_dense
 from steppe.fast.factored_rows import FactoredRows, block_products
 from steppe.fast.linear_hooks import may_factor, record_linear_calls
-from steppe.methods.parts.sgd import clipped
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch, index_of
 
@@ -104,7 +104,7 @@ class PastTasks:
         rows = {name: p.new_empty((len(self), *p.shape)) for name, p in parameters.items()}
         for task, batch in enumerate(self.samples):
             _, gradient = self._network.loss_and_grad(batch, statistics=False)
-            for name, g in clipped(gradient, clip).items():
+            for name, g in clip_by_norm(gradient, clip).items():
                 rows[name][task] = to_dense(g)
         return Rows(rows)
 
