@@ -13,7 +13,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from steppe.network.network import NORMS, Network
+from steppe.network.network import Network
+from steppe.network.weights import NORMS
 from steppe.runtime.rng import Streams
 from steppe.tensors.factored import ParamDict
 

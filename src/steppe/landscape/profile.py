@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from steppe.errors import DivergedError
+from steppe.network.eval_batches import eval_batch_size
 from steppe.network.linear_chain import LinearChain
 from steppe.network.network import Network
 from steppe.runtime.contexts import flush_denormals
@@ -45,7 +46,7 @@ def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
 
 def in_parts(batch: Batch, network: Network) -> list[Batch]:
     """Prepared samples in parts for which a call of the model is quickest."""
-    size = network.batch_size(len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
+    size = eval_batch_size(network.model, len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
@@ -116,7 +117,7 @@ class _Chain:
                         output = output + _moved(link.layer.bias, steps, point).unsqueeze(1)
                     if link.activation is not None:
                         output = link.activation.forward(output)
-                yield place, part, self._network.mask_logits(output.T, part.task).T
+                yield place, part, self._network.heads.mask(output.T, part.task).T
 
 
 def _moved(start: Tensor, steps: Sequence[Tensor | None], point: Sequence[float]) -> Tensor:

@@ -35,7 +35,7 @@ class PerturbedChain:
     def __init__(
         self, chain: LinearChain, network: Network, memory: GradientMemory, samples: int, lr: float, clamp: float
     ) -> None:
-        self._network, self._lr = network, network.scalar(lr)
+        self._network, self._lr = network, network.scratch.scalar(lr)
         self._made_for = chain, memory.projectors, samples
         self._importance = memory.importance
         self._steps = torch.empty_like(memory.importance)  # η1 λ, all layers'
@@ -47,7 +47,7 @@ class PerturbedChain:
             small = weight.numel() <= WIDE or samples >= weight.shape[0] or not weight.is_cpu
             kind = _Small if small else _Wide if self.layers else _First
             known = memory.projectors.get(link.weight)
-            room = network.scratch(link.weight)
+            room = network.scratch.tensor(link.weight)
             self.layers.append(kind(link, weight, known, steps.get(link.weight), room, self._lr, abs(lr) * clamp))
         self._first, self._downwards = self.layers[0], self.layers[::-1]
 
@@ -78,9 +78,9 @@ class PerturbedChain:
                 h = layer.activation.forward(h)
             layer.outputs = h
         if evaluated:
-            loss, slope = self._network.output_loss(h, batch)
+            loss, slope = self._network.output_loss.loss_and_slope(h, batch)
         else:
-            loss = slope = self._network.output_slope(h, batch)
+            loss = slope = self._network.output_loss.slope(h, batch)
         for layer in self._downwards:
             if layer.activation is not None:
                 slope = layer.activation.backward(slope, layer.outputs)
