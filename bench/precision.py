@@ -41,7 +41,7 @@ def perturbed(found: AtWork) -> dict[str, float]:
     network, current = found.network, found.network.prepare(found.batch)
     _, gradient = network.loss_and_grad(current, statistics=False)
     v = {name: found.method.settings.ascent_lr * to_dense(g) for name, g in gradient.items()}
-    place = network.perturbed(v)
+    place = network.scratch.perturbed(v)
     left = {
         name: place[name].bfloat16().float() - p.detach().bfloat16().float() for name, p in network.trainable.items()
     }

@@ -64,8 +64,8 @@ def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Ba
     batch = Batch(x, y, torch.tensor([0] * 5 + [1] * 4))
     networks = Network(model), Network(copy.deepcopy(model))
     for network in networks:
-        network.add_head(range(2) if heads else None, 5)
-        network.add_head(range(2, 5) if heads else None, 5)
+        network.heads.add(range(2) if heads else None, 5)
+        network.heads.add(range(2, 5) if heads else None, 5)
     networks[0].use_chain_if_exact(batch)
     assert networks[0].chain is not None
     return *networks, batch
@@ -73,7 +73,7 @@ def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Ba
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_outputs_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steppe.network.network._MANY", 9)
+    monkeypatch.setattr("steppe.network.fast_path._MANY", 9)
     quick, slow, batch = setting(name, heads=False)
     with torch.no_grad():
         expected = slow.model(batch.x)
@@ -253,7 +253,7 @@ def test_a_frozen_weight_stays_out() -> None:
     quick, slow = Network(model), Network(copy.deepcopy(model))
     batch = Batch(torch.randn(4, 9, dtype=torch.float64), torch.arange(4), torch.zeros(4, dtype=torch.int64))
     for network in (quick, slow):
-        network.add_head(None, 5)
+        network.heads.add(None, 5)
     quick.use_chain_if_exact(batch)
     assert quick.chain is not None
     found, expected = quick.loss_and_grad(batch)[1], slow.loss_and_grad(batch)[1]

@@ -68,7 +68,7 @@ def test_factored_gradients_equal_dense_ones(case: str, n: int) -> None:
     """With few samples as factors, with many multiplied out; layers that are reused, tied or never reached included."""
     model = Net(CASES[case], inputs=3 if case == "sequences" else 6)
     network = Network(model)
-    network.add_head(None, 3)
+    network.heads.add(None, 3)
     batch = Batch(torch.randn(n, 6, dtype=torch.float64), torch.arange(n) % 3, torch.zeros(n, dtype=torch.int64))
     linear = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert set(linear) == {"first.weight", "second.weight", "unused.weight", "head.weight"}
@@ -88,7 +88,7 @@ def test_calls_are_counted_together() -> None:
     """A weight used twice sees twice the vectors: factors pay only while all of them are fewer than its rows."""
     model = Net(CASES["reused"])
     network = Network(model)
-    network.add_head(None, 3)
+    network.heads.add(None, 3)
     batch = Batch(torch.randn(7, 6, dtype=torch.float64), torch.arange(7) % 3, torch.zeros(7, dtype=torch.int64))
     _, found = network.loss_and_grad(batch, factored={"first.weight": [model.first], "second.weight": [model.second]})
     assert isinstance(found["first.weight"], FactoredGrad)

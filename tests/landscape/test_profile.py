@@ -103,9 +103,9 @@ def test_zero_one_counts_ties_as_prediction_does_and_no_number_as_wrong(
     rows: list[list[float]], label: int, head: range | None
 ) -> None:
     network = Network(nn.Linear(1, 6))
-    network.add_head(head, 6)
+    network.heads.add(head, 6)
     outputs = torch.tensor(rows, dtype=torch.float64)
-    logits = network.mask_logits(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
+    logits = network.heads.mask(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
     found = zero_one(logits, torch.full((len(rows),), label)).tolist()
     for row, output, error in zip(rows, outputs, found, strict=True):
         seen = row if head is None else row[head.start : head.stop]

@@ -81,7 +81,7 @@ def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, fa
     settings, network, method = started(name, changes, setup, factored=factored)
     twin = FlatUpdate(name, settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.add_head(setup.heads[task], 4 if setup.heads[task] is None else 6)
+        network.heads.add(setup.heads[task], 4 if setup.heads[task] is None else 6)
         method.begin_task()
         twin.begin_task()
         for size in (5, 5, 3):
@@ -117,7 +117,7 @@ def test_the_comparison_is_not_empty(case: str, least: float) -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started(name, changes, setup)
     for task in range(2):
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         for _ in range(2):
             batch = drawn(setup, task, 5)
@@ -146,12 +146,12 @@ def test_with_full_bases_the_memorised_outputs_do_not_move(member: str) -> None:
     )
     old, new = torch.randn(5, 9, dtype=torch.float64), torch.randn(8, 9, dtype=torch.float64)
     first = Batch(old, torch.arange(5) % 4, torch.zeros(5, dtype=torch.int64))
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     method.observe(first)
     method.after_batch(first)
     method.end_task()
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     with torch.no_grad():
         before = [model[: place + 1](old) for place in range(5)]
@@ -172,12 +172,12 @@ def test_a_tiny_perturbation_approaches_replay_with_a_projected_step() -> None:
         torch.manual_seed(0)
         changes = {**SMALL, "ascent_lr": ascent_lr, "momentum": 0, "clip": 0}
         settings, network, method = started("fs-gpm", changes, setup)
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         first, batch = drawn(setup, 0, 7), drawn(setup, 1, 5)
         method.after_batch(first)
         method.end_task()
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         before = flat(network.model)
         method.replay.sample = lambda count, old=first: old[:count]
         _, gradient = network.loss_and_grad(batch.joined(first[:5]))

@@ -154,7 +154,7 @@ def past(model: nn.Module, heads: bool = False, sizes: tuple[int, ...] = (3, 3, 
     network = Network(model.double())
     samples = []
     for task, size in enumerate(sizes):
-        network.add_head(range(task, task + 2) if heads else None, 4)
+        network.heads.add(range(task, task + 2) if heads else None, 4)
         y = torch.randint(task, task + 2, (size,)) if heads else torch.randint(0, 4, (size,))
         samples.append(Batch(torch.randn(size, 6, dtype=torch.float64), y, torch.full((size,), task)))
     return network, PastTasks(network, samples)
@@ -255,7 +255,7 @@ def test_block_products_whichever_is_cheaper(count: int, outputs: int, inputs: i
 def test_single_precision_takes_the_fast_way_at_the_paper_s_size() -> None:
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(784, 100, bias=False), nn.ReLU(), nn.Linear(100, 10, bias=False)))
-    network.add_head(None, 10)
+    network.heads.add(None, 10)
     task = torch.zeros(10, dtype=torch.int64)
     samples = [Batch(torch.rand(10, 784), torch.randint(0, 10, (10,)), task) for _ in range(19)]
     assert PastTasks(network, samples).linear
@@ -292,10 +292,10 @@ def test_projected_step_raises_no_past_loss() -> None:
         "gem", {"lr": 1e-5, "momentum": 0, "memory": 12, "tasks": 3, "clip": 0}, problem.build()
     )
     for task in range(2):
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         method.after_batch(drawn(problem, task, 4))
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     memories = [network.prepare(batch) for batch in method.memory.rings.past()]
     assert len(memories) == 2

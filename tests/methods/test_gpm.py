@@ -156,7 +156,7 @@ def test_three_tasks_equal_the_dense_transcription(case: str, problem: str) -> N
     settings, network, method = started_on(setup, "gpm", {"basis_samples": 8, **CASES[case]})
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.add_head(setup.heads[task], 6 if setup.heads[task] else 4)
+        network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()
         twin.begin_task()
         for _ in range(4):
@@ -255,7 +255,7 @@ def test_samples_of_the_task_alone_reach_the_bases() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "gpm", {"basis_samples": 4})
     for task in range(2):
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         batch = drawn(setup, task, 9)
         method.observe(batch)

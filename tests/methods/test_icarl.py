@@ -43,7 +43,7 @@ def taught(changes: dict[str, Any], tasks: int, never: int = -1) -> tuple[Any, A
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", changes)
     for task in range(tasks):
-        network.add_head(setup.heads[task], 6)
+        network.heads.add(setup.heads[task], 6)
         method.begin_task()
         for _ in range(4):
             batch = drawn(setup, task, 7)
@@ -61,7 +61,7 @@ def test_an_update_descends_the_literal_loss(gamma: float, never: int) -> None:
     """
     network, method = taught({"exemplars": 12, "distillation": gamma, "clip": 0.8, "lr": 0.1}, 2, never)
     setup = PROBLEMS["conv"]
-    network.add_head(setup.heads[2], 6)
+    network.heads.add(setup.heads[2], 6)
     with torch.no_grad():
         for parameter in network.trainable.values():  # away from where the stored logits were taken
             parameter += 0.1 * torch.randn_like(parameter)
@@ -88,7 +88,7 @@ def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", {"exemplars": 60})
     for task in range(2):
-        network.add_head(setup.heads[task], 6)
+        network.heads.add(setup.heads[task], 6)
         method.begin_task()
         batch = drawn(setup, task, 16)
         few = batch[torch.cat([(batch.y == label).nonzero()[:2, 0] for label in setup.heads[task]])]
@@ -129,7 +129,7 @@ def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
     _, network, method = started_on(setup, "icarl", {"exemplars": 14})
     chosen: dict[int, torch.Tensor] = {}
     for task, quota in enumerate((7, 3, 2)):  # 14 over 2, 4, 6 classes
-        network.add_head(setup.heads[task], 6)
+        network.heads.add(setup.heads[task], 6)
         method.begin_task()
         pool = []
         for _ in range(4):
@@ -229,7 +229,7 @@ def test_a_single_head_is_refused_before_work_starts() -> None:
     with pytest.raises(UsageError, match=r"task 0: iCaRL .* needs tasks with classes of their own"):
         learner.learn(image_tasks(1, heads=False)[0])
     assert torch.equal(flattened(learner.network.trainable), before)
-    assert learner.network.heads == []
+    assert learner.network.heads.ranges == []
 
 
 def test_permuted_mnist_is_refused(tmp_path: Any) -> None:

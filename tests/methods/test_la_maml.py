@@ -35,7 +35,7 @@ def setting_up(
     """The method with rates of both signs, met by two tasks, and the problem's loss on a flat vector."""
     settings, network, method = started_on(problem, "la-maml", changes)
     for task in range(2):
-        network.add_head(problem.heads[task], 6 if problem.heads[task] else 4)
+        network.heads.add(problem.heads[task], 6 if problem.heads[task] else 4)
     generator = torch.Generator().manual_seed(8)
     for rate in method.rates.values():
         rate += 0.2 * torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
@@ -182,7 +182,7 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
 def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"buffer": 4, "replay_batch": 10})
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     old, batch = drawn(setup, 0, 4), drawn(setup, 0, 6)
     method.after_batch(old)
     seen: list[tuple[Batch, Batch]] = []
@@ -208,7 +208,7 @@ def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
 def test_weights_are_put_back_when_a_forward_fails() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"inner_steps": 2})
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     before = flattened(network.trainable)
     batch = drawn(setup, 0, 4)
     broken = Batch(batch.x[:, :3], batch.y, batch.task)
@@ -220,7 +220,7 @@ def test_weights_are_put_back_when_a_forward_fails() -> None:
 def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {})
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     batch = drawn(setup, 0, 6)
     method.observe(batch)
     method.observe(batch)
@@ -229,7 +229,7 @@ def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
     rates = flattened(method.rates)
     assert not torch.equal(rates, torch.full_like(rates, 0.15))
     method.end_task()
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     assert torch.equal(flattened(method.rates), rates)
 

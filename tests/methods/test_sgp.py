@@ -44,7 +44,7 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
     settings, network, method = started_on(setup, "sgp", changes)
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.add_head(setup.heads[task], 6 if setup.heads[task] else 4)
+        network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()
         twin.begin_task()
         for _ in range(4):

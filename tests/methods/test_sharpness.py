@@ -30,7 +30,7 @@ class Setup:
         generator = torch.Generator().manual_seed(4)
         self.model = PROBLEM.build()
         self.network = Network(self.model)
-        self.network.add_head(None, 4)
+        self.network.heads.add(None, 4)
         self.memory = GradientMemory(Sigmoid(0.01), coverage(PROBLEM, self.model))
         self.memory.rebuild(self.network, torch.randn(4, 6, dtype=torch.float64, generator=generator), 0.95)
         soften(self.memory, generator)

@@ -26,23 +26,41 @@ ChainGrad = tuple[dict[str, Tensor | FactoredGrad], dict[str, Tensor | FactoredG
 """The gradient G, its coordinates G M in the bases, and the gradient in λ, all layers in one row."""
 
 
-class LossSource(Protocol):
-    """What a perturbed chain needs of its network."""
+class ScratchMemory(Protocol):
+    """Tensors that are used again and again."""
 
     def scalar(self, value: float) -> Tensor:
         """A number as a tensor, the same one every time."""
         ...
 
-    def scratch(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
         """Memory of a parameter's shape, the same every time."""
         ...
 
-    def output_loss(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss given the outputs, and its gradient in them."""
+
+class LogitsLoss(Protocol):
+    """A loss given the outputs."""
+
+    def loss_and_slope(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss, and its gradient in the outputs."""
         ...
 
-    def output_slope(self, output: Tensor, batch: Batch) -> Tensor:
+    def slope(self, output: Tensor, batch: Batch) -> Tensor:
         """The gradient alone."""
+        ...
+
+
+class LossSource(Protocol):
+    """What a perturbed chain needs of its network."""
+
+    @property
+    def scratch(self) -> ScratchMemory:
+        """Its scratch memory."""
+        ...
+
+    @property
+    def output_loss(self) -> LogitsLoss:
+        """Its loss in closed form."""
         ...
 
 
@@ -88,7 +106,7 @@ class PerturbedChain:
         lr: float,
         clamp: float,
     ) -> None:
-        self._network, self._lr = network, network.scalar(lr)
+        self._network, self._lr = network, network.scratch.scalar(lr)
         self._built_for = chain, projectors, samples
         self._importance = importance
         self._steps = torch.empty_like(importance)  # η1 λ of all layers
@@ -99,7 +117,7 @@ class PerturbedChain:
             # On other devices it costs less to move a weight than to wait for the check whether to clamp.
             small = weight.numel() <= WIDE or samples >= weight.shape[0] or not weight.is_cpu
             kind = _Small if small else _Wide if self.layers else _First
-            projector, scratch = projectors.get(link.weight), network.scratch(link.weight)
+            projector, scratch = projectors.get(link.weight), network.scratch.tensor(link.weight)
             self.layers.append(
                 kind(link, weight, projector, steps.get(link.weight), scratch, self._lr, abs(lr) * clamp)
             )
@@ -134,9 +152,9 @@ class PerturbedChain:
             layer.inputs = h
             h = layer.outputs = layer.finish(layer.product(h, rows))
         if with_loss:
-            loss, slope = self._network.output_loss(h, batch)
+            loss, slope = self._network.output_loss.loss_and_slope(h, batch)
         else:
-            loss = slope = self._network.output_slope(h, batch)
+            loss = slope = self._network.output_loss.slope(h, batch)
         for layer in self._backwards:
             if layer.activation is not None:
                 slope = layer.activation.backward(slope, layer.outputs)

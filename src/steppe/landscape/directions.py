@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from steppe.fast.factored import ParamDict
-from steppe.network.network import NORMS, Network
+from steppe.network.network import Network
+from steppe.network.weights import NORMS
 from steppe.runtime.rng import Streams
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

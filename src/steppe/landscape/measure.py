@@ -25,6 +25,7 @@ from steppe.landscape.flatness import measure_flatness
 from steppe.landscape.hessian import top_eigenvalue
 from steppe.landscape.profile import LossProbe, loss_profile, loss_surface
 from steppe.landscape.settings import LandscapeSettings
+from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.results.layout import CONFIG, RESULT
 from steppe.runtime.files import resolve_target, writing
@@ -155,10 +156,10 @@ class _Measurement:
         self.tasks: Sequence[Task] = benchmark.stream(config.seed)
         self.network = Network(benchmark.model(config.seed).to(device), benchmark.input_transform)
         with torch.no_grad(), self.network.mode(training=False):
-            x, _ = self.tasks[0].train.first(self.network.min_batch)
+            x, _ = self.tasks[0].train.first(min_eval_batch(self.network.model))
             outputs = self.network.input_copies.call(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
-            self.network.add_head(task.head, outputs)
+            self.network.heads.add(task.head, outputs)
 
     def measure(
         self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, command: str, callback: Callback

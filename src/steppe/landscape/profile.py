@@ -14,6 +14,7 @@ from torch import Tensor
 from steppe.errors import DivergedError
 from steppe.fast.chain_grid import ChainGrid
 from steppe.fast.factored import ParamDict
+from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.runtime.contexts import flush_denormals
 from steppe.tensors.batch import Batch
@@ -43,7 +44,7 @@ def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
 
 def split_batch(batch: Batch, network: Network) -> list[Batch]:
     """Prepared samples in parts for which a call of the model is quickest."""
-    size = network.batch_size(len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
+    size = eval_batch_size(network.model, len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
@@ -84,7 +85,7 @@ class LossProbe:
         if self._grid is not None:
             for place, index, outputs in self._grid.outputs(directions, points):
                 part = self._parts[index]
-                yield place, part, network.mask_logits(outputs, part.task).T
+                yield place, part, network.heads.mask(outputs, part.task).T
             return
         for place, point in enumerate(points):
             weights = {name: p.detach().clone() for name, p in network.trainable.items()}

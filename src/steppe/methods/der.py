@@ -57,7 +57,7 @@ class _DERPlusPlus(Method):
         noted, labelled = self.replay.sample_with_extras(len(batch)), self.replay.sample(len(batch))
         union = self.network.prepare(batch.joined(None if noted is None else noted[0]).joined(labelled))
         output = self.network.forward(union.x)  # one forward: running statistics move once
-        masked = self.network.mask_logits(output, union.task)
+        masked = self.network.heads.mask(output, union.task)
 
         new = slice(0, len(batch))
         loss = cross_entropy(masked[new], union.y[new])

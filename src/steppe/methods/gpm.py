@@ -104,7 +104,7 @@ class _GPM(Method):
     def begin_task(self) -> None:
         super().begin_task()
         if self.settings.freeze_norms and self.tasks_done:
-            self.network.freeze_norms()
+            self.network.weights.freeze_norms()
         self._samples = Reservoir(self.settings.basis_samples, *self._pickers)
 
     def observe(self, batch: Batch) -> Tensor:

@@ -24,6 +24,7 @@ from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -67,7 +68,7 @@ class ICaRL(MethodConfig):
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """ICaRL at work."""
-        if network.min_batch > 1:
+        if min_eval_batch(network.model) > 1:
             raise ModelError(
                 "iCaRL compares samples with the means of classes, and a BatchNorm of the model keeps no running "
                 "statistics, so that what it says of a sample depends on the others in a batch: let it keep them "
@@ -137,12 +138,12 @@ class _ICaRL(Method):
 
     def _current_loss(self, output: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of each sample on its task's head."""
-        return cross_entropy(self.network.mask_logits(output, batch.task), batch.y)
+        return cross_entropy(self.network.heads.mask(output, batch.task), batch.y)
 
     def _distillation_loss(self, output: Tensor, stored: Tensor) -> Tensor:
         """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), one exemplar of each class, on its own task's head."""
         total = output.new_zeros(())
-        for head in filter(None, self.network.heads):
+        for head in filter(None, self.network.heads.ranges):
             own = [row for row, label in enumerate(self.exemplars.places if self.exemplars else ()) if label in head]
             if not own:
                 continue
@@ -159,7 +160,7 @@ class _ICaRL(Method):
 
     def end_task(self) -> list[str]:
         """Choose the new classes' exemplars, shorten the old classes', and take all stored logits anew."""
-        quota = self.settings.exemplars // sum(len(head) for head in self.network.heads if head is not None)
+        quota = self.settings.exemplars // sum(len(head) for head in self.network.heads.ranges if head is not None)
         kept: dict[int, Batch] = {}
         if self.exemplars is not None:
             for label, places in self.exemplars.places.items():

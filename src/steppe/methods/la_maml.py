@@ -156,7 +156,7 @@ class _LaMAML(Method):
         return slope * (self.rates[name] > 0) if self.settings.inner_relu else slope
 
     def _second_order(self, current: Batch, union: Batch) -> MetaGradient:
-        weights = self.network.learnable
+        weights = self.network.weights.learnable
         leaves = {name: self.rates[name].detach().requires_grad_() for name in weights}
         rates = self._inner_rates(leaves)
         moved: ParamDict = dict(weights)

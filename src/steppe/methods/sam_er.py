@@ -53,7 +53,7 @@ class _SAMER(Method):
         union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
         _, uphill = self.network.loss_and_grad(union, statistics=False)
         loss, gradient = self.network.loss_and_grad(
-            union, at=self.network.perturbed(scale_to_norm(uphill, self.settings.rho)), as_factors=True
+            union, at=self.network.scratch.perturbed(scale_to_norm(uphill, self.settings.rho)), as_factors=True
         )
         self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss

@@ -11,6 +11,7 @@ from torch import Tensor
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
 from steppe.fast.factored import FactoredGrad, Gradient
+from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation, direction_mask, select_leading
 from steppe.projection.extend_basis import extend_basis
@@ -177,7 +178,7 @@ class GradientMemory:
                 self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
             ),
         ):
-            for part in torch.split(x, network.batch_size(len(x), chunk)):
+            for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
                 breathe()
         for name, representation in representations.items():

@@ -44,8 +44,8 @@ class MomentumSGD:
     def load_state_dict(self, state: State) -> None:
         """The same step size and momentum again, laid out in memory like the weights."""
         self.lr, weights = float(state["lr"]), self._network.trainable
-        saved = self._network.like_weights(state["velocity"])
-        if saved and saved.keys() != self._network.learnable.keys():
+        saved = self._network.weights.like_weights(state["velocity"])
+        if saved and saved.keys() != self._network.weights.learnable.keys():
             raise ValueError("the momentum is not that of the weights that move (are others frozen than before?)")
         self._clear_velocity()
         self._set_velocity({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
@@ -62,7 +62,7 @@ class MomentumSGD:
         if not self._velocity:
             with torch.inference_mode(False):
                 self._set_velocity(
-                    {n: torch.zeros_like(w, requires_grad=False) for n, w in self._network.learnable.items()}
+                    {n: torch.zeros_like(w, requires_grad=False) for n, w in self._network.weights.learnable.items()}
                 )
         if isinstance(scale, Tensor):  # on a device that nobody waits for
             gradient, scale = scale_gradient(gradient, scale), 1.0

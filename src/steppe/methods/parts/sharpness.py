@@ -58,7 +58,7 @@ class SharpnessAscent:
         Of all the forwards only the last moves running statistics, and that only with `statistics`; with
         `every_forward` all of them do.
         """
-        chain = None if self.second_order or network.has_frozen else network.chain
+        chain = None if self.second_order or network.weights.has_frozen else network.chain
         if chain is not None and current.x.data_ptr() == union.x.data_ptr():  # D is the first of D ∪ N
             return _on_chain(self, chain, network, memory, current, union)
         if not self.second_order:
@@ -106,7 +106,7 @@ def _first_order(
         _, g = network.loss_and_grad(current[part], at=place, factored=memory.linear, statistics=ascent.every_forward)
         along = memory.coordinates(g)
         step = {name: _clamp(d, ascent.clamp, name in along) for name, d in memory.project_onto(g, along).items()}
-        place = network.perturbed(step, ascent.lr, onward=place is not None)
+        place = network.scratch.perturbed(step, ascent.lr, onward=place is not None)
         walked.append(along)
         if evaluated:
             moving = ascent.every_forward or (statistics and last)
@@ -157,7 +157,7 @@ def _second_order(
     ascent: SharpnessAscent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
 ) -> PerturbedGradient:
     """Differentiate through the ascent itself, in w and, where it moves, in λ."""
-    weights, followed, leaves = network.learnable, memory, ParamDict()
+    weights, followed, leaves = network.weights.learnable, memory, ParamDict()
     if memory.rule.dynamic:
         leaves = {name: p.importance.clone().requires_grad_() for name, p in memory.projectors.items()}
         followed = GradientMemory(memory.rule)
@@ -181,7 +181,7 @@ def _second_order(
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
     return PerturbedGradient(
         loss.detach(),
-        network.with_zero_frozen(dict(zip(weights, found[: len(weights)], strict=True))),
+        network.weights.with_zero_frozen(dict(zip(weights, found[: len(weights)], strict=True))),
         torch.cat([slope.reshape(-1) for slope in found[len(weights) :]]) if leaves else None,
     )
 
