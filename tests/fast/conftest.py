@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-
-from steppe.fast.switch import fast_paths
 
 
 @pytest.fixture(autouse=True)
-def _fast_paths_enabled() -> Iterator[None]:
-    with fast_paths(True):
-        yield
+def _fast(fast_paths_on: None) -> None:
+    pass

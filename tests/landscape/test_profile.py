@@ -64,6 +64,7 @@ def test_equal_to_copies_moved_one_by_one(name: str, head: range | None) -> None
     )
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("head", [None, range(1, 4)])
 def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, monkeypatch: pytest.MonkeyPatch) -> None:

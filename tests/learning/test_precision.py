@@ -210,6 +210,7 @@ def test_second_order_multiplies_in_it_too() -> None:
     assert all(bool(torch.isfinite(p).all()) for p in found[1])
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_chains_rest_meanwhile() -> None:
     learner = Learner(nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 4)), FSDGPM(buffer=20))
     x, y = torch.rand(30, 6, generator=CHANCE), torch.arange(30) % 4

@@ -168,6 +168,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 @pytest.mark.parametrize("kind", PLAIN)
@@ -252,6 +253,7 @@ def test_block_products_whichever_is_cheaper(count: int, outputs: int, inputs: i
     torch.testing.assert_close(block_products(rows, x @ x.T), g @ g.T)
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_single_precision_takes_the_fast_way_at_the_paper_s_size() -> None:
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(784, 100, bias=False), nn.ReLU(), nn.Linear(100, 10, bias=False)))

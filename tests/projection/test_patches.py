@@ -12,6 +12,8 @@ from steppe.projection.basis import Representation
 from steppe.projection.layers import convolution_patches, projected_weights
 from steppe.projection.patches import patch_product
 
+pytestmark = pytest.mark.usefixtures("fast_paths_on")
+
 F64: dict[str, Any] = {"dtype": torch.float64}
 LAYERS: dict[str, nn.Conv2d] = {
     "square": nn.Conv2d(3, 4, 3, **F64),

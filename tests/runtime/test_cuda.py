@@ -181,13 +181,13 @@ def test_recurrent_layers_are_not_fused_inside() -> None:
 def test_gradients_in_eval_mode_go_through_unfused_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuDNN's recurrent layers have none."""
     seen = []
-    whole = coverage.factorable
+    whole = coverage.find_factorable
 
     def watched(*given: Any) -> list[str]:
         seen.append(torch.backends.cudnn.enabled)
         return whole(*given)
 
-    monkeypatch.setattr(coverage, "factorable", watched)
+    monkeypatch.setattr(coverage, "find_factorable", watched)
     Learner(Recurrent(), steppe.FSDGPM()).learn(SEQUENCES, batch_size=4)
     assert seen == [False]
     assert torch.backends.cudnn.enabled
