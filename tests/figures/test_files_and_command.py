@@ -145,7 +145,7 @@ def test_where_a_figure_goes(tmp_path: Path) -> None:
     assert output_files(None, "matrix") == [Path("matrix.pdf"), Path("matrix.svg"), Path("matrix.png")]
     assert output_files(Path("a/b.svg"), "matrix") == [Path("a/b.svg")]
     assert output_files(tmp_path, "matrix")[0] == tmp_path / "matrix.pdf"
-    with pytest.raises(UsageError, match=r"a\.jpg: a figure is written as \.pdf, \.svg, \.png"):
+    with pytest.raises(UsageError, match=r"a\.jpg: use one of \.pdf, \.svg, \.png"):
         output_files(Path("a.jpg"), "matrix")
 
 
@@ -172,8 +172,8 @@ def test_what_cannot_be_drawn_writes_nothing(
         (["landscapes", "study", "--task", "one"], "by their numbers"),
         (["matrix", "study", "-o", "a.txt"], ".pdf"),
         (["matrix", "study", "--methods", "gpm"], "no run of 'gpm'"),
-        (["forgetting", "study", "--task", "2"], "--task 2: forgetting does not ask which tasks to show: leave it out"),
-        (["matrix", "study", "--after", "1,2"], "--after 1,2: matrix does not ask which tasks to show"),
+        (["forgetting", "study", "--task", "2"], "--task 2: forgetting does not show single tasks; remove the option"),
+        (["matrix", "study", "--after", "1,2"], "--after 1,2: matrix does not show single tasks"),
     ):
         assert main(["figures", *arguments]) == 2
         assert word in capsys.readouterr().err

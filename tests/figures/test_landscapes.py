@@ -126,7 +126,7 @@ def test_what_is_missing_of_landscapes_is_named_with_the_command(tmp_path: Path)
     with pytest.raises(UsageError, match=r"with the same points \(5 in .*seed-0, 7 in .*gpm: .* --points"):
         figure.draw([part, other], Choices(afters=(1,)))
     many = [write_run(tmp_path / name, made_result(name)) for name in ("ewc", "gem", "sgp", "dgpm")]
-    with pytest.raises(UsageError, match="the same of 1 more methods"):
+    with pytest.raises(UsageError, match="the same for 1 more methods"):
         figure.draw(many)
 
 
@@ -136,7 +136,7 @@ def test_a_network_that_never_was_is_not_asked_for(name: str, tmp_path: Path) ->
     runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
     with pytest.raises(UsageError) as refused:
         FIGURES[name].draw(runs)
-    told = "methods that learn tasks one by one (multitask does not: choose others by --methods)"
+    told = "methods that learn one task at a time (multitask does not: choose others by --methods)"
     assert str(refused.value) == f"{name}: missing: {told}."
     assert FIGURES[name].missing(Choices(methods=("er",)).filter(runs), Choices()) == []
 

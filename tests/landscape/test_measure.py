@@ -151,7 +151,7 @@ def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypat
     assert sorted(read_landscape(out).pairs) == [(1, 1), (2, 1), (2, 2)]
     measure(finished, out, QUICK, resume=True)
     measured: list[object] = []
-    monkeypatch.setattr(surveying, "profile", lambda *given: measured.append(given))
+    monkeypatch.setattr(surveying, "loss_profile", lambda *given: measured.append(given))
     measure(finished, out, QUICK, Request(hessian=True, surface=True), resume=True)
     assert measured == []  # only what lacked was added
     assert read_landscape(out).as_dict() == whole.as_dict()
