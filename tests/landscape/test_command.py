@@ -141,9 +141,9 @@ def test_the_command_that_a_figure_asks_for_works_as_it_stands(
         (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range: it must be at least 1e-30"),
         (["--sigma", "1e-170"], 2, "sigma = 1e-170 is out of range"),
         (["--range", "1e-200", "--radius", "1e-200"], 2, "range = 1e-200 is out of range"),
-        (["--range", "1e30", "--radius", "1e30"], 1, "with a smaller --range"),
+        (["--range", "1e30", "--radius", "1e30"], 1, "pass a smaller --range"),
         (["--range", "1e300", "--radius", "1e300"], 2, "range = 1e+300 is out of range"),
-        (["--sigma", "1e25"], 1, "not finite with noise of sigma = 1e+25: give a smaller --sigma"),
+        (["--sigma", "1e25"], 1, "not finite with noise of sigma = 1e+25; pass a smaller --sigma"),
         (["--sigma", "1e200"], 2, "sigma = 1e+200 is out of range"),
     ],
 )

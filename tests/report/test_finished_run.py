@@ -14,7 +14,7 @@ from report_runs import write_landscape, write_run
 
 from steppe.errors import RunError, UsageError
 from steppe.experiments.run_directory import read_result
-from steppe.report.differences import default_reference, table_of_differences
+from steppe.report.differences import default_reference, difference_rows
 from steppe.report.finished_run import Collection, FinishedRun, collect
 from steppe.report.page import render_page, write_page
 from steppe.report.sections import Section, build_sections
@@ -165,7 +165,7 @@ def test_numbers_are_averaged_over_seeds(tmp_path: Path) -> None:
     assert layer["deciles"][1] == pytest.approx([(number + 1) / 20 for number in range(11)])
 
 
-def test_tasks_learnt_together_have_one_point(tmp_path: Path) -> None:
+def test_tasks_learned_jointly_have_one_point(tmp_path: Path) -> None:
     nothing = [None] * 3
     stage = [{"seconds": {"train": 6.0}, "bytes": {"replay": 0}, "updates": 1}]
     write_run(
@@ -243,7 +243,7 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     with_own = only_section(tmp_path)
     assert [each.label for each in with_own.variants][:4] == ["own", "oracle", "together", "better"]
     assert default_reference(with_own) == 3
-    rows = {row.label: row for row in table_of_differences(found, 1)}
+    rows = {row.label: row for row in difference_rows(found, 1)}
     assert list(rows) == ["together", "er", "lone"]
     (acc, p), (bwt, _) = rows["er"].comparisons
     assert acc.mean == pytest.approx(-1.1)

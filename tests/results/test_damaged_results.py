@@ -41,8 +41,8 @@ def test_the_others_are_shown(command: str, study: Path, capsys: pytest.CaptureF
         assert "| er | 2 |" in told.out
     if command.startswith("report"):
         page = Path("report.html").read_text(encoding="utf-8")
-        assert "Left out, for their results cannot be read: s/er/seed-1." in page
-        assert "Unfinished" not in page
+        assert "Left out, since their results cannot be read: s/er/seed-1." in page
+        assert "unfinished" not in page
 
 
 @pytest.mark.parametrize("command", ["show", "report", "figures matrix"])
