@@ -128,7 +128,7 @@ def test_matrix_shows_means_over_seeds(tmp_path: Path) -> None:
         ("ascent-steps", ("fs-dgpm",), {"ascent_steps": 2}, "--set ascent_steps=VALUE"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_runs_are_named(
     name: str, methods: tuple[str, ...], options: dict[str, Any], word: str, tmp_path: Path
 ) -> None:
     if options.get("tasks") == 0:
@@ -139,7 +139,7 @@ def test_what_is_missing_is_named(
         FIGURES[name].draw(runs)
 
 
-def test_runs_that_are_no_sample_of_one_thing_are_not_averaged(tmp_path: Path) -> None:
+def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path: Path) -> None:
     runs = study(tmp_path, ("er",), buffer=200)
     for other, word in (
         (made_result("er", 2, buffer=50), r"the same method\.buffer \(it is 200, 50"),
@@ -171,7 +171,7 @@ def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: An
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_methods_that_learnt_other_tasks_do_not_share_a_figure(name: str, tmp_path: Path) -> None:
+def test_methods_on_different_tasks_do_not_share_a_figure(name: str, tmp_path: Path) -> None:
     one, two = ("er", "fs-er") if name == "case-study" else ("fs-dgpm", "gpm")
     here = drawable(tmp_path, one, name, samples=60000, order="a")
     for setting, value in (("samples", 10000), ("order", "b")):

@@ -86,7 +86,7 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
         )
 
 
-def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:
+def test_write_and_read_round_trip(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     written = measure(finished, out, QUICK, Request(hessian=True, surface=True, after=[1, 3], tasks=[1, 2]))
     found = read_landscape(out)
@@ -106,7 +106,7 @@ def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:
     assert data["alphas"] == [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 
-def test_only_what_is_asked_for(finished: Path, tmp_path: Path) -> None:
+def test_only_the_request_is_measured(finished: Path, tmp_path: Path) -> None:
     found = measure(finished, tmp_path / "a.json", QUICK, Request(after=[3, 2], tasks=[2]))
     assert sorted(found.pairs) == [(2, 2), (3, 2)]
     assert found.bounds == {}
@@ -137,7 +137,7 @@ def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
     assert y[[found[0] for found in places]].tolist() == batch.y.tolist()
 
 
-def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_equals_uninterrupted(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # quicker
     whole = measure(finished, tmp_path / "whole.json", QUICK, Request(hessian=True, surface=True))
     out = tmp_path / "parts.json"
@@ -189,7 +189,7 @@ def test_weights_of_a_run_done_again_are_measured_again(own: Path) -> None:
     assert after.as_dict()["profiles"]["3"] == before.as_dict()["profiles"]["3"]
 
 
-def test_what_is_there_is_not_overwritten(own: Path) -> None:
+def test_existing_files_are_not_overwritten(own: Path) -> None:
     out = own / "landscape.json"
     measure(own, out, QUICK)
     with pytest.raises(UsageError, match="--resume"):
@@ -220,7 +220,7 @@ def test_unfinished_runs_have_a_landscape_too(own: Path) -> None:
         (Request(after=[-1]), "--after: tasks are numbered from 1"),
     ],
 )
-def test_tasks_that_are_not_there(finished: Path, tmp_path: Path, wanted: Request, named: str) -> None:
+def test_unknown_tasks_are_refused(finished: Path, tmp_path: Path, wanted: Request, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         measure(finished, tmp_path / "a.json", QUICK, wanted)
     assert not list(tmp_path.iterdir())
@@ -283,7 +283,7 @@ def test_files_that_are_no_landscape(finished: Path, tmp_path: Path, change: Cal
         read_landscape(out)
 
 
-def test_a_landscape_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_landscape_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"landscape\.json does not exist; steppe landscape"):
         read_landscape(tmp_path)
 

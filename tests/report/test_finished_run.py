@@ -84,7 +84,7 @@ def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
     assert only_section(tmp_path).tasks == ["", "", ""]
 
 
-def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
+def test_invalid_log_entries_are_not_drawn(tmp_path: Path) -> None:
     write_run(tmp_path / "er")
     ranks = {"a": 3, "b": {"rank": "high", "of": 9}, "c": {"rank": 10**400, "of": 9}, "d": {"rank": True, "of": 9}}
     told = {"ranks": ranks, "importances": {"a": {"deciles": ["x"] * 11}}}
@@ -115,7 +115,7 @@ def test_remarks_of_a_log_are_texts_that_can_be_shown(told: object, kept: list[s
     render_page(collect([tmp_path]), "steppe report").encode()
 
 
-def test_directories_and_commands_that_are_no_utf_8_reach_the_page(tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8_reach_the_page(tmp_path: Path) -> None:
     study = tmp_path / os.fsdecode(b"study-\xff")
     try:
         write_run(study / "er")

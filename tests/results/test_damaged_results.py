@@ -68,7 +68,7 @@ def test_without_a_configuration_there_is_nothing_to_do_again(study: Path, capsy
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_is_advised_works(
+def test_advised_command_works(
     whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the run as the message says, and by the study as well."""

@@ -56,7 +56,7 @@ def state(results: Path, name: str) -> str:
     return line.split("|")[-2].strip()
 
 
-def test_complete_is_only_what_lacks_nothing(tmp_path: Path) -> None:
+def test_only_full_studies_are_complete(tmp_path: Path) -> None:
     write_study(tmp_path / "k-study" / "ascent-steps-1", "pmnist", ["fs-dgpm"], 5, "ascent_steps=1")
     write_study(tmp_path / "k-study" / "ascent-steps-2", "pmnist", ["fs-dgpm"], 5)
     write_study(tmp_path / "k-study" / "ascent-steps-3", "pmnist", ["fs-dgpm"], 5, "ascent_steps=3")
@@ -69,7 +69,7 @@ def test_complete_is_only_what_lacks_nothing(tmp_path: Path) -> None:
     assert state(tmp_path, "k-study") == "full length; missing: `fs-dgpm` in `ascent-steps-3`"
 
 
-def test_what_was_shortened_or_changed_is_named(tmp_path: Path) -> None:
+def test_shortened_and_changed_studies_are_named(tmp_path: Path) -> None:
     shorter = ("benchmark.tasks=4", "training.epochs=5")
     write_study(tmp_path / "short", "cifar100-superclass", ["fs-dgpm", "er"], 1, *shorter)
     short = "shortened: `benchmark.tasks=4`, `training.epochs=5`"

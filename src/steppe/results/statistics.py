@@ -1,4 +1,4 @@
-"""Means over seeds, and tests whether two methods differ: paired t-test, Welch's t-test, Holm's correction."""
+"""Means over seeds, and tests whether two methods differ: paired or Welch t-test, with Holm correction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 TOO_FEW = "too few seeds"
 NO_SPREAD = "no spread over seeds"
-_ROUNDING = 64 * sys.float_info.epsilon  # relative to the largest value; a mean over tens of tasks may be off by this much
+_ROUNDING = 64 * sys.float_info.epsilon  # relative to the largest value, for means over tens of tasks
 
 
 @dataclass(frozen=True)

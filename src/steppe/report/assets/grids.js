@@ -44,7 +44,7 @@ class HeatMap extends Chart {
       this.svg.append(draw("text", text, fixed(value, cell < 38 ? 0 : 1)));
     }));
     const bottom = frame.top + size * cell;
-    this.svg.append(draw("text", { x: frame.left, y: bottom + 18 }, "rows: after learning so many tasks"));
+    this.svg.append(draw("text", { x: frame.left, y: bottom + 18 }, "rows: after each task"));
     this.marks = draw("g", {});
     this.svg.append(this.marks);
     return bottom + this.paintScale(bottom + 34, width);
