@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_can_be_saved_and_says_what_it_is(name: str, runs: list[FinishedRun], tmp_path: Path) -> None:
+def test_every_figure_can_be_saved_and_has_a_description(name: str, runs: list[FinishedRun], tmp_path: Path) -> None:
     given = list(runs)
     if name in ("ascent-steps", "memory-size"):
         given.append(write_run(tmp_path / "varied", made_result("fs-dgpm", ascent_steps=1)))
@@ -109,7 +109,7 @@ def test_methods_drawn_together_look_different(count: int) -> None:
     }
 
 
-def test_a_figure_tells_methods_of_ones_own_apart(tmp_path: Path) -> None:
+def test_custom_methods_look_different_in_a_figure(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, made_result(name)) for name in ("er", *PLUGINS)]
     first, _ = FIGURES["forgetting"].draw(runs).axes
     drawn = {line.get_label(): (line.get_marker(), line.get_linestyle()) for line in first.lines}
@@ -120,7 +120,7 @@ def test_a_figure_tells_methods_of_ones_own_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [r"my$\foo$", "_mine", "$", "__", "a$b", r"a\$b$"])
-def test_names_are_drawn_sign_by_sign(name: str, tmp_path: Path) -> None:
+def test_names_are_drawn_literally(name: str, tmp_path: Path) -> None:
     results = [made_result(method, benchmark=name, buffer=1) for method in (name, "gpm", "er")]
     runs = [write_run(tmp_path / str(place), result, record(3, 0.5)) for place, result in enumerate(results)]
     runs.append(write_run(tmp_path / "other", made_result(name, benchmark="another one")))
@@ -145,7 +145,7 @@ def test_where_a_figure_goes(tmp_path: Path) -> None:
     assert output_files(None, "matrix") == [Path("matrix.pdf"), Path("matrix.svg"), Path("matrix.png")]
     assert output_files(Path("a/b.svg"), "matrix") == [Path("a/b.svg")]
     assert output_files(tmp_path, "matrix")[0] == tmp_path / "matrix.pdf"
-    with pytest.raises(UsageError, match=r"a\.jpg: a figure is written as \.pdf, \.svg, \.png"):
+    with pytest.raises(UsageError, match=r"a\.jpg: use one of \.pdf, \.svg, \.png"):
         output_files(Path("a.jpg"), "matrix")
 
 
@@ -162,7 +162,7 @@ def test_the_command_writes_one_file_or_three(
         assert Path(f"matrix{suffix}").read_bytes().startswith(BEGINNINGS[suffix])
 
 
-def test_what_cannot_be_drawn_writes_nothing(
+def test_failed_figures_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -172,15 +172,15 @@ def test_what_cannot_be_drawn_writes_nothing(
         (["landscapes", "study", "--task", "one"], "by their numbers"),
         (["matrix", "study", "-o", "a.txt"], ".pdf"),
         (["matrix", "study", "--methods", "gpm"], "no run of 'gpm'"),
-        (["forgetting", "study", "--task", "2"], "--task 2: forgetting does not ask which tasks to show: leave it out"),
-        (["matrix", "study", "--after", "1,2"], "--after 1,2: matrix does not ask which tasks to show"),
+        (["forgetting", "study", "--task", "2"], "--task 2: forgetting does not show single tasks; remove the option"),
+        (["matrix", "study", "--after", "1,2"], "--after 1,2: matrix does not show single tasks"),
     ):
         assert main(["figures", *arguments]) == 2
         assert word in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["study"]
 
 
-def test_the_list_says_what_is_needed_and_what_is_missing(
+def test_the_list_names_needs_and_missing_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -196,7 +196,7 @@ def test_the_list_says_what_is_needed_and_what_is_missing(
     assert "missing: runs of fs-er" in parts["case-study"]
 
 
-def test_who_asks_for_tasks_says_so() -> None:
+def test_figures_by_task_mention_their_options() -> None:
     assert {name for name, figure in FIGURES.items() if figure.by_task} == {
         name for name, figure in FIGURES.items() if "--task" in figure.needs and "--after" in figure.needs
     }

@@ -108,7 +108,7 @@ def test_surfaces_are_drawn_with_the_first_direction_to_the_right(tmp_path: Path
     assert "task 1 after task 2" in chosen.axes[-1].get_ylabel()
 
 
-def test_what_is_missing_of_landscapes_is_named_with_the_command(tmp_path: Path) -> None:
+def test_missing_landscapes_are_named_with_the_command(tmp_path: Path) -> None:
     figure = FIGURES["landscapes"]
     bare = write_run(tmp_path / "er" / "seed-0", made_result("er"))
     with pytest.raises(UsageError, match=r"landscape\.json in .*seed-0: run steppe landscape .*seed-0 --after 1,2,3"):
@@ -126,17 +126,17 @@ def test_what_is_missing_of_landscapes_is_named_with_the_command(tmp_path: Path)
     with pytest.raises(UsageError, match=r"with the same points \(5 in .*seed-0, 7 in .*gpm: .* --points"):
         figure.draw([part, other], Choices(afters=(1,)))
     many = [write_run(tmp_path / name, made_result(name)) for name in ("ewc", "gem", "sgp", "dgpm")]
-    with pytest.raises(UsageError, match="the same of 1 more methods"):
+    with pytest.raises(UsageError, match="the same for 1 more methods"):
         figure.draw(many)
 
 
 @pytest.mark.parametrize("name", ["landscapes", "landscape-grid", "stability"])
-def test_a_network_that_never_was_is_not_asked_for(name: str, tmp_path: Path) -> None:
+def test_networks_that_do_not_exist_are_refused(name: str, tmp_path: Path) -> None:
     """Learning all tasks together leaves weights after the last one alone; of these there may be a landscape."""
     runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
     with pytest.raises(UsageError) as refused:
         FIGURES[name].draw(runs)
-    told = "methods that learn tasks one by one (multitask does not: choose others by --methods)"
+    told = "methods that learn one task at a time (multitask does not: choose others by --methods)"
     assert str(refused.value) == f"{name}: missing: {told}."
     assert FIGURES[name].missing(Choices(methods=("er",)).filter(runs), Choices()) == []
 
@@ -194,7 +194,7 @@ def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) ->
     assert ranks.get_ylabel() == "rank of the basis after"
 
 
-def test_importances_say_which_basis_they_are_of(tmp_path: Path) -> None:
+def test_importances_name_their_basis(tmp_path: Path) -> None:
     """A method that tells of λ after the first task tells of the basis that the task has left."""
     grown = record(3, 0.1)
     grown[0]["importances"] = grown[1]["importances"]
@@ -217,7 +217,7 @@ def test_a_layer_without_a_basis_at_first_has_rank_0_there(tmp_path: Path) -> No
     assert ranks.lines[0].get_ydata() == pytest.approx([0, 20, 30])
 
 
-def test_what_is_missing_of_importances_is_named(tmp_path: Path) -> None:
+def test_missing_importances_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"importances in the log\.jsonl of a run \(er: none"):
         FIGURES["importances"].draw([write_run(tmp_path / "er", made_result("er"), [{}, {}, {}])])
     short = write_run(tmp_path / "short", made_result("fs-dgpm"), record(2, 0.5))

@@ -107,18 +107,18 @@ def test_kl_where_the_square_of_sigma_is_hardly_a_number(power: float, w: float)
     )
 
 
-def test_a_bound_without_a_number_is_refused() -> None:
+def test_a_bound_that_is_not_finite_is_refused() -> None:
     still = NoisyLoss(0.0, 0.0, Estimate(0.0, None, None), Estimate(0.0, None, None))
     weights = {"w": torch.tensor([[3.0]])}
     for sigma, before in ((1e-156, None), (1e-170, weights), (1e-320, None)):
-        with pytest.raises(DivergedError, match=r"KL is not finite with sigma = .*: give a larger --sigma"):
+        with pytest.raises(DivergedError, match=r"KL divergence is not finite with sigma = .*; pass a larger --sigma"):
             compute_bound([still], still, weights, before, samples=10, sigma=sigma, delta=0.1)
 
 
 @pytest.mark.parametrize("sigma", [1e25, 1e37])
-def test_noise_that_leaves_no_loss_is_refused(sigma: float) -> None:
+def test_noise_that_makes_the_loss_infinite_is_refused(sigma: float) -> None:
     network, batch = standing(OWN["mlp"].build(), *bright(8)(30, 0))
-    with pytest.raises(DivergedError, match=r"with noise of sigma = 1e\+.*: give a smaller --sigma"):
+    with pytest.raises(DivergedError, match=r"with noise of sigma = 1e\+.*; pass a smaller --sigma"):
         measure_noisy_loss(LossProbe(network, batch), network.trainable, sigma, 3, seed=0)
 
 

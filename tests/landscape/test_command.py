@@ -44,7 +44,7 @@ def command(path: Path) -> str:
     return read_landscape(path).command
 
 
-def test_the_command_in_the_file_says_what_made_it(own: Path) -> None:
+def test_the_file_records_its_command(own: Path) -> None:
     first, later = f"{WRITTEN} --after 1", f"{WRITTEN} --after 3 --hessian --resume"
     for arguments, told in (
         (["--after", "1"], first),
@@ -84,7 +84,7 @@ def test_one_process_at_a_time_measures_a_run(own: Path, capsys: pytest.CaptureF
     assert (other / "landscape.json").exists()
 
 
-def test_what_is_being_measured_is_nobody_elses(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_locked_while_it_is_measured(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, refused = Landscape.write, []
 
     def written(landscape: Landscape, path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_run_that_may_only_be_read_is_measured_elsewhere(
     assert not (own / ".lock").exists()
 
 
-def test_what_is_measured_again_by_another_command_is_told(own: Path) -> None:
+def test_each_command_that_measures_is_recorded(own: Path) -> None:
     assert main(["landscape", str(own), *FEW]) == 0
     file = own / "checkpoints" / "task-002.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(file).items()}, file)
@@ -141,13 +141,13 @@ def test_the_command_that_a_figure_asks_for_works_as_it_stands(
         (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range; it must be at least 1e-30"),
         (["--sigma", "1e-170"], 2, "sigma = 1e-170 is out of range"),
         (["--range", "1e-200", "--radius", "1e-200"], 2, "range = 1e-200 is out of range"),
-        (["--range", "1e30", "--radius", "1e30"], 1, "with a smaller --range"),
+        (["--range", "1e30", "--radius", "1e30"], 1, "pass a smaller --range"),
         (["--range", "1e300", "--radius", "1e300"], 2, "range = 1e+300 is out of range"),
-        (["--sigma", "1e25"], 1, "not finite with noise of sigma = 1e+25: give a smaller --sigma"),
+        (["--sigma", "1e25"], 1, "not finite with noise of sigma = 1e+25; pass a smaller --sigma"),
         (["--sigma", "1e200"], 2, "sigma = 1e+200 is out of range"),
     ],
 )
-def test_what_gives_no_numbers_is_refused_by_name(
+def test_settings_without_finite_losses_are_named(
     options: list[str], code: int, told: str, own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["landscape", str(own), *FEW, *options]) == code
@@ -176,7 +176,7 @@ def test_a_file_that_could_not_be_read_is_not_written(value: float, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_an_eigenvalue_that_is_no_number_is_none(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eigenvalue_that_is_not_finite_is_none(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steppe.landscape.hessian.eigsh", lambda *given, **options: torch.tensor([float("nan")]))
     assert main(["landscape", str(own), *FEW, "--hessian", "--after", "1"]) == 0
     assert json.loads((own / "landscape.json").read_text(encoding="utf-8"))["hessian"] == {}

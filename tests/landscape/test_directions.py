@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_filter_is_what_one_output_is_made_with(name: str) -> None:
+def test_a_filter_holds_the_weights_of_one_output(name: str) -> None:
     """The slow twin asks autograd which elements of the weight each output channel depends on."""
     layer, shape = copy.deepcopy(LAYERS[name])
     layer.double()

@@ -83,7 +83,7 @@ def test_nothing_is_left_behind() -> None:
     assert top_eigenvalue(network, batch) == one
 
 
-def test_an_iteration_that_does_not_settle_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_that_does_not_converge_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hessian, "_RESTARTS", 1)
     monkeypatch.setattr(hessian, "_VECTORS", 2)
     monkeypatch.setattr(hessian, "_TOLERANCE", 1e-14)

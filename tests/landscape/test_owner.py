@@ -42,7 +42,7 @@ def test_the_settings_name_a_run_and_where_it_was_computed_does_not() -> None:
     assert identities(RunResult.from_dict(made_result("er", 0)))[0] == own
 
 
-def test_a_run_that_has_none(tmp_path: Path) -> None:
+def test_a_run_without_a_landscape(tmp_path: Path) -> None:
     assert read_landscape_of(tmp_path, RunResult.from_dict(made_result())) is None
 
 
@@ -62,7 +62,7 @@ def test_one_of_another_run_is_refused(other: dict[str, Any], told: str, tmp_pat
         read_landscape_of(own.path, RunResult.from_dict(other))
 
 
-def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
+def test_a_measured_landscape_belongs_to_its_run(finished: Path) -> None:
     out = finished / "landscape.json"
     measure(finished, out, QUICK, Request(after=[1]))
     assert read_landscape_of(finished, read_result(finished)) is not None
@@ -76,7 +76,7 @@ def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
         assert read_landscape_of(finished, read_result(finished)) is not None
 
 
-def test_what_an_earlier_version_measured_is_still_the_runs(finished: Path) -> None:
+def test_a_landscape_of_an_earlier_version_still_belongs_to_its_run(finished: Path) -> None:
     """It took the settings that came after the run into account, with their defaults."""
     out = finished / "landscape.json"
     out.unlink(missing_ok=True)

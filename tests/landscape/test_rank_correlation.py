@@ -57,7 +57,7 @@ def test_p_is_the_share_of_all_orders_that_go_as_far(order: list[int]) -> None:
     assert found["runs"] == 5
 
 
-def test_bounds_are_left_out() -> None:
+def test_reference_methods_are_left_out() -> None:
     rows = [{"method": method} for method in ("oracle", "er", "finetune", "gpm", "multitask")]
     assert [row["method"] for row in without_reference_methods(rows)] == ["er", "gpm"]
 
@@ -78,7 +78,7 @@ def test_only_landscapes_of_every_task_are_compared(tmp_path: Path) -> None:
     assert [row["method"] for row in rows] == ["er"]
 
 
-def test_a_landscape_of_lists_without_end_is_refused(tmp_path: Path) -> None:
+def test_a_landscape_of_deeply_nested_lists_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", made_result("er"))
     (run.path / "landscape.json").write_text("[" * 100_000 + "]" * 100_000, encoding="utf-8")
     with pytest.raises(RunError, match="cannot be read as a landscape"):

@@ -14,7 +14,7 @@ from report_runs import write_landscape, write_run
 
 from steppe.errors import RunError, UsageError
 from steppe.experiments.run_directory import read_result
-from steppe.report.differences import default_reference, table_of_differences
+from steppe.report.differences import default_reference, difference_rows
 from steppe.report.finished_run import Collection, FinishedRun, collect
 from steppe.report.page import render_page, write_page
 from steppe.report.sections import Section, build_sections
@@ -84,7 +84,7 @@ def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
     assert only_section(tmp_path).tasks == ["", "", ""]
 
 
-def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
+def test_invalid_log_entries_are_not_drawn(tmp_path: Path) -> None:
     write_run(tmp_path / "er")
     ranks = {"a": 3, "b": {"rank": "high", "of": 9}, "c": {"rank": 10**400, "of": 9}, "d": {"rank": True, "of": 9}}
     told = {"ranks": ranks, "importances": {"a": {"deciles": ["x"] * 11}}}
@@ -115,7 +115,7 @@ def test_remarks_of_a_log_are_texts_that_can_be_shown(told: object, kept: list[s
     render_page(collect([tmp_path]), "steppe report").encode()
 
 
-def test_directories_and_commands_that_are_no_utf_8_reach_the_page(tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8_reach_the_page(tmp_path: Path) -> None:
     study = tmp_path / os.fsdecode(b"study-\xff")
     try:
         write_run(study / "er")
@@ -165,7 +165,7 @@ def test_numbers_are_averaged_over_seeds(tmp_path: Path) -> None:
     assert layer["deciles"][1] == pytest.approx([(number + 1) / 20 for number in range(11)])
 
 
-def test_tasks_learnt_together_have_one_point(tmp_path: Path) -> None:
+def test_tasks_learned_jointly_have_one_point(tmp_path: Path) -> None:
     nothing = [None] * 3
     stage = [{"seconds": {"train": 6.0}, "bytes": {"replay": 0}, "updates": 1}]
     write_run(
@@ -243,7 +243,7 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     with_own = only_section(tmp_path)
     assert [each.label for each in with_own.variants][:4] == ["own", "oracle", "together", "better"]
     assert default_reference(with_own) == 3
-    rows = {row.label: row for row in table_of_differences(found, 1)}
+    rows = {row.label: row for row in difference_rows(found, 1)}
     assert list(rows) == ["together", "er", "lone"]
     (acc, p), (bwt, _) = rows["er"].comparisons
     assert acc.mean == pytest.approx(-1.1)

@@ -183,7 +183,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "wrote report.html" in told.out
     assert "seed-1 is unfinished and left out" in told.err
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Unfinished and left out: study/seed-1." in text
+    assert "Left out, since they are unfinished: study/seed-1." in text
     assert "steppe report study -o report.html" in text
     assert "er on pmnist" in text
 
@@ -227,7 +227,7 @@ def test_forward_transfer_has_a_column_where_it_was_measured(tmp_path: Path) -> 
     text = render_page(collect([tmp_path / "with"]), "steppe report with")
     assert "forward<br>transfer</th>" in text
     assert "−3.25" in text
-    assert "Forward transfer: accuracy on a task before it is learnt" in text
+    assert "Forward transfer: mean accuracy on a task before it is learned" in text
     table = text.partition("<table class='results'>")[2].partition("</table>")[0]
     rows = re.findall(r"<tr><th scope='row'>(?:er|gpm)</th>(.*?)</tr>", table)
     assert [row.count("<td") for row in rows] == [11, 11]  # the method that has none leaves a place

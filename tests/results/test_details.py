@@ -88,7 +88,7 @@ def test_runs_are_averaged_only_where_they_differ_in_their_seed(
         assert "1 run(s) left out: a run with the same settings and seed" in text
 
 
-def test_what_is_not_quite_one_is_not_shown_as_one(tmp_path: Path) -> None:
+def test_values_just_below_one_are_not_shown_as_one(tmp_path: Path) -> None:
     runs = {tmp_path / "run": write_run(tmp_path / "run", "fs-dgpm")}
     for mean, shown in ((0.999954, "0.99995"), (1.0, "1.000"), (0.9994, "0.999")):
         layers = {"only": {"mean": mean, "deciles": [mean] * 11}}
@@ -108,7 +108,7 @@ def test_what_is_not_quite_one_is_not_shown_as_one(tmp_path: Path) -> None:
         {"ranks": {"first": {"rank": "x"}, "b": 1}, "importances": {"first": {"mean": None, "deciles": [1]}}},
     ],
 )
-def test_what_the_log_does_not_tell_is_left_open(method: Any, tmp_path: Path) -> None:
+def test_missing_or_invalid_log_entries_give_empty_cells(method: Any, tmp_path: Path) -> None:
     runs = {tmp_path / name: write_run(tmp_path / name, name) for name in ("er", "gpm")}
     told(tmp_path / "er", method)
     told(tmp_path / "gpm", recorded(10, 0.5, 0.3))

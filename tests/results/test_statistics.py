@@ -78,7 +78,7 @@ def test_without_spread_there_is_no_test() -> None:
         ({0: 0.3, 1: 0.1 + 0.2}, {2: 0.7, 3: 0.7}),  # by Welch
     ],
 )
-def test_what_rounding_leaves_is_no_spread(first: dict[int, float], second: dict[int, float]) -> None:
+def test_rounding_errors_are_not_a_spread(first: dict[int, float], second: dict[int, float]) -> None:
     found = compare_means(first, second)
     assert (found.p, found.reason) == (None, NO_SPREAD)
     clear = compare_means({**first, 0: first[0] + 1e-9}, second)  # little, but far above rounding
@@ -89,7 +89,9 @@ HITS = st.lists(st.integers(0, 2000), min_size=3, max_size=3)  # of 2,000 test s
 
 
 @given(st.lists(st.tuples(HITS, HITS), min_size=2, max_size=6), st.booleans())
-def test_equal_gaps_are_told_as_in_exact_arithmetic(counts: list[tuple[list[int], list[int]]], level: bool) -> None:
+def test_equal_differences_are_found_as_in_exact_arithmetic(
+    counts: list[tuple[list[int], list[int]]], level: bool
+) -> None:
     """Accuracies in percent, and their mean, are rounded; the twin counts in fractions."""
     if level:  # each seed has the first one's gap on every task, as far as there is room
         gap = min(2000 - max(hits) for hits, _ in counts)
@@ -126,6 +128,6 @@ def test_holm_rejects_what_the_procedure_rejects(values: list[float], level: flo
             assert (adjusted <= level) == twin
 
 
-def test_what_was_not_tested_is_no_part_of_the_family() -> None:
+def test_untested_comparisons_are_not_corrected_for() -> None:
     assert holm_correction([None, 0.01, None, 0.04]) == [None, 0.02, None, 0.04]
     assert holm_correction([0.6, 0.7]) == [1.0, 1.0]

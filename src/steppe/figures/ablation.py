@@ -1,4 +1,4 @@
-"""The ablation: ACC and BWT of FS-DGPM and of what is left when parts of it are taken out."""
+"""The ablation: ACC and BWT of FS-DGPM and of its variants without some of its parts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ _MARKS = {"paper": ("D", "paper"), "released": ("o", "released code")}
 
 
 def plot_measure(axes: Any, runs: Sequence[FinishedRun], measure: str) -> None:
-    """Bars of ACC or BWT, and marks with whiskers for what the paper and its released code report."""
+    """Plot ACC or BWT as bars, with marks for the figures of the paper and its released code.
+
+    Args:
+        axes: Where to plot.
+        runs: Runs of one benchmark.
+        measure: `acc` or `bwt`.
+    """
     found = {row.method: row for row in rows([run.result for run in runs])}
     samples = {
-        method: [getattr(run.result, measure) for run in own if getattr(run.result, measure) is not None]
-        for method, own in by_method(runs).items()
+        method: [value for run in group if (value := getattr(run.result, measure)) is not None]
+        for method, group in by_method(runs).items()
     }
     samples = {method: values for method, values in samples.items() if values}
     plot_bars(axes, samples, _NAMES[measure])
@@ -75,19 +81,12 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     shown = _shown(runs, choices)
     if len(methods_of(shown)) < 2:
         return [f"runs of two or more of {', '.join(_FAMILY)} (others: --methods)"]
-    return (
-        checks.same_tasks_per_benchmark(shown)
-        or [
-            f"methods that learn tasks one by one ({run.method} does not: choose others by --methods)"
-            for run in shown
-            if run.result.bwt is None
-        ][:1]
-    )
+    return checks.same_tasks_per_benchmark(shown) or checks.have_bwt(shown)
 
 
 ABLATION = Figure(
     "ablation",
-    "ACC and BWT of FS-DGPM's family, with what the paper and its released code report.",
+    "ACC and BWT of FS-DGPM's family, with the figures of the paper and its released code.",
     f"runs of {', '.join(_FAMILY)}, or of --methods; of any number of benchmarks",
     _draw,
     _missing,

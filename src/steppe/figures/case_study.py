@@ -1,4 +1,4 @@
-"""The paper's case study: does replay get better where it is flattened? ER against FS-ER."""
+"""The paper's case study: does flattening the loss improve replay? ER against FS-ER."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     plot_mean_accuracy(panels[0], shown)
     for axes, pair in zip(panels[1:3], pairs, strict=True):
         plot_profile(axes, shown, *pair)
-        label_profile_axes(axes, measure=axes is panels[1])
+        label_profile_axes(axes, loss=axes is panels[1])
     panels[2].sharey(panels[1])
     panels[1].autoscale()
     for axes, measure in zip(panels[3:], ("acc", "bwt"), strict=True):
         plot_measure(axes, shown, measure)
     titles = [f"task {task} after task {after}" for after, task in pairs]
-    add_titles(panels, ["average accuracy so far", *titles, "ACC in the end", "BWT in the end"])
+    add_titles(panels, ["average accuracy so far", *titles, "final ACC", "final BWT"])
     add_legend(figure, panels)
     return figure
 
@@ -58,12 +58,12 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     if lacking:
         return lacking
     shown = _shown(runs)
-    return checks.same_tasks(shown) or checks.has_landscapes(shown, _pairs(shown, choices))
+    return checks.same_tasks(shown) or checks.have_landscapes(shown, _pairs(shown, choices))
 
 
 CASE_STUDY = Figure(
     "case-study",
-    "ER against FS-ER: average accuracy, landscapes of a task, ACC and BWT beside the paper's.",
+    "ER against FS-ER: average accuracy, landscapes of a task, ACC and BWT with the paper's figures.",
     "runs of er and fs-er with landscape.json; --task (default: 5), --after (default: the last)",
     _draw,
     _missing,

@@ -1,4 +1,4 @@
-"""The paper's Figure 4: accuracy against tasks learnt, time per task, memory held."""
+"""The paper's Figure 4: accuracy against tasks learned, time per task, memory."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
         panels[1],
         {method: [times[run.path] for run in own] for method, own in by_method(first).items()},
         f"{seconds} per task",
-        lengthwise=True,
+        horizontal=True,
     )
     _memory(panels[2], runs, names)
     where = escape_text(names[0])
-    add_titles(panels, [f"accuracy, {where}", f"training time, {where}", "memory held in the end"])
-    add_legend(figure, panels[:1], _hatched(names))
+    add_titles(panels, [f"accuracy, {where}", f"training time, {where}", "final memory"])
+    add_legend(figure, panels[:1], _legend_patches(names))
     return figure
 
 
 def _memory(axes: Any, runs: Sequence[FinishedRun], names: Sequence[str]) -> None:
-    """Replay, bases and whatever else a method keeps between tasks; a bar for each benchmark."""
+    """Plot the memory that each method keeps between tasks (replay, bases, ...), one bar for each benchmark."""
     every = methods_of(runs)
     height = 0.8 / len(names)
     for number, name in enumerate(names):
@@ -61,8 +61,8 @@ def _memory(axes: Any, runs: Sequence[FinishedRun], names: Sequence[str]) -> Non
     axes.set_xlabel("MiB")
 
 
-def _hatched(names: Sequence[str]) -> dict[str, Any]:
-    """For the legend: which benchmark a bar is of, where there are several."""
+def _legend_patches(names: Sequence[str]) -> dict[str, Any]:
+    """Legend handles that show which benchmark a bar belongs to, if there are several."""
     from matplotlib.patches import Patch
 
     if len(names) < 2:
@@ -79,8 +79,8 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
 
 COMPARISON = Figure(
     "comparison",
-    "The paper's Figure 4: average accuracy against tasks learnt, time per task, memory.",
-    "runs of one benchmark; memory is shown of further ones too",
+    "The paper's Figure 4: average accuracy against tasks learned, time per task, memory.",
+    "runs of one benchmark; of further benchmarks only memory is shown",
     _draw,
     _missing,
 )

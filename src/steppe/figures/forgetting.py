@@ -1,4 +1,4 @@
-"""How accuracy goes as tasks are learnt: the first task alone, and the mean over all tasks so far."""
+"""Accuracy as tasks are learned: on the first task alone, and the mean over all tasks so far."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     for method, own in by_method(drawn).items():
         plot_curve(average, range(1, own[0].num_tasks + 1), [run.mean_accuracies() for run in own], method)
     label_task_axis(average, "")
-    first.set_title("the first task, as others follow")
-    average.set_title("mean over all tasks learnt so far")
+    first.set_title("first task, as others follow")
+    average.set_title("mean over all tasks so far")
     add_legend(figure, (first, average))
     return figure
 
@@ -32,7 +32,7 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
 
 FORGETTING = Figure(
     "forgetting",
-    "Accuracy as tasks are learnt: the first task alone, and the mean over all so far.",
+    "Accuracy as tasks are learned: on the first task alone, and the mean over all so far.",
     "runs of one benchmark",
     _draw,
     _missing,

@@ -1,8 +1,7 @@
-"""What gradient memories hold: the importances λ of their directions, and how many directions there are.
+"""The contents of gradient memories: the importances λ of their directions, and the number of directions (rank).
 
-Both are recorded when a task ends. The rank is that of the basis which the next task will be learnt with. So is λ where
-bases grow (SGP); where they are built anew, λ is recorded as the task left it, of the basis it was learnt with: the one
-whose rank stands one task before.
+Both are recorded when a task ends. The rank is that of the basis for the next task. So is λ where bases grow (SGP).
+Where bases are rebuilt, λ belongs to the basis the task was learned with, whose rank was recorded one task earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from steppe.figures.style import PAGE, display_name, escape_text, new_figure, st
 from steppe.report.finished_run import FinishedRun, by_method, methods_of
 
 _NESTED = ((0, 10, 0.12), (1, 9, 0.16), (2, 8, 0.2), (3, 7, 0.24), (4, 6, 0.28))
-"""Pairs of deciles that bound a band, and how opaque it is."""
+"""Bands: two deciles and the opacity between them."""
 
 
 def _with(runs: Sequence[FinishedRun], kind: str) -> list[FinishedRun]:
@@ -40,12 +39,12 @@ def _records(run: FinishedRun) -> list[dict[str, Any]]:
 
 
 def _of_basis_before(runs: Sequence[FinishedRun]) -> bool:
-    """Whether λ is of the basis that each task was learnt with: the first task had none, so nothing is told of it."""
+    """Whether λ belongs to the basis each task was learned with: the first task had none, so no λ was recorded."""
     return not any(run.log.diagnostics[0].get("importances") for run in runs)
 
 
 def _deciles(axes: Any, runs: Sequence[FinishedRun], layer: str) -> None:
-    """Bands between deciles of λ, each the mean over seeds, and the median as a line, where λ is told of."""
+    """Plot bands between deciles of λ and the median as a line, as means over seeds."""
     own = style_of(runs[0].method)
     steps = [
         place
@@ -56,10 +55,10 @@ def _deciles(axes: Any, runs: Sequence[FinishedRun], layer: str) -> None:
     deciles = [
         [statistics.fmean(table[row][rank] for table in tables) for row in range(len(steps))] for rank in range(11)
     ]
-    learnt = [place + 1 for place in steps]
+    x = [place + 1 for place in steps]
     for low, high, opacity in _NESTED:
-        axes.fill_between(learnt, deciles[low], deciles[high], color=own.color, alpha=opacity, linewidth=0)
-    axes.plot(learnt, deciles[5], color=own.color, linestyle=own.line, label="_median")
+        axes.fill_between(x, deciles[low], deciles[high], color=own.color, alpha=opacity, linewidth=0)
+    axes.plot(x, deciles[5], color=own.color, linestyle=own.line, label="_median")
     label_task_axis(axes, "")
     axes.set_xlabel("")
     axes.set_ylim(-0.03, 1.05)
@@ -68,7 +67,7 @@ def _deciles(axes: Any, runs: Sequence[FinishedRun], layer: str) -> None:
 def _ranks(axes: Any, runs: Sequence[FinishedRun], layer: str) -> None:
     size = 0
     for method, own in by_method(_with(runs, "ranks")).items():
-        # A layer without a basis after a task is not in its record.
+        # A layer that has no basis after a task is missing from the record.
         samples = [[record.get("ranks", {}).get(layer, {}).get("rank", 0) for record in _records(run)] for run in own]
         of = [
             record["ranks"][layer]["of"] for run in own for record in _records(run) if layer in record.get("ranks", {})
@@ -107,7 +106,7 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
         return problems
     if not _with(runs, "importances"):
         return [
-            f"importances in the log.jsonl of a run ({', '.join(methods_of(runs))}: none there records λ; "
+            f"importances in the log.jsonl of a run ({', '.join(methods_of(runs))}: none of these records λ; "
             "fs-dgpm and its family do)"
         ]
     partial = [run for run in _with(runs, "ranks") if len(_records(run)) != run.num_tasks]
@@ -116,7 +115,7 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
 
 IMPORTANCES = Figure(
     "importances",
-    "Importances λ per layer as each task left them (bands between deciles), and the ranks of the bases after it.",
+    "Importances λ per layer at the end of each task (bands between deciles), and the ranks of the bases.",
     "log.jsonl of methods with importances (fs-dgpm, fs-gpm, fs-sgpm, dgpm, la-dgpm, sgp); ranks of gpm too",
     _draw,
     _missing,

@@ -1,4 +1,4 @@
-"""The accuracy matrix as a map: test accuracy on each task after each task."""
+"""The accuracy matrix as a heat map: test accuracy on each task after each task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from steppe.figures.figure import Choices, Figure
 from steppe.figures.style import COLORMAP, PAGE, display_name, new_figure
 from steppe.report.finished_run import FinishedRun, by_method
 
-_WRITTEN = 10  # tasks up to which the numbers are written into the cells
+_MAX_ANNOTATED = 10  # tasks: larger matrices have no numbers in their cells
 
 
 def mean_matrix(runs: Sequence[FinishedRun]) -> list[list[float]]:
-    """The mean over seeds, NaN where there is nothing."""
+    """The mean accuracy matrix over seeds; NaN where it was not measured."""
     size = runs[0].num_tasks
 
     def cell(row: int, column: int) -> float:
@@ -29,7 +29,7 @@ def mean_matrix(runs: Sequence[FinishedRun]) -> list[list[float]]:
 def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     matrices = {method: mean_matrix(own) for method, own in by_method(runs).items()}
     known = [value for matrix in matrices.values() for row in matrix for value in row if not math.isnan(value)]
-    across = 4 if runs[0].num_tasks > _WRITTEN else 3
+    across = 4 if runs[0].num_tasks > _MAX_ANNOTATED else 3
     columns = min(across, len(matrices))
     rows = math.ceil(len(matrices) / columns)
     side = (PAGE - 0.8) / across
@@ -42,8 +42,8 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
         axes.set_ylim(size + 0.5, 0.5)
         axes.set_aspect("equal")
         axes.set_title(display_name(method))
-        if size <= _WRITTEN:
-            _write(axes, matrix, (min(known) + max(known)) / 2)
+        if size <= _MAX_ANNOTATED:
+            _annotate(axes, matrix, (min(known) + max(known)) / 2)
     _ticks(panels[0][0], size)
     for place, axes in enumerate(panels.flat):
         axes.tick_params(labelbottom=place + columns >= len(matrices))
@@ -56,13 +56,13 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
 
 
 def _ticks(axes: Any, size: int) -> None:
-    step = 1 if size <= _WRITTEN else 5
+    step = 1 if size <= _MAX_ANNOTATED else 5
     places = [1, *range(step, size + 1, step)] if step > 1 else list(range(1, size + 1))
     axes.set_xticks(places)
     axes.set_yticks(places)
 
 
-def _write(axes: Any, matrix: list[list[float]], middle: float) -> None:
+def _annotate(axes: Any, matrix: list[list[float]], middle: float) -> None:
     for row, values in enumerate(matrix):
         for column, value in enumerate(values):
             if not math.isnan(value):
@@ -76,7 +76,7 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
 
 MATRIX = Figure(
     "matrix",
-    "Test accuracy on each task after each task, as a map for each method; means over seeds.",
+    "Test accuracy on each task after each task, one map for each method; means over seeds.",
     "runs of one benchmark",
     _draw,
     _missing,

@@ -1,8 +1,7 @@
-"""The paper's Figure 1: is the first task kept, is the fifth learnt, how flat is the loss around each."""
+"""The paper's Figure 1: stability on the first task, sensitivity on the fifth, and how flat the loss is around each."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +19,11 @@ from steppe.figures.panels import (
 )
 from steppe.figures.style import PAGE, new_figure
 from steppe.report.finished_run import FinishedRun, by_method
+from steppe.results.statistics import mean_std
 
 
 def _pairs(runs: Sequence[FinishedRun], choices: Choices) -> list[tuple[int, int]]:
-    """Pairs (after, task): the first task after the later one and in the end, the later one as just learnt."""
+    """Pairs (after, task): the first task after the later one and at the end, the later one right after it."""
     later, last = choices.task(middle_task(runs[0].num_tasks)), choices.after(runs[0].num_tasks)
     return [(later, 1), (last, 1), (later, later)]
 
@@ -35,15 +35,16 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     rows = figure.subplot_mosaic("aabbcc;.ddee.", gridspec_kw={"hspace": 0.06})
     panels = [rows[name] for name in "abcde"]
     plot_task_accuracy(panels[0], runs, 1)
-    learnt = {
-        method: [run.accuracy_of(later)[0] for run in own] for method, own in by_method(_one_by_one(runs)).items()
+    learned = {
+        method: [run.accuracy_of(later)[0] for run in own] for method, own in by_method(_incremental(runs)).items()
     }
-    plot_bars(panels[3], learnt, "test accuracy (%)")
-    means = [statistics.fmean(values) for values in learnt.values()]
-    cut_axis(panels[3], min(means) - _widest(learnt), max(means) + _widest(learnt))
+    plot_bars(panels[3], learned, "test accuracy (%)")
+    points = [point for values in learned.values() if (point := mean_std(values))]
+    means, widest = [point.mean for point in points], max(point.std or 0.0 for point in points)
+    cut_axis(panels[3], min(means) - widest, max(means) + widest)
     for axes, pair in zip((panels[1], panels[2], panels[4]), pairs, strict=True):
         plot_profile(axes, runs, *pair)
-        label_profile_axes(axes, measure=True)
+        label_profile_axes(axes, loss=True)
     panels[2].sharey(panels[1])
     panels[1].autoscale()
     panels[2].set_ylabel("")
@@ -53,7 +54,7 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
             "stability: accuracy of task 1",
             f"task 1 after task {later}",
             f"task 1 after task {last}",
-            f"sensitivity: task {later} as just learnt",
+            f"sensitivity: task {later} right after it",
             f"task {later} after task {later}",
         ],
     )
@@ -61,17 +62,13 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     return figure
 
 
-def _widest(samples: dict[str, list[float]]) -> float:
-    return max((statistics.stdev(values) for values in samples.values() if len(values) > 1), default=0.0)
-
-
-def _one_by_one(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+def _incremental(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     return [run for run in runs if run.is_incremental]
 
 
 def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     problems = checks.same_tasks(runs) or checks.any_incremental(runs) or checks.all_incremental(runs)
-    return problems or checks.has_landscapes(runs, _pairs(runs, choices))
+    return problems or checks.have_landscapes(runs, _pairs(runs, choices))
 
 
 STABILITY = Figure(

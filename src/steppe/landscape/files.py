@@ -1,4 +1,4 @@
-"""landscape.json: everything measured of one run, with what it was measured with."""
+"""The file landscape.json: everything measured for one run, and the settings used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from steppe.runtime.files import read_json, write_atomic, writing
 from steppe.settings import TrainingConfig
 
 FORMAT = 1
-_LARGEST = 100_000_000  # bytes: of a hundred tasks after each other, on surfaces
-_DIGITS = 6  # significant ones, of every number
-_THEN, _WENT_ON = " && ", " --resume"
+_MAX_BYTES = 100_000_000  # bytes: a hundred tasks after each other, with surfaces
+_DIGITS = 6  # significant digits of every number
+_THEN, _RESUMED = " && ", " --resume"
 
 _HASHED_NAMES = {new: old for old, new in TrainingConfig.renamed.items()}
 """Settings are hashed under their first names, so that files written before a renaming stay valid."""
@@ -37,53 +37,64 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pair:
-    """One task as the network after another one, or after itself, sees it."""
+    """The loss of one task around the weights after it or after a later task.
+
+    Attributes:
+        losses: g(α), (directions, alphas).
+        flatness: Measures of flatness.
+        noisy: Losses with noise in the weights, for the bound.
+        eigenvalue: Top eigenvalue of the Hessian; None if it was not requested or did not converge.
+        surface: Loss over the first two directions, (alphas, alphas); None if it was not requested.
+    """
 
     losses: Grid
-    """g(α), (directions, alphas)."""
     flatness: Flatness
     noisy: NoisyLoss
     eigenvalue: float | None = None
-    """The top eigenvalue of the Hessian, where it was asked for and found."""
     surface: Grid | None = None
-    """The loss over the first two directions, (alphas, alphas), where it was asked for."""
 
 
 @dataclass
 class Landscape:
-    """A run's landscape. Tasks count from 1, as in the names of the weights' files; numbers are `rounded`, so that what
-    is put together from a file does not differ from what is measured at one go.
+    """The landscape of one run.
+
+    Tasks are numbered from 1, as in the file names of weights. Numbers are rounded (`round_floats`), so that a resumed
+    measurement gives the same file as an uninterrupted one.
+
+    Attributes:
+        run: The run's identity: benchmark, method, seed, and a digest of its configuration.
+        settings: What it was measured with.
+        command: The command, or several in order, that made the file; RUN stands for the run directory.
+        versions: Versions of steppe and torch.
+        weights: Digest of the weights after each task.
+        pairs: The measurements by (after, task).
+        bounds: The bound after each task from the second on, if all tasks so far were measured.
     """
 
     run: dict[str, Any]
-    """benchmark, method, seed, and `config`, which differs whenever a setting of the run does."""
     settings: LandscapeSettings
     command: str
-    """What made the file, for any run directory: one command, or several that went on with it, in their order."""
     versions: dict[str, str]
     weights: dict[int, str] = field(default_factory=dict)
-    """For every network looked at, what tells its weights from others."""
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
-    """By (after which task, which task)."""
     bounds: dict[int, Bound] = field(default_factory=dict)
-    """By after which task; there from the second on, where every task so far was measured."""
 
     @property
     def afters(self) -> list[int]:
-        """The networks looked at, in order."""
+        """The measured networks, each by the last task it learned, in order."""
         return sorted({after for after, _ in self.pairs})
 
     def tasks(self, after: int) -> list[int]:
-        """The tasks measured at one of them, in order."""
+        """The tasks measured after a task, in order."""
         return sorted(task for column, task in self.pairs if column == after)
 
     def record_command(self, command: str) -> None:
-        """Tell of a command that adds something, unless it is known to have done so: what was stopped goes on by it."""
-        if command not in [each.removesuffix(_WENT_ON) for each in self.command.split(_THEN)]:
-            self.command += f"{_THEN}{command}{_WENT_ON}"
+        """Record a command that adds to the file, unless it is recorded already (an interrupted one was resumed)."""
+        if command not in [each.removesuffix(_RESUMED) for each in self.command.split(_THEN)]:
+            self.command += f"{_THEN}{command}{_RESUMED}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """The content of the file, as plain values."""
         return {
             "format": FORMAT,
             "command": self.command,
@@ -101,7 +112,7 @@ class Landscape:
         }
 
     def _nested(self, part: Callable[[Pair], Any]) -> dict[str, dict[str, Any]]:
-        """One part of every pair that has it, by after which task and by task."""
+        """One part of every pair that has it, as nested dictionaries [after][task]."""
         found: dict[str, dict[str, Any]] = {}
         for (after, task), pair in sorted(self.pairs.items()):
             if (value := part(pair)) is not None:
@@ -109,12 +120,19 @@ class Landscape:
         return found
 
     def write(self, path: Path) -> None:
-        """Write the file; it appears whole or not at all. Each part stands on a line of its own."""
+        """Write the file, completely or not at all, with one line for each part.
+
+        Args:
+            path: The file.
+
+        Raises:
+            DivergedError: A number is not finite.
+        """
         try:
             lines = [f"{json.dumps(key)}:{_line(part)}" for key, part in self.as_dict().items()]
         except ValueError as error:  # it could not be read again
-            told = "a number of the landscape is not finite: look less far (--range), or change --sigma"
-            raise DivergedError(f"{path} is not written, for {told}.") from error
+            reason = "a number of the landscape is not finite; pass a smaller --range or another --sigma"
+            raise DivergedError(f"{path} is not written: {reason}.") from error
         with writing(path):
             write_atomic(path, ("{" + ",\n".join(lines) + "}\n").encode())
 
@@ -124,12 +142,20 @@ def _line(part: Any) -> str:
 
 
 def read_landscape(path: Path) -> Landscape:
-    """From a landscape.json, or the run directory that holds one; every part is checked."""
+    """Read and validate a landscape.json.
+
+    Args:
+        path: The file, or the run directory that contains it.
+
+    Raises:
+        UsageError: The file does not exist.
+        RunError: The file is invalid.
+    """
     file = path / LANDSCAPE if path.is_dir() else path
     if not file.exists():
-        raise UsageError(f"{file} is not there: steppe landscape RUN writes it.")
+        raise UsageError(f"{file} does not exist; steppe landscape RUN writes it.")
     try:
-        data = read_json(file, _LARGEST)
+        data = read_json(file, _MAX_BYTES)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
         return _landscape(data)
@@ -143,7 +169,7 @@ def _landscape(data: Mapping[str, Any]) -> Landscape:
     size = settings.points
     run = dict(data["run"])
     if not run.keys() >= {"benchmark", "method", "seed", "config"}:
-        raise ValueError("it does not say which run it is of")
+        raise ValueError("it does not name its run")
     found = Landscape(run, settings, str(data["command"]), dict(data["versions"]))
     found.weights = {int(after): str(digest) for after, digest in data["weights"].items()}
     found.bounds = {int(after): _build(Bound, bound) for after, bound in data["bound"].items()}
@@ -165,7 +191,7 @@ def _landscape(data: Mapping[str, Any]) -> Landscape:
 
 
 def _build(kind: type[Any], data: Any) -> Any:
-    """A dataclass of numbers, of numbers that may lack, and of such dataclasses, from plain values."""
+    """Build a dataclass of numbers, optional numbers and such dataclasses from plain values."""
     if not isinstance(data, dict):
         raise ValueError(f"a {kind.__name__} is missing")
     values = {}
@@ -186,12 +212,17 @@ def _number(value: Any) -> float:
 
 def _grid(value: Any, rows: int, columns: int) -> Grid:
     if not isinstance(value, list) or len(value) != rows or any(len(row) != columns for row in value):
-        raise ValueError(f"losses are not {rows} by {columns}")
+        raise ValueError(f"losses are not a {rows} × {columns} grid")
     return [[_number(each) for each in row] for row in value]
 
 
 def round_floats(value: T) -> T:
-    """Every float in plain values or dataclasses with six significant digits."""
+    """Round every float in plain values or dataclasses to six significant digits.
+
+    Example:
+        >>> round_floats({"a": [1.23456789]})
+        {'a': [1.23457]}
+    """
     found: Any = value
     if isinstance(value, float):
         found = float(f"{value:.{_DIGITS}g}")

@@ -1,7 +1,7 @@
-"""Losses of a task's samples at w + α d: along one direction a profile, over two of them a surface.
+"""Losses of a task's samples at w + α d: a profile along one direction, a surface over two.
 
-The model's own weights and buffers are never moved. A chain of linear layers is evaluated layer by layer
-(`fast.chain_grid`). Any other model is called once for each point.
+The model's own weights and buffers are never changed. A chain of linear layers is evaluated layer by layer
+(`fast.chain_grid`). Other models are called once for each point.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from steppe.runtime.contexts import flush_denormals
 from steppe.tensors.batch import Batch
 
 CHUNK = 1024
-"""Samples at a time: enough to fill a matrix product, few enough to stay in a core's cache."""
-_VALUES = 2**19  # of inputs at a time, where the model is called: images are as many times as large inside it
+"""Samples per matrix product: enough to be efficient, few enough for the cache."""
+_VALUES = 2**19  # input values per call of a model: activations of images are larger still
 
 Measure = Callable[[Tensor, Tensor], Tensor]
-"""From logits, (classes, n), and labels, (n,), one value for each sample."""
+"""One value for each sample, from logits (classes, n) and labels (n,)."""
 Points = Sequence[Sequence[float]]
-"""Places around w, each by how far it lies along every direction."""
+"""Points around w, each given by its coordinate along every direction."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -35,24 +35,28 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 for each sample whose label is not the first of its highest outputs, as prediction takes it, or which has an
-    output that is not a number; 0 for the rest.
+    """1 for each misclassified sample, else 0. As in prediction the first of several equal maxima counts; outputs that
+    contain NaN count as misclassified.
     """
     highest, predicted = logits.max(0)
     return ((predicted != labels) | highest.isnan()).to(logits.dtype)
 
 
 def split_batch(batch: Batch, network: Network) -> list[Batch]:
-    """Prepared samples in parts for which a call of the model is quickest."""
+    """Split prepared samples into parts of the size for which a call of the model is fastest."""
     size = eval_batch_size(network.model, len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
 class LossProbe:
-    """Mean losses on prepared samples wherever the weights stand around the network's own.
+    """Mean losses on prepared samples at points around the network's weights.
 
-    To be made and asked in eval mode, `network.mode(training=False)`. `quick=False` calls the model even where it is
-    a chain.
+    Create and use it in eval mode, within `network.mode(training=False)`.
+
+    Args:
+        network: The network.
+        batch: Prepared samples.
+        quick: Evaluate chains of linear layers layer by layer; False calls every model.
     """
 
     def __init__(self, network: Network, batch: Batch, *, quick: bool = True) -> None:
@@ -71,7 +75,16 @@ class LossProbe:
         points: Points = ((),),
         measures: Sequence[Measure] = (cross_entropy,),
     ) -> Tensor:
-        """Each measure's mean over the samples at w + Σ_k a_k d_k for every point (a_1, …), (points, measures)."""
+        """Each measure's mean over the samples at w + Σ_k a_k d_k.
+
+        Args:
+            directions: The directions d_k.
+            points: The points (a_1, …).
+            measures: What to average.
+
+        Returns:
+            A tensor (points, measures).
+        """
         total = torch.zeros(len(points), len(measures), dtype=torch.float64, device=self._network.device)
         with flush_denormals():
             for place, part, logits in self._logits(directions, points):
@@ -80,7 +93,7 @@ class LossProbe:
         return (total / self._count).cpu()
 
     def _logits(self, directions: Sequence[ParamDict], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
-        """For every point and part of the samples the logits, (classes, n)."""
+        """Logits (classes, n) for every point and part of the samples."""
         network = self._network
         if self._grid is not None:
             for place, index, outputs in self._grid.outputs(directions, points):
@@ -96,21 +109,38 @@ class LossProbe:
                 yield place, part, network.functional_logits(part, weights, statistics=False).T
 
 
-def loss_profile(surroundings: LossProbe, direction: ParamDict, alphas: Sequence[float]) -> list[float]:
-    """The loss g(α) at w + α d for every α."""
-    return _require_finite(surroundings.means([direction], [(alpha,) for alpha in alphas])[:, 0]).tolist()
+def loss_profile(probe: LossProbe, direction: ParamDict, alphas: Sequence[float]) -> list[float]:
+    """The loss g(α) at w + α d for every α.
+
+    Args:
+        probe: Network and samples.
+        direction: d.
+        alphas: The values of α.
+
+    Raises:
+        DivergedError: A loss is not finite.
+    """
+    return _require_finite(probe.means([direction], [(alpha,) for alpha in alphas])[:, 0]).tolist()
 
 
-def loss_surface(
-    surroundings: LossProbe, first: ParamDict, second: ParamDict, alphas: Sequence[float]
-) -> list[list[float]]:
-    """The loss at w + α d + β e for every α (rows) and β (columns)."""
+def loss_surface(probe: LossProbe, first: ParamDict, second: ParamDict, alphas: Sequence[float]) -> list[list[float]]:
+    """The loss at w + α d + β e for every α (rows) and β (columns).
+
+    Args:
+        probe: Network and samples.
+        first: d.
+        second: e.
+        alphas: The values of α and of β.
+
+    Raises:
+        DivergedError: A loss is not finite.
+    """
     points = [(alpha, beta) for alpha in alphas for beta in alphas]
-    losses = _require_finite(surroundings.means([first, second], points)[:, 0])
+    losses = _require_finite(probe.means([first, second], points)[:, 0])
     return losses.reshape(len(alphas), len(alphas)).tolist()
 
 
 def _require_finite(losses: Tensor) -> Tensor:
     if not bool(torch.isfinite(losses).all()):
-        raise DivergedError("the loss is not finite at some of the points: look less far, with a smaller --range.")
+        raise DivergedError("the loss is not finite at some points; pass a smaller --range.")
     return losses

@@ -1,4 +1,4 @@
-"""Every method of a section against one of them: the rows of the table of differences."""
+"""The table of differences: every method of a section compared with one of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ _MEASURES = ("acc", "bwt")
 
 @dataclass(frozen=True)
 class DifferenceRow:
-    """One method against the chosen one: for each measure the difference and Holm's p."""
+    """One method minus the reference: for each measure the difference and Holm's corrected p."""
 
     label: str
     comparisons: tuple[tuple[MeanDifference, float | None], ...]
 
     def cells(self) -> list[str]:
-        """Difference, p and number of seeds of each measure, as text; p below 0.05 in bold."""
+        """Difference, p and number of seeds of each measure, as HTML; p below 0.05 is bold."""
         return [text for compared, p in self.comparisons for text in _cells(compared, p)]
 
 
-def table_of_differences(section: Section, chosen: int) -> list[DifferenceRow]:
-    """All other methods minus the chosen one; each measure's tests are one family."""
-    against = section.variants[chosen]
-    others = [variant for place, variant in enumerate(section.variants) if place != chosen]
+def difference_rows(section: Section, reference: int) -> list[DifferenceRow]:
+    """Compare all other methods with a reference; the tests of each measure are one family.
+
+    Args:
+        section: The methods.
+        reference: Index of the method to compare with.
+    """
+    against = section.variants[reference]
+    others = [variant for place, variant in enumerate(section.variants) if place != reference]
     columns = []
     for measure in _MEASURES:
         compared = [compare_means(other.by_seed(measure), against.by_seed(measure)) for other in others]
@@ -35,18 +40,18 @@ def table_of_differences(section: Section, chosen: int) -> list[DifferenceRow]:
 
 
 def default_reference(section: Section) -> int:
-    """The method to compare with until the reader chooses another: the best that learns one task after another."""
+    """Index of the method that is compared with at first: the best that learns sequentially."""
 
     def rank(place: int) -> tuple[bool, float]:
         variant = section.variants[place]
-        in_order = bool(variant.by_seed("bwt")) and variant.runs[0].result.is_sequential
-        return in_order, fmean(variant.by_seed("acc").values())
+        sequential = bool(variant.by_seed("bwt")) and variant.runs[0].result.is_sequential
+        return sequential, fmean(variant.by_seed("acc").values())
 
     return max(range(len(section.variants)), key=rank)
 
 
 def _cells(compared: MeanDifference, p: float | None) -> tuple[str, str, str]:
-    if compared.mean is None:  # a measure that one of the two does not have
+    if compared.mean is None:  # one of the two does not have the measure
         return "", "", ""
     gap = f"{compared.mean:+.2f}".replace("-", "−")
     seeds = " | ".join(map(str, compared.seeds))

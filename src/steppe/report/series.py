@@ -1,4 +1,4 @@
-"""The numbers that the page's script draws: everything is averaged over seeds here, nothing there."""
+"""The numbers that the page's script draws, already averaged over seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLATNESS_MEASURES = ("sharpness", "mean_rise", "curvature", "hessian")
 
 
 def section_series(section: Section) -> Data:
-    """Everything to draw of one section."""
+    """Everything the script draws of one section, as plain data."""
     return {
         "title": section.title,
         "tasks": section.tasks,
@@ -31,7 +31,7 @@ def section_series(section: Section) -> Data:
 
 
 def variant_series(variant: Variant, timed_by: TimeMeasure) -> Data:
-    """Everything to draw of one method."""
+    """Everything the script draws of one method, as plain data."""
     matrices = [run.result.accuracy for run in variant.runs]
     return {
         "name": variant.label,
@@ -46,7 +46,7 @@ def variant_series(variant: Variant, timed_by: TimeMeasure) -> Data:
 
 
 def mean_over_seen(matrix: Matrix) -> list[float | None]:
-    """After each task the mean accuracy over the tasks seen so far; None where nothing was tested."""
+    """After each task the mean accuracy over all tasks so far; None where they were not all tested."""
     means: list[float | None] = []
     for place, row in enumerate(matrix):
         seen = [value for value in row[: place + 1] if value is not None]
@@ -55,7 +55,7 @@ def mean_over_seen(matrix: Matrix) -> list[float | None]:
 
 
 def over_seeds(curves: Sequence[Sequence[float | None]]) -> Data:
-    """Mean and standard deviation of curves, point by point, as far as the shortest goes."""
+    """Pointwise mean and standard deviation of curves, up to the end of the shortest."""
     points = [mean_std(values) for values in zip(*curves, strict=False)]
     return {
         "mean": [round_number(point.mean if point else None) for point in points],
@@ -99,7 +99,7 @@ def _by_kind(cost: RunResult | StageCost, measure: TimeMeasure | Literal["bytes"
 
 
 def layers(variant: Variant) -> list[Data]:
-    """For each covered layer the deciles of the importances as each task left them, and the rank of its basis after."""
+    """For each projected layer, after each task, the deciles of the importances and the rank of the basis."""
     size = variant.runs[0].result.num_tasks
     names = dict.fromkeys(
         layer
@@ -127,33 +127,33 @@ def _part(record: Any, kind: str) -> Data:
     return part if isinstance(part, dict) else {}
 
 
-def _deciles(told: Data) -> list[float] | None:
-    deciles = told.get("deciles")
+def _deciles(entry: Data) -> list[float] | None:
+    deciles = entry.get("deciles")
     whole = isinstance(deciles, list) and len(deciles) == 11 and all(map(is_number, deciles))
     return deciles if whole else None
 
 
-def _rank(told: Data) -> list[float] | None:
-    rank, of = told.get("rank"), told.get("of")
+def _rank(entry: Data) -> list[float] | None:
+    rank, of = entry.get("rank"), entry.get("of")
     return [rank, of] if is_number(rank) and is_number(of) else None
 
 
 def _recorded(
     variant: Variant, size: int, kind: str, layer: str, read: Callable[[Data], list[float] | None]
 ) -> list[Any]:
-    """What was recorded of a layer after each task, number by number the mean over seeds; None where nothing was."""
+    """What was recorded of a layer after each task, as means over seeds; None where nothing was recorded."""
     after_tasks: list[Any] = []
     for place in range(size):
         records = [_part(_part(run.log.diagnostics.get(place, {}), kind), layer) for run in variant.runs]
-        told = [values for record in records if (values := read(record)) is not None]
-        after_tasks.append([round_number(fmean(values)) for values in zip(*told, strict=True)] or None)
+        known = [values for record in records if (values := read(record)) is not None]
+        after_tasks.append([round_number(fmean(values)) for values in zip(*known, strict=True)] or None)
     return after_tasks
 
 
 def landscapes(section: Section) -> Data | None:
-    """Losses around the weights and measures of flatness, by method and moment; None where no run has any.
+    """Losses around the weights and measures of flatness, by method and moment; None if no run has any.
 
-    Only what was measured as the first run's can be averaged and compared; the others are named.
+    Only landscapes with the same settings as the first run's are averaged and compared; the others are named.
     """
     runs = [run for variant in section.variants for run in variant.runs]
     first = next((found.settings for run in runs if (found := run.usable_landscape)), None)
@@ -203,7 +203,7 @@ def _flatness(pair: Pair, measure: str) -> MeanStd | None:
 
 
 def round_number(value: float | None) -> float | None:
-    """A number to five significant digits, for a smaller page; what is not finite becomes None."""
+    """Round to five significant digits, which keeps the page small; None if the number is not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.5g}")

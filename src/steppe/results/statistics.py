@@ -1,4 +1,4 @@
-"""Means over seeds, and whether two methods differ: Student's t over pairs, Welch's t, Holm's correction."""
+"""Means over seeds, and tests whether two methods differ: paired or Welch t-test, with Holm correction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 TOO_FEW = "too few seeds"
 NO_SPREAD = "no spread over seeds"
-_ROUNDING = 64 * sys.float_info.epsilon  # of the largest value: a mean over tens of tasks may be off by as much
+_ROUNDING = 64 * sys.float_info.epsilon  # relative to the largest value, for means over tens of tasks
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,34 @@ def mean_std(values: Iterable[float | None]) -> MeanStd | None:
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """Two methods compared: the mean difference, over how many seeds, and p unless `reason` says why there is none."""
+    """The difference between two methods.
+
+    Attributes:
+        mean: Mean difference; None if one of them has no values.
+        seeds: Number of pairs, or of each side's seeds if they are not paired.
+        p: Two-sided p-value.
+        reason: Why there is no p-value.
+    """
 
     mean: float | None
-    seeds: tuple[int, ...]  # the number of pairs, or that of each side
+    seeds: tuple[int, ...]
     p: float | None = None
     reason: str = ""
 
 
 def compare_means(first: Mapping[int, float], second: Mapping[int, float]) -> MeanDifference:
-    """First minus second, values by seed: paired over the seeds that both have, or by Welch where they share less
-    than two.
+    """Compare two methods: first minus second.
 
-    Paired, d_s being the differences:  t = mean(d) / (std(d) / sqrt(n)),  n - 1 degrees of freedom.
+    The t-test is paired over shared seeds, or Welch's if they share fewer than two. Paired, with differences d:
+        t = mean(d) / (std(d) / sqrt(n)),  n - 1 degrees of freedom.
+
+    Args:
+        first: Values of the first method by seed.
+        second: Values of the second method by seed.
+
+    Example:
+        >>> compare_means({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.5}).mean
+        0.75
     """
     if not first or not second:
         return MeanDifference(None, (0,), reason=TOO_FEW)
@@ -79,21 +94,26 @@ def _welch(first: Sequence[float], second: Sequence[float]) -> MeanDifference:
 
 
 def _only_rounding(stds: Iterable[float], values: Iterable[float]) -> bool:
-    """Whether these deviations are no larger than what rounding leaves of equal values: such a t has no meaning."""
+    """Whether these deviations are no larger than rounding errors of equal values, so that t is meaningless."""
     return max(stds) <= _ROUNDING * max(map(abs, values))
 
 
 def _two_sided(t: float, freedom: float) -> float:
-    """The probability of a t at least as far from 0."""
-    from scipy.special import stdtr  # here, for a report on one method needs none
+    """The two-sided p-value of t."""
+    from scipy.special import stdtr  # imported here: a report on one method does not need it
 
     return float(2 * stdtr(freedom, -abs(t)))
 
 
 def holm_correction(values: Sequence[float | None]) -> list[float | None]:
-    """Holm's corrected p: the k-th smallest of m (from 0) times m - k, never below a smaller one's, at most 1.
+    """Holm's correction: the k-th smallest of m p-values (from 0) times m - k, made monotone, at most 1.
 
-    What could not be tested is no part of the family.
+    Args:
+        values: The p-values of one family; None for comparisons without a test, which do not count.
+
+    Example:
+        >>> holm_correction([0.01, None, 0.04])
+        [0.02, None, 0.04]
     """
     order = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
