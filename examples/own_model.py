@@ -33,6 +33,5 @@ for number, task in enumerate(tasks, start=1):
     print(f"after {task.name}: {result.updates} updates, accuracy", " ".join(f"{value:.1f}" for value in accuracies))
 
 # The model was trained in place.
-print(
-    f"{sum(p.numel() for p in model.parameters()):,} parameters; GPM keeps {sum(result.bytes.values()) / 1000:.0f} kB"
-)
+parameters = sum(p.numel() for p in model.parameters())
+print(f"{parameters:,} parameters; GPM keeps {sum(result.bytes.values()) / 1000:.0f} kB")

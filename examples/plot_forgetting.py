@@ -1,4 +1,4 @@
-"""Plot how the accuracy on each task changes as further tasks are learned, without and with replay.
+"""Plot how the accuracy on each task changes as further tasks are learned, for plain SGD and FS-DGPM.
 
 Usage: python examples/plot_forgetting.py [FILE], which writes forgetting.png by default. Needs matplotlib.
 """
