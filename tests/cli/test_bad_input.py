@@ -394,7 +394,7 @@ def tree(place: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_one_line_and_nothing_changed(
+def test_bad_input_gives_one_line_and_changes_nothing(
     case: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(world, tmp_path, dirs_exist_ok=True)

@@ -65,7 +65,7 @@ def tells(tell: Send) -> None:
     tell({"much": "x" * 3_000_000})
 
 
-def test_messages_arrive_in_order_and_whole() -> None:
+def test_messages_arrive_complete_and_in_order() -> None:
     *told, ended = everything(started(tells))
     assert [message["number"] for message in told[:3]] == [0, 1, 2]  # type: ignore[index]
     assert told[0] == {"number": 0, "text": "a\nb", "nothing": None, "nan": float("inf")}
@@ -73,7 +73,7 @@ def test_messages_arrive_in_order_and_whole() -> None:
     assert ended == WorkerExited(0)
 
 
-def test_nothing_at_work_tells_nothing() -> None:
+def test_polling_without_workers() -> None:
     assert LocalExecutor().poll() == []
 
 
@@ -83,7 +83,7 @@ def dies_in_a_message(tell: Send, pid: str) -> None:
     tell({"much": "x" * 30_000_000})
 
 
-def test_half_a_message_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
+def test_incomplete_message_of_a_killed_worker_is_dropped(tmp_path: Path) -> None:
     running = started(dies_in_a_message, str(tmp_path / "pid"))
     while not (tmp_path / "pid").exists():
         time.sleep(0.05)
@@ -100,7 +100,7 @@ def leaves_its_channel_to_another(tell: Send) -> None:
     os.kill(os.getpid(), 9)
 
 
-def test_a_channel_that_a_grandchild_holds_open_is_not_waited_for() -> None:
+def test_a_grandchild_that_holds_the_socket_open_is_not_waited_for() -> None:
     started_at = time.monotonic()
     assert everything(started(leaves_its_channel_to_another)) == [{"first": 1}, WorkerExited(-9)]
     assert time.monotonic() - started_at < 15
@@ -111,7 +111,7 @@ def stays(tell: Send) -> None:
     threading.Thread(target=time.sleep, args=(60,)).start()
 
 
-def test_a_process_that_does_not_end_after_its_work_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_PATIENCE", 0.2)
     running = started(stays)
     while not running.poll():
@@ -129,7 +129,7 @@ def talks_until_nobody_listens(tell: Send, note: str) -> None:
         Path(note).write_text("gone", encoding="utf-8")
 
 
-def test_cancelled_while_it_waits_for_us_to_read(tmp_path: Path) -> None:
+def test_cancelling_a_worker_that_blocks_on_a_full_socket(tmp_path: Path) -> None:
     running = started(talks_until_nobody_listens, str(tmp_path / "note"))
     while not running.poll():
         pass
@@ -149,7 +149,7 @@ def tells_then_waits(tell: Send, note: str) -> None:
     talks_until_nobody_listens(tell, note)
 
 
-def test_whoever_is_cancelled_and_tells_learns_that_nobody_listens(tmp_path: Path) -> None:
+def test_sending_after_cancellation_raises(tmp_path: Path) -> None:
     running = started(tells_then_waits, str(tmp_path / "note"))
     while not running.poll():
         pass
@@ -157,14 +157,14 @@ def test_whoever_is_cancelled_and_tells_learns_that_nobody_listens(tmp_path: Pat
     assert (tmp_path / "note").read_text(encoding="utf-8") == "gone"
 
 
-def test_how_it_ended_in_words() -> None:
-    assert WorkerExited(-9).reason == "its process was killed by SIGKILL, as by the system when memory runs out"
-    assert WorkerExited(-11).reason == "its process was killed by SIGSEGV"
-    assert WorkerExited(3).reason == "its process ended with exit code 3"
-    assert WorkerExited(-200).reason == "its process ended with exit code -200"
+def test_exit_reasons() -> None:
+    assert WorkerExited(-9).reason == "the process was killed by SIGKILL (the system does this when memory runs out)"
+    assert WorkerExited(-11).reason == "the process was killed by SIGSEGV"
+    assert WorkerExited(3).reason == "the process exited with code 3"
+    assert WorkerExited(-200).reason == "the process exited with code -200"
 
 
-def test_a_study_outlives_a_worker_killed_in_the_middle_of_a_message(tmp_path: Path) -> None:
+def test_a_study_survives_a_worker_killed_within_a_message(tmp_path: Path) -> None:
     """A process that shares its channel dies with the lock of it, and leaves half a message to the others."""
     (tmp_path / "study.py").write_text(STUDY, encoding="utf-8")
     plugin = Path(__file__).parents[1] / "support" / "dying_plugin.py"

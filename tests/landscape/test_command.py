@@ -76,7 +76,7 @@ def test_one_process_at_a_time_measures_a_run(own: Path, capsys: pytest.CaptureF
     with lock_directory(own):
         for option in ([], ["--resume"], ["-o", str(own.with_name("o.json"))]):
             assert main(["landscape", str(own), *FEW, *option]) == 2
-            assert capsys.readouterr().err == f"steppe: another process is at work in {own}: wait for it.\n"
+            assert capsys.readouterr().err == f"steppe: another process is using {own}; wait for it.\n"
     assert {file.name for file in own.parent.rglob("*.json")} == {"result.json"}
     with lock_directory(own.parent):
         assert main(["landscape", str(own.parent), *FEW]) == 0

@@ -33,5 +33,5 @@ def report_skipped(unfinished: Iterable[Path], damaged: Mapping[Path, Exception]
     """Report on stderr which runs are skipped, and why."""
     for path in unfinished:
         say(f"steppe: skipping {path}: the run is not finished.", file=sys.stderr)
-    for path, error in damaged.items():
-        say(f"steppe: skipping {path}: {error}", file=sys.stderr)
+    for error in damaged.values():
+        say(f"steppe: {error} Skipping the run.", file=sys.stderr)
