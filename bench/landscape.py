@@ -17,8 +17,8 @@ from measuring import fastest
 from report import report
 from torch import nn
 
-from steppe.landscape.directions import direction
-from steppe.landscape.profile import LossProbe, profile
+from steppe.landscape.directions import random_direction
+from steppe.landscape.profile import LossProbe, loss_profile
 from steppe.landscape.settings import LandscapeSettings
 from steppe.models.alexnet import AlexNet
 from steppe.models.lenet import LeNet
@@ -42,10 +42,10 @@ def measured(name: str, samples: int, rounds: int) -> dict[str, object]:
     if len(shape) == 3:
         x = x.to(memory_format=torch.channels_last)  # as benchmarks of images prepare it
     labels = torch.arange(samples) % 10
-    network.add_head(None, 100)
+    network.heads.add(None, 100)
     batch = Batch(x, labels, torch.zeros_like(labels))
     alphas = LandscapeSettings(points=points, radius=1.0).alphas
-    d = direction(network, 0, 0)
+    d = random_direction(network, 0, 0)
     quick, calls = LossProbe(network, batch), LossProbe(network, batch, quick=False)
 
     @torch.no_grad()
@@ -54,8 +54,8 @@ def measured(name: str, samples: int, rounds: int) -> dict[str, object]:
 
     best = fastest(
         {
-            "point": lambda: profile(quick, d, alphas),
-            "call": lambda: profile(calls, d, alphas),
+            "point": lambda: loss_profile(quick, d, alphas),
+            "call": lambda: loss_profile(calls, d, alphas),
             "forward": forward,
         },
         rounds,

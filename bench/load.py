@@ -35,7 +35,7 @@ def thousand_tasks(method: str) -> dict[str, Any]:
     changes = ["benchmark.tasks=1000", "benchmark.samples=20", "benchmark.test_samples=20"]
     with tempfile.TemporaryDirectory() as directory:
         result = run(RunConfig.make("pmnist", method, changes), Path(directory) / "run", callback)
-    return {"method": method, **seen, "bytes_held": sum(result["bytes"].values())}
+    return {"method": method, **seen, "bytes_held": result.memory_bytes}
 
 
 def million_samples() -> list[dict[str, Any]]:

@@ -1,17 +1,20 @@
-"""Put results into the documents that quote them, so that no number is typed by hand, and write results/README.md.
+"""Fill results into the documents that quote them, so that no number is typed by hand, and write results/README.md.
 
-A document marks a place with `<!-- results:begin FILE -->` and `<!-- results:end -->`. What stands between them is
-written here: for a study's table.md its table (`table.md#er,fs-er`: the rows of these methods) with the kilobytes kept
-in the place of the seconds, for a run's result.json
-the summary that `steppe run` prints, for other JSON a table of one of its lists (`update_cost.json#updates`), for a
-study's directory what `steppe show --details` prints (`pmnist#details`) or what each method keeps in the end
-(`pmnist#bytes`), for a study of the first tasks only its runs beside those of a longer one after as many tasks
-(`results/short#beside=results/long`), for the directory of several studies ACC and BWT in each (`k-study#parts`).
+Documents mark a place with `<!-- results:begin FILE -->` and `<!-- results:end -->`. This script writes between them:
 
-A single value in a sentence is marked by `<!-- result: FILE#PATH -->0.0<!-- end -->`, with as many decimals as stand
-there; PATH is `rows.er.acc.mean` and the like. `FILE#PATH - #PATH` is the difference of two.
+- a study's `table.md`: its table, with memory instead of seconds (`table.md#er,fs-er`: only these methods);
+- a run's `result.json`: the summary that `steppe run` prints;
+- other JSON: a table of one of its lists (`update_cost.json#updates`);
+- a study's directory: the table of `steppe show --details` (`pmnist#details`), or the final memory of each method
+  (`pmnist#bytes`);
+- a study of the first tasks only: its runs compared with those of a longer one after the same number of tasks
+  (`results/short#beside=results/long`);
+- a directory of several studies: ACC and BWT in each (`k-study#parts`).
 
-`--check` changes nothing and fails where a document is not up to date.
+A single value in a sentence is marked by `<!-- result: FILE#PATH -->0.0<!-- end -->`; it keeps the number of decimals.
+PATH is `rows.er.acc.mean` and the like. `FILE#PATH - #PATH` is the difference of two values.
+
+`--check` changes nothing and fails if a document is out of date.
 """
 
 from __future__ import annotations
@@ -20,16 +23,16 @@ import argparse
 import sys
 
 from filling.overview import overview
-from filling.places import ROOT, filled
+from filling.places import ROOT, fill_places
 
 
 def main() -> int:
-    """Fill every document, or check them."""
+    """Fill all documents, or check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; fail where a document is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a document is out of date")
     check = parser.parse_args().check
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    texts = {document: filled(document.read_text(encoding="utf-8")) for document in documents}
+    texts = {document: fill_places(document.read_text(encoding="utf-8")) for document in documents}
     texts[ROOT / "results" / "README.md"] = overview(ROOT / "results")
     stale = [document for document, text in texts.items() if document.read_text(encoding="utf-8") != text]
     if not check:

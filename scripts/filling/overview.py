@@ -1,4 +1,4 @@
-"""The overview of all results, results/README.md: what is complete, what was shortened, on what machine, which code."""
+"""The overview of all results, results/README.md: completeness, changes, machines and versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from filling.places import ROOT
-from filling.studies import SHORTER, Studies, counted_seeds, short_commit
+from filling.studies import SHORTER, Studies, describe_seeds, short_commit
 from steppe.experiments.recipes import RECIPES
 from steppe.experiments.run_directory import RESULT
 from steppe.runtime.environment import described
@@ -29,7 +29,11 @@ each run has `result.json` and `log.jsonl`. Weights are not kept; repeat the com
 
 
 def overview(results: Path) -> str:
-    """The whole page."""
+    """The text of results/README.md.
+
+    Args:
+        results: The directory of results.
+    """
     folders = [path for path in sorted(results.iterdir()) if path.is_dir()]
     studies = [Studies.read(path) for path in folders if next(path.rglob(RESULT), None)]
     others = [path for path in folders if not next(path.rglob(RESULT), None)]
@@ -59,7 +63,7 @@ def _state(studies: Studies) -> str:
     own = {change for changes in studies.own_changes.values() for change in changes}
     wanted = studies.path.name == studies.recipe  # then settings that vary are what is studied
     others = {change for change in studies.shared | (set() if wanted else own) if change[0] not in SHORTER}
-    asked = {change for change in others if any(f"{change[0]}=" in result["command"] for result in studies.results)}
+    asked = {change for change in others if any(f"{change[0]}=" in result.command for result in studies.results)}
     if asked:
         words.append(f"other settings: {_assigned(asked)}")
     if others - asked:
@@ -68,7 +72,7 @@ def _state(studies: Studies) -> str:
         words.append(f"missing: {', '.join(studies.missing)}")
     if length:
         return "; ".join([f"shortened: {_assigned(length)}", *words])
-    if not studies.full_length:
+    if not studies.is_canonical:
         return "; ".join(["modified tasks or training", *words])
     return "; ".join(["full length", *words]) if words else "complete"
 
@@ -90,7 +94,7 @@ def _section(studies: Studies) -> str:
 
 
 def _purpose(studies: Studies) -> str:
-    """What it is for, as the recipe or the catalogue has it."""
+    """What the study is for, from its recipe or the catalogue."""
     if studies.recipe is not None:
         return f"{RECIPES[studies.recipe].text} (`steppe reproduce {studies.recipe}`)"
     file = ROOT / "src" / "steppe" / "catalogue.json"
@@ -100,13 +104,13 @@ def _purpose(studies: Studies) -> str:
 
 def _settings(studies: Studies) -> str:
     own = [f"in `{name}` {_assigned(changes)}" for name, changes in studies.own_changes.items()]
-    told = [*([_assigned(studies.shared)] if studies.shared else []), *own]
-    return "; ".join(told) + "; otherwise preset" if told else "preset"
+    words = [*([_assigned(studies.shared)] if studies.shared else []), *own]
+    return "; ".join(words) + "; otherwise preset" if words else "preset"
 
 
 def _seeds(studies: Studies) -> str:
-    """Of all methods alike, or method by method."""
-    by_group = {group.name: counted_seeds(group.seeds) for group in studies.groups}
+    """The seeds, method by method if they differ."""
+    by_group = {group.name: describe_seeds(group.seeds) for group in studies.groups}
     alike = set(by_group.values())
     if len(alike) == 1:
         return alike.pop()
@@ -114,7 +118,7 @@ def _seeds(studies: Studies) -> str:
 
 
 def _remarks(studies: Studies) -> list[str]:
-    found = dict.fromkeys(remark for result in studies.results for remark in result.get("remarks", []))
+    found = dict.fromkeys(remark for result in studies.results for remark in result.remarks)
     return [f"{remark[:1].upper()}{remark[1:]}" for remark in found]
 
 
@@ -125,7 +129,7 @@ def _landscapes(path: Path) -> str:
 
 
 def _programs(folder: Path) -> str:
-    """What programs printed: a line for each file."""
+    """The outputs of programs, one line for each file."""
     files = sorted(folder.glob("*.json"))
     found = {file: json.loads(file.read_text(encoding="utf-8")) for file in files}
     lines = [_program_line(file, told) for file, told in found.items()]

@@ -1,4 +1,4 @@
-"""What stands at the marked places of a document: tables of studies, summaries of runs, single values."""
+"""The content of the marked places in documents: tables of studies, summaries of runs, single values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ _DIFFERENCE = " - "
 _BESIDE = "beside="
 
 
-def filled(text: str) -> str:
-    """The document with every marked place up to date."""
+def fill_places(text: str) -> str:
+    """Update every marked place of a document.
+
+    Args:
+        text: The document.
+    """
     text = BLOCK.sub(lambda place: place[1] + _content(*place[2].partition("#")[::2]) + place[4], text)
     return VALUE.sub(lambda place: place[1] + _value(place[2], place[3]) + place[4], text)
 
@@ -38,22 +42,25 @@ def _content(file: str, chosen: str) -> str:
         return _study_table(source, chosen.split(",") if chosen else None)
     if chosen:
         return _bench_table(json.loads(source.read_text(encoding="utf-8"))[chosen])
-    lines = summary(json.loads(source.read_text(encoding="utf-8"))).splitlines()
+    lines = summary(read_result(source.parent)).splitlines()
     return "\n".join(["```text", *(line for line in lines if " updates in " not in line), "```", ""])
 
 
-def _value(address: str, there: str) -> str:
-    """A value, or the difference of two, with as many decimals as the place has; `- #PATH` is in the same file."""
+def _value(address: str, current: str) -> str:
+    """A value, or a difference of values, with as many decimals as the current text; `- #PATH` is in the same file."""
     first, *others = address.split(_DIFFERENCE)
     file = first.partition("#")[0]
-    value = looked_up(first) - sum(looked_up(other if other[0] != "#" else file + other) for other in others)
-    decimals = len(there.partition(".")[2])
+    value = look_up(first) - sum(look_up(other if other[0] != "#" else file + other) for other in others)
+    decimals = len(current.partition(".")[2])
     return f"{value:.{decimals}f}"
 
 
-def looked_up(address: str) -> float:
-    """The number at FILE#PATH of a JSON or TOML file: names and places with dots between; in a list of rows, the row
-    that has the name in it.
+def look_up(address: str) -> float:
+    """Look up the number at FILE#PATH in a JSON or TOML file.
+
+    Args:
+        address: PATH consists of keys and indices separated by dots; in a list of rows a key selects the row that
+            contains it as a value.
     """
     file, _, path = address.partition("#")
     text = (ROOT / file).read_text(encoding="utf-8")
@@ -67,24 +74,24 @@ def looked_up(address: str) -> float:
 
 
 def _study_table(file: Path, methods: list[str] | None) -> str:
-    """A study's table, all rows or those of some methods, with what each keeps in the place of the seconds: these were
-    taken while other runs were under way.
+    """A study's table, all rows or those of some methods, with memory instead of seconds: other runs were running at
+    the same time.
     """
     header, *rows = _table_cells(file)
-    told = {row[0]: row[:-1] for row in rows}
-    kilobytes = {method: f"{_kilobytes(file.parent / method):.0f}" for method in told}
-    lines = [[*told[method], kilobytes[method]] for method in methods or told]
+    by_method = {row[0]: row[:-1] for row in rows}
+    kilobytes = {method: f"{_kilobytes(file.parent / method):.0f}" for method in by_method}
+    lines = [[*by_method[method], kilobytes[method]] for method in methods or by_method]
     assert header[-1] == "seconds"
     return _lines([[*header[:-1], "kB"], *lines])
 
 
 def _kilobytes(runs: Path) -> float:
-    """What a method keeps beside the network at the end, mean over its runs."""
-    return fmean(sum(read_result(file.parent)["bytes"].values()) / 1000 for file in runs.glob(f"*/{RESULT}"))
+    """A method's memory besides the network at the end, mean over its runs."""
+    return fmean(read_result(file.parent).memory_bytes / 1000 for file in runs.glob(f"*/{RESULT}"))
 
 
 def _details(study: Path) -> str:
-    """The table that `steppe show --details` prints, methods in the order of the study's own."""
+    """The table of `steppe show --details`, methods in the order of the study's table."""
     runs = [path.parent for name in methods_in_order(study) for path in sorted((study / name).glob(f"*/{RESULT}"))]
     return details({run: read_result(run) for run in runs})
 
@@ -113,25 +120,23 @@ def _parts_table(recipe: Path) -> str:
 
 
 def _first_tasks(study: Path, longer: Path) -> str:
-    """The runs of a study of the first tasks only, beside those of a longer one by the same method with the same seed:
-    all measures as they are after so many tasks.
-    """
+    """The runs of a study on the first tasks only, and those of a longer study after the same number of tasks."""
     lines = [["study", "method", "seed", "tasks", "ACC", "BWT", "learning accuracy", "forgetting"]]
     for file in sorted(study.glob(f"*/*/{RESULT}")):
-        tasks = len(read_result(file.parent)["accuracy"])
+        tasks = read_result(file.parent).num_tasks
         for each in (longer, study):
             run = read_result(each / file.parent.relative_to(study))
-            matrix = AccuracyMatrix([row[:place] for place, row in enumerate(run["accuracy"][:tasks], start=1)])
+            matrix = AccuracyMatrix([row[:place] for place, row in enumerate(run.accuracy[:tasks], start=1)])
             measures = (matrix.acc, matrix.bwt, matrix.learning_acc, matrix.forgetting)
-            named = [str(each.relative_to(ROOT / "results")), run["method"], str(run["seed"]), str(tasks)]
+            named = [str(each.relative_to(ROOT / "results")), run.method, str(run.seed), str(tasks)]
             lines.append([*named, *(f"{measure:.2f}" for measure in measures)])
     return _lines(lines)
 
 
 def _bytes_table(study: Path) -> str:
-    """What the first seed of each method holds after its last task, by kind, in kilobytes."""
+    """Memory of each method's first seed after its last task, by kind, in kilobytes."""
     files = {method: study / method / "seed-0" / RESULT for method in methods_in_order(study)}
-    held = {method: json.loads(file.read_text(encoding="utf-8"))["bytes"] for method, file in files.items()}
+    held = {method: read_result(file.parent).bytes for method, file in files.items()}
     kinds = list(dict.fromkeys(kind for part in held.values() for kind in part))
     lines = [["method", *kinds, "sum"]]
     for method, part in held.items():
@@ -141,12 +146,10 @@ def _bytes_table(study: Path) -> str:
 
 
 def _bench_table(found: list[dict[str, object]] | dict[str, dict[str, object]]) -> str:
-    """Rows of plain values, with their names if they have some, numbers to three digits; what is nested stays in the
-    file.
-    """
+    """A table of rows of plain values, with their names if they have some; nested values are left out."""
     rows = found if isinstance(found, list) else [{"": name, **row} for name, row in found.items()]
     columns = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
-    header = [column.replace("_", " ") for column in columns]  # which can be broken where a table is wide
+    header = [column.replace("_", " ") for column in columns]  # spaces, so that wide tables can wrap
     return _lines([header, *([_short(row[column]) for column in columns] for row in rows)])
 
 

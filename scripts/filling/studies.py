@@ -1,4 +1,4 @@
-"""What a directory of results holds, from its files alone: runs, how they differ from their presets, what they lack."""
+"""The contents of a directory of results: its runs, how they differ from presets, and what is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 from steppe.experiments.config import RunConfig
 from steppe.experiments.recipes import RECIPES, Part
-from steppe.experiments.run_directory import RESULT, read_result, runs_within
+from steppe.experiments.run_directory import RESULT, find_runs, read_result
+from steppe.results.schema import RunResult
 from steppe.runtime.environment import described
 
 SHORTER = ("benchmark.tasks", "benchmark.samples", "benchmark.test_samples", "training.epochs")
@@ -26,7 +27,7 @@ class Group:
 
     part: str  # the study's directory within the results', "." where it is the same
     method: str
-    results: list[dict[str, Any]]
+    results: list[RunResult]
 
     @property
     def name(self) -> str:
@@ -36,12 +37,12 @@ class Group:
     @property
     def seeds(self) -> list[int]:
         """The seeds, in order."""
-        return sorted(result["seed"] for result in self.results)
+        return sorted(result.seed for result in self.results)
 
     @cached_property
     def changes(self) -> Changes:
-        """Where the runs differ from the presets of today."""
-        return frozenset(RunConfig.from_mapping(self.results[0]["config"]).changes().items())
+        """Settings that differ from today's presets."""
+        return frozenset(RunConfig.from_mapping(self.results[0].config).changes().items())
 
 
 @dataclass(frozen=True)
@@ -53,43 +54,43 @@ class Studies:
 
     @classmethod
     def read(cls, path: Path) -> Studies:
-        """All runs in a directory, method by method in the order of the tables."""
+        """Read all runs in a directory, method by method in the order of the tables."""
         groups = []
-        for study in sorted({run.parent.parent for run in runs_within(path)[0]}, key=by_number):
+        for study in sorted({run.parent.parent for run in find_runs(path)[0]}, key=by_number):
             for method in methods_in_order(study):
                 runs = sorted(file.parent for file in (study / method).glob(f"seed-*/{RESULT}"))
                 groups.append(Group(str(study.relative_to(path)), method, [read_result(run) for run in runs]))
         return cls(path, groups)
 
     @property
-    def results(self) -> list[dict[str, Any]]:
-        """Of all runs."""
+    def results(self) -> list[RunResult]:
+        """The results of all runs."""
         return [result for group in self.groups for result in group.results]
 
     @property
     def benchmark(self) -> str:
-        """On which tasks."""
-        (name,) = {str(result["benchmark"]) for result in self.results}
+        """Name of the benchmark."""
+        (name,) = {result.benchmark for result in self.results}
         return name
 
     @property
     def methods(self) -> list[str]:
-        """By name, each once."""
+        """The methods, each once."""
         return list(dict.fromkeys(group.method for group in self.groups))
 
     @property
-    def full_length(self) -> bool:
-        """Whether tasks and training are the benchmark's own everywhere."""
-        return all(result["full_length"] for result in self.results)
+    def is_canonical(self) -> bool:
+        """Whether tasks and training are the benchmark's own in all runs."""
+        return all(result.is_canonical for result in self.results)
 
     @cached_property
     def shared(self) -> Changes:
-        """Where all runs differ from their presets in the same way."""
+        """Settings that differ from presets in the same way in all runs."""
         return frozenset.intersection(*(group.changes for group in self.groups))
 
     @property
     def own_changes(self) -> dict[str, Changes]:
-        """Where some runs differ from their presets beyond that, by the name of the study or the method."""
+        """Further settings that differ from presets in some runs, by study or method."""
         found: dict[str, Changes] = {}
         for part, members in groupby(self.groups, key=lambda group: group.part):
             groups = list(members)
@@ -101,20 +102,20 @@ class Studies:
 
     @cached_property
     def recipe(self) -> str | None:
-        """The recipe behind it: of its name or, for a single study, with its tasks and settings, be they shortened."""
+        """The recipe of the same name or, for a single study, with the same tasks and settings, possibly shortened."""
         if self.path.name in RECIPES:
             return self.path.name
         kept = {key: value for key, value in self.shared if key not in SHORTER}
         for name, recipe in RECIPES.items():
             first = recipe.parts[0]
             single = len(recipe.parts) == len({group.part for group in self.groups}) == 1
-            if single and first.benchmark == self.benchmark and _asked(first) == kept:
+            if single and first.benchmark == self.benchmark and _changes(first) == kept:
                 return name
         return None
 
     @property
     def missing(self) -> list[str]:
-        """What the recipe has and the directory lacks, in words."""
+        """What the recipe contains and the directory lacks, in words."""
         if self.recipe is None:
             return []
         recipe = RECIPES[self.recipe]
@@ -125,43 +126,45 @@ class Studies:
         several = len(recipe.parts) > 1
         named = {key: f"`{key[1]}`" + (f" in `{key[0]}`" if several else "") for key in wanted}
         lacking = {key: sorted(set(range(recipe.seeds)) - there[key]) for key in wanted if key in there}
-        seeds = {key: counted_seeds(found) for key, found in lacking.items() if found}
-        if len(seeds) == len(lacking) and len(set(seeds.values())) == 1:  # the same of all
-            told = [next(iter(seeds.values()))]
+        seeds = {key: describe_seeds(found) for key, found in lacking.items() if found}
+        if len(seeds) == len(lacking) and len(set(seeds.values())) == 1:  # the same for all
+            incomplete = [next(iter(seeds.values()))]
         else:
-            told = [f"{words} of {named[key]}" for key, words in seeds.items()]
-        return [*(named[key] for key in wanted if key not in there), *told]
+            incomplete = [f"{words} of {named[key]}" for key, words in seeds.items()]
+        return [*(named[key] for key in wanted if key not in there), *incomplete]
 
     @property
     def commands(self) -> list[str]:
-        """What brings it back: the recipe of its name, or the commands in its tables."""
+        """The commands that repeat it: of the recipe of its name, or those in its tables."""
         if self.path.name == self.recipe:
             return [_reproduce(self)]
-        return [_told(self.path / part)["command"] for part in dict.fromkeys(group.part for group in self.groups)]
+        return [_read_table(self.path / part)["command"] for part in dict.fromkeys(group.part for group in self.groups)]
 
     @property
     def machines(self) -> list[str]:
-        """In words, each with the number of its runs where there are several."""
-        return _counted(described(result.get("machine")) for result in self.results)
+        """The machines in words, with the number of runs if there are several."""
+        return _counted(described(result.machine) for result in self.results)
 
     @property
     def versions(self) -> list[str]:
-        """Of steppe and torch."""
-        return _counted(f"steppe {v['steppe']} with torch {v['torch']}" for v in map(_versions, self.results))
+        """The versions of steppe and torch."""
+        return _counted(
+            f"steppe {v['steppe']} with torch {v['torch']}" for v in (result.versions for result in self.results)
+        )
 
     @property
     def commits(self) -> list[str]:
-        """Short, each with the number of its runs where there are several."""
-        return _counted(short_commit(_versions(result)) for result in self.results)
+        """The commits, shortened, with the number of runs if there are several."""
+        return _counted(short_commit(result.versions) for result in self.results)
 
 
 def short_commit(versions: dict[str, str]) -> str:
-    """The commit as people write it."""
+    """The short form of a recorded commit."""
     commit, plus, changes = versions.get("commit", "").partition("+")
     return f"`{commit[:7]}{plus}{changes}`" if commit else "commit not recorded"
 
 
-def counted_seeds(seeds: Sequence[int]) -> str:
+def describe_seeds(seeds: Sequence[int]) -> str:
     """Seeds in words."""
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
@@ -170,7 +173,7 @@ def counted_seeds(seeds: Sequence[int]) -> str:
 
 
 def _reproduce(studies: Studies) -> str:
-    """The recipe's command with what makes it these results."""
+    """The command of the recipe that gives these results."""
     recipe = RECIPES[studies.path.name]
     words = ["steppe", "reproduce", studies.path.name]
     if any(method not in studies.methods for part in recipe.parts for method in part.methods):
@@ -183,7 +186,7 @@ def _reproduce(studies: Studies) -> str:
     return " ".join(words)
 
 
-def _asked(part: Part) -> dict[str, Any]:
+def _changes(part: Part) -> dict[str, Any]:
     return RunConfig.make(part.benchmark, part.methods[0], part.changes).changes()
 
 
@@ -194,23 +197,19 @@ def _counted(words: Iterable[str]) -> list[str]:
     return [f"{word} ({count} run{'' if count == 1 else 's'})" for word, count in counts.items()]
 
 
-def _versions(result: dict[str, Any]) -> dict[str, str]:
-    return dict(result["versions"])
-
-
 def methods_in_order(study: Path) -> list[str]:
-    """The methods with a finished run, in the order of the study's table; what is not in it yet comes last."""
-    tabled = [row["method"] for row in _told(study).get("rows", [])]
+    """The methods with a finished run, in the order of the study's table; those not in it come last."""
+    tabled = [row["method"] for row in _read_table(study).get("rows", [])]
     return list(dict.fromkeys([*tabled, *sorted({file.parts[-3] for file in study.glob(f"*/seed-*/{RESULT}")})]))
 
 
-def _told(study: Path) -> dict[str, Any]:
-    """The study's table, or its plan while it is not finished."""
+def _read_table(study: Path) -> dict[str, Any]:
+    """The study's table, or its plan if it is not finished."""
     file = next(file for name in ("table.json", "study.json") if (file := study / name).exists())
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def by_number(path: Path) -> tuple[str, int]:
-    """`buffer-50` before `buffer-100`."""
+    """A sort key that puts `buffer-50` before `buffer-100`."""
     stem, _, number = path.name.rpartition("-")
     return (stem, int(number)) if number.isdigit() else (path.name, 0)

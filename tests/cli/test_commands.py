@@ -47,7 +47,7 @@ def test_a_fault_of_the_program_is_one_line_too(
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(PermissionError(13, "no", "a/b"), "a/b: permission is denied"), (MemoryError(), "enough memory")],
+    [(PermissionError(13, "no", "a/b"), "a/b: permission denied"), (MemoryError(), "enough memory")],
 )
 def test_what_the_machine_refuses(
     error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -280,9 +280,9 @@ def test_a_reader_that_goes_away_is_no_crash() -> None:
 
 STOPPED = {
     "reproduce --list": ("reproduce._list", "the same command goes on with it"),
-    "landscape .": ("landscape._runs", "the same command with --resume goes on with it"),
+    "landscape .": ("landscape._find_runs", "the same command with --resume goes on with it"),
     "run pmnist er": ("run.use_directory", "the same command does it anew"),
-    "figures --list": ("figures._described", "the same command does it anew"),
+    "figures --list": ("figures._describe_figure", "the same command does it anew"),
 }
 
 

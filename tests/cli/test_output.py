@@ -12,7 +12,7 @@ import pytest
 from made_runs import made_result, write_run
 
 FULL = Path("/dev/full")
-TOLD = "steppe: cannot write the output: no space is left on the disk: make room, or send it elsewhere.\n"
+TOLD = "steppe: cannot write the output: no space left on disk: make room, or send it elsewhere.\n"
 
 
 def steppe(*words: str, into: int, unbuffered: str = "") -> subprocess.CompletedProcess[str]:

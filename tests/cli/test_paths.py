@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_runs import made_result, write_run
 
-from steppe.cli.main import _parser, main
+from steppe.cli.main import build_parser, main
 from steppe.registry import METHODS
 
 SHORT = ["--set", "samples=20", "--set", "test_samples=20", "--tasks", "2"]
@@ -62,7 +62,7 @@ def paths(parser: argparse.ArgumentParser, command: tuple[str, ...] = ()) -> Ite
             yield f"{' '.join(command)} {'/'.join(action.option_strings) or action.dest}", action
 
 
-PATHS = dict(paths(_parser()))
+PATHS = dict(paths(build_parser()))
 
 
 @pytest.mark.parametrize("argument", PATHS)

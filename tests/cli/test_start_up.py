@@ -11,7 +11,7 @@ import pytest
 
 import steppe
 from steppe import api
-from steppe.cli.catalogue import everything
+from steppe.cli.catalogue import render_all
 
 
 def test_the_names_offered_are_those_of_the_api() -> None:
@@ -24,7 +24,7 @@ def test_the_names_offered_are_those_of_the_api() -> None:
 
 def test_the_written_catalogue_is_up_to_date() -> None:
     """If not: python scripts/write_catalogue.py."""
-    assert json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8")) == everything()
+    assert json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8")) == render_all()
 
 
 @pytest.mark.parametrize(

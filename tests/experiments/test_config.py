@@ -67,7 +67,7 @@ def values_of(kind: type, limits: Limits) -> st.SearchStrategy[Any]:
     most = limits.at_most if limits.at_most is not None else limits.below
     if kind is int:
         return st.integers(0 if least is None else int(least), 2**63 - 1 if most is None else int(most))
-    return st.floats(least, most, allow_nan=False, allow_infinity=False).filter(limits.admit)
+    return st.floats(least, most, allow_nan=False, allow_infinity=False).filter(limits.allows)
 
 
 @pytest.mark.parametrize("benchmark", sorted(BENCHMARKS))

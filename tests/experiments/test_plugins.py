@@ -13,7 +13,7 @@ import pytest
 from steppe.cli.main import main
 from steppe.experiments import plugins
 from steppe.experiments.config import RunConfig
-from steppe.experiments.plugins import digests, load_plugins
+from steppe.experiments.plugins import load_plugins, plugin_digests
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import read_result
 from steppe.learning.events import EpochEnded, Event
@@ -60,7 +60,7 @@ def moved(old: str, new: str) -> str:
 
 def test_a_result_names_the_code_of_its_plugins() -> None:
     assert main(["run", "pmnist", "mine", "--plugin", put("mine.py"), *SHORT, "--out", "r"]) == 0
-    assert read_result(Path("r"))["versions"]["mine.py"] == digest()
+    assert read_result(Path("r")).versions["mine.py"] == digest()
     assert digest() in Path("r/report.md").read_text(encoding="utf-8")
 
 
@@ -68,7 +68,7 @@ def test_files_of_one_name_are_both_named() -> None:
     other = "import steppe\n"
     found = load_plugins([put("a/mine.py"), put("b/mine.py", other)])
     assert found == tuple(str(Path(place, "mine.py").resolve()) for place in "ab")
-    assert digests(found) == {"mine.py": f"{digest()} and {digest(other)}"}
+    assert plugin_digests(found) == {"mine.py": f"{digest()} and {digest(other)}"}
 
 
 class BrokenError(Exception):
@@ -95,8 +95,8 @@ def test_a_run_goes_on_with_its_plugin_elsewhere(capsys: pytest.CaptureFixture[s
     assert main(["resume", "r"]) == 2
     assert "mine.py is not there: if it lies elsewhere now, say where, by --plugin FILE" in capsys.readouterr().err
     assert main(["resume", "r", "--plugin", new]) == 0
-    assert read_result(Path("r"))["accuracy"] == read_result(Path("whole"))["accuracy"]
-    assert not [remark for remark in read_result(Path("r"))["remarks"] if "other versions" in remark]
+    assert read_result(Path("r")).accuracy == read_result(Path("whole")).accuracy
+    assert not [remark for remark in read_result(Path("r")).remarks if "other versions" in remark]
     assert RunConfig.load(Path("r/config.toml"), [new]).plugins == (str(Path(new).resolve()),)
 
 
@@ -106,8 +106,8 @@ def test_a_plugin_that_was_changed_meanwhile_is_told_of() -> None:
     put("mine.py", TEXT + "# changed\n")
     assert main(["resume", "r", "--plugin", "mine.py"]) == 0
     result = read_result(Path("r"))
-    assert result["versions"]["mine.py"] == digest(TEXT + "# changed\n")
-    (remark,) = [remark for remark in result["remarks"] if "other versions" in remark]
+    assert result.versions["mine.py"] == digest(TEXT + "# changed\n")
+    (remark,) = [remark for remark in result.remarks if "other versions" in remark]
     assert digest() in remark
 
 
@@ -139,11 +139,11 @@ def test_runs_of_different_versions_of_a_plugin_are_told_of(capsys: pytest.Captu
     forget()
     put("mine.py", TEXT + "# changed\n")
     assert main([*study, "--seeds", "2", "--resume"]) == 0
-    assert "The runs of mine are of different versions of mine.py." in capsys.readouterr().out
+    assert "The runs of mine used different versions of mine.py." in capsys.readouterr().out
     first = Path("s/mine/seed-0/result.json")  # as of a version that did not name plugins
     first.write_text(first.read_text(encoding="utf-8").replace('"mine.py": ', '"unnamed": '), encoding="utf-8")
     assert main(["show", "s"]) == 0
-    assert "The runs of mine are of different versions of mine.py." in capsys.readouterr().out
+    assert "The runs of mine used different versions of mine.py." in capsys.readouterr().out
 
 
 def test_a_method_of_one_s_own_joins_a_study_that_was_begun_without_it() -> None:
@@ -155,14 +155,14 @@ def test_a_method_of_one_s_own_joins_a_study_that_was_begun_without_it() -> None
     options += ["--plugin", put("mine.py")]
     assert main(["study", "pmnist", "finetune", "er", "mine", "gpm", *options]) == 0
     assert Path("s/finetune/seed-0/result.json").read_bytes() == kept
-    named = {name: read_result(Path(f"s/{name}/seed-0"))["versions"].get("mine.py") for name in ("er", "mine", "gpm")}
+    named = {name: read_result(Path(f"s/{name}/seed-0")).versions.get("mine.py") for name in ("er", "mine", "gpm")}
     assert named == {"er": None, "mine": digest(), "gpm": digest()}
     assert "--plugin mine.py" in json.loads(Path("s/table.json").read_text(encoding="utf-8"))["command"]
     forget()
     Path("s/mine/seed-0/result.json").unlink()
     new = moved("mine.py", "elsewhere/mine.py")
     assert main(["resume", "s", "--plugin", new]) == 0
-    assert read_result(Path("s/mine/seed-0"))["versions"]["mine.py"] == digest()
+    assert read_result(Path("s/mine/seed-0")).versions["mine.py"] == digest()
 
 
 def test_a_run_begun_with_one_of_two_plugins_goes_on_with_it() -> None:
@@ -171,7 +171,7 @@ def test_a_run_begun_with_one_of_two_plugins_goes_on_with_it() -> None:
     second = put("second.py", TEXT.replace("'mine'", "'another'", 1))
     try:
         assert main(["study", "pmnist", "mine", "another", *options, "--plugin", second]) == 0
-        assert list(read_result(Path("s/another/seed-0"))["config"]["run"]["plugins"]) == [
+        assert list(read_result(Path("s/another/seed-0")).config["run"]["plugins"]) == [
             str(Path(name).resolve()) for name in ("mine.py", "second.py")
         ]
         assert main(["resume", "s", "--plugin", "mine.py", "--plugin", second]) == 0
@@ -219,7 +219,7 @@ def test_a_configuration_and_a_landscape_with_the_plugin_elsewhere(capsys: pytes
     assert main(["run", "pmnist", "mine", "--plugin", put("mine.py"), *SHORT, "--out", "r"]) == 0
     new = moved("mine.py", "elsewhere/mine.py")
     assert main(["run", "--config", "r/config.toml", "--plugin", new, "--out", "again"]) == 0
-    assert read_result(Path("again"))["accuracy"] == read_result(Path("r"))["accuracy"]
+    assert read_result(Path("again")).accuracy == read_result(Path("r")).accuracy
     forget()
     small = ["--samples", "10", "--directions", "1", "--points", "11", "--after", "2", "--task", "1"]
     assert main(["landscape", "r", *small]) == 2

@@ -87,7 +87,7 @@ def test_correlations_are_also_told_without_the_bounds(tmp_path: Path, monkeypat
         for place, method in enumerate(("oracle", "er", "gpm", "fs-dgpm", "finetune"))
     ]
     monkeypatch.setattr("steppe.landscape.rank_correlation.compared", lambda results: rows)
-    monkeypatch.setattr("steppe.cli.options.finished_runs", lambda directories: {})
+    monkeypatch.setattr("steppe.cli.options.load_finished_runs", lambda directories: {})
     _landscapes(Recipe("No studies.", ()), tmp_path, 0, "steppe reproduce")
     told = json.loads((tmp_path / "flatness.json").read_text(encoding="utf-8"))
     assert [row["runs"] for row in told["correlations"]] == [5]

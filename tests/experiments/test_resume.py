@@ -21,7 +21,7 @@ from steppe.errors import DivergedError, UsageError
 from steppe.experiments import run as experiment
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import locked, read_result
+from steppe.experiments.run_directory import lock_directory, read_result
 from steppe.experiments.study import Job, read_plan, run_all, write_plan
 from steppe.learning import loop as training
 from steppe.learning.events import Event, RunStarted
@@ -149,9 +149,9 @@ def test_a_run_that_moved_to_another_machine_says_so(
         patched.setattr(experiment, "machine", lambda device="cpu": other)
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
-    assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus [2J.")]
+    assert [remark for remark in result.remarks if remark.endswith("done elsewhere: an abacus [2J.")]
     assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
-    assert result["machine"] == experiment.machine()
+    assert result.machine == experiment.machine()
 
 
 def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:
     "config", [None, [], {}, {"run": 3}, {"run": {}, "benchmark": 3, "method": {}, "training": {"epochs": "x"}}]
 )
 def test_a_state_that_describes_nothing_is_of_another_run(config: Any) -> None:
-    assert not small("pictures", "er").describes(config)
+    assert not small("pictures", "er").matches(config)
 
 
 def test_what_is_finished_is_left_alone(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_numbers_that_go_wrong_stop_the_run_and_spare_the_last_state(
     def poisoned(self: Any, batch: Batch) -> Tensor:
         loss = observe(self, batch)
         if next(calls, None) is None:
-            next(iter(self.network.parameters.values())).data.fill_(torch.nan)
+            next(iter(self.network.trainable.values())).data.fill_(torch.nan)
         return loss
 
     with monkeypatch.context() as patched:
@@ -225,7 +225,7 @@ def _started(config: RunConfig) -> tuple[Network, dict[str, ProjectedWeight], St
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     config = small("pictures", "er")
     broken_off(config, tmp_path / "out", 9)
-    with locked(tmp_path / "out"), pytest.raises(UsageError, match="another process is at work"):
+    with lock_directory(tmp_path / "out"), pytest.raises(UsageError, match="another process is at work"):
         run(config, tmp_path / "out", resume=True)
     run(config, tmp_path / "out", resume=True)
 
@@ -249,7 +249,7 @@ def _one_thread_again() -> Iterator[None]:
 
 
 def remarks_on_threads(out: Path) -> list[str]:
-    return [remark for remark in read_result(out)["remarks"] if "threads" in remark]
+    return [remark for remark in read_result(out).remarks if "threads" in remark]
 
 
 @pytest.mark.usefixtures("_one_thread_again")
@@ -261,9 +261,9 @@ def test_gone_on_with_by_more_threads(tmp_path: Path) -> None:
     assert main(["resume", str(tmp_path / "out"), "--threads", "2"]) == 0
     result = read_result(tmp_path / "out")
     assert torch.get_num_threads() == 2
-    assert RunConfig.load(tmp_path / "out" / CONFIG).threads == result["config"]["run"]["threads"] == 2
+    assert RunConfig.load(tmp_path / "out" / CONFIG).threads == result.config["run"]["threads"] == 2
     assert remarks_on_threads(tmp_path / "out") == ["the first part of the run was done with --threads 1."]
-    assert result["acc"] == pytest.approx(whole["acc"], abs=5)
+    assert result.acc == pytest.approx(whole.acc, abs=5)
     assert not remarks_on_threads(tmp_path / "whole")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,27 +18,28 @@ from steppe.experiments import run_directory as runs
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import RunDirectory
+from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, latex, markdown, summary
 from steppe.runtime.environment import machine
 
 SHORT = ["tasks=3", "samples=60", "test_samples=200"]
 
 
-def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    per_task = [{key: value for key, value in task.items() if "seconds" not in key} for task in result["per_task"]]
-    return {**result, "seconds": None, "cpu_seconds": None, "per_task": per_task}
+def without_times(result: RunResult) -> RunResult:
+    per_task = [replace(stage, seconds={}, cpu_seconds=None) for stage in result.per_task]
+    return replace(result, seconds={}, cpu_seconds=None, per_task=per_task)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     out = tmp_path_factory.mktemp("runs") / "one"
     return out, run(RunConfig.make("pmnist", "fs-dgpm", SHORT, seed=3), out)
 
 
-def test_result_holds_what_figures_need(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_result_holds_what_figures_need(finished: tuple[Path, RunResult]) -> None:
     out, result = finished
     stored = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    assert stored == json.loads(json.dumps(result))
+    assert stored == json.loads(json.dumps(result.as_dict()))
     matrix = stored["accuracy"]
     assert [[value is None for value in row] for row in matrix] == [
         [False, True, True],
@@ -58,45 +59,45 @@ def test_result_holds_what_figures_need(finished: tuple[Path, dict[str, Any]]) -
     assert not stored["full_length"]
 
 
-def test_log_has_a_record_per_task_and_epoch(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_log_has_a_record_per_task_and_epoch(finished: tuple[Path, RunResult]) -> None:
     out, result = finished
     records = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     kinds = [record["event"] for record in records]
     assert kinds == ["RunStarted", *["EpochEnded", "TaskEnded"] * 3]
     assert (records[0]["ends"], records[0]["batches"]) == ([6, 12, 18], 18)
     ended = [record for record in records if record["event"] == "TaskEnded"]
-    assert [record["accuracy"] for record in ended] == [row[: i + 1] for i, row in enumerate(result["accuracy"])]
+    assert [record["accuracy"] for record in ended] == [row[: i + 1] for i, row in enumerate(result.accuracy)]
     assert ended[0]["method"]["importances"] == {}
     assert len(ended[1]["method"]["importances"]["first.weight"]["deciles"]) == 11
     assert 0 < ended[0]["method"]["ranks"]["head.weight"]["rank"] <= 100
     assert "basis_samples = 200 is more than the buffer holds: 60" in ended[0]["remarks"][0]
 
 
-def test_checkpoints_are_the_weights_after_each_task(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_checkpoints_are_the_weights_after_each_task(finished: tuple[Path, RunResult]) -> None:
     out, result = finished
     benchmark = steppe.PMNIST(tasks=3, samples=60, test_samples=200)
     model = benchmark.model(99)
     learner = steppe.Learner(model, steppe.Finetune())
     for place in range(3):
         model.load_state_dict(load_file(out / "checkpoints" / f"task-{place + 1:03d}.safetensors"))
-        assert learner.evaluate(benchmark.stream(3)[: place + 1]) == result["accuracy"][place][: place + 1]
+        assert learner.evaluate(benchmark.stream(3)[: place + 1]) == result.accuracy[place][: place + 1]
 
 
-def test_config_file_reruns_it_exactly(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_config_file_reruns_it_exactly(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     out, result = finished
     again = run(RunConfig.load(out / "config.toml"), tmp_path / "again")
     assert without_times(again) == without_times(result)
 
 
-def test_report_names_the_run(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_report_names_the_run(finished: tuple[Path, RunResult]) -> None:
     out, result = finished
     text = (out / "report.md").read_text(encoding="utf-8")
-    assert f"ACC {result['acc']:.2f}" in text
-    assert result["command"] in text
+    assert f"ACC {result.acc:.2f}" in text
+    assert result.command in text
     assert "published figures do not apply" in text
 
 
-def test_a_directory_that_holds_a_run_is_refused(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_a_directory_that_holds_a_run_is_refused(finished: tuple[Path, RunResult]) -> None:
     out, _ = finished
     before = sorted(path.name for path in out.iterdir())
     with pytest.raises(UsageError, match="already holds a run"):
@@ -109,7 +110,7 @@ def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"no space is left.*another place"):
+    with pytest.raises(RunError, match=r"no space left.*another place"):
         run(RunConfig.make("pmnist", "er", SHORT), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -123,7 +124,7 @@ def test_no_space_later_keeps_what_was_whole(tmp_path: Path, monkeypatch: pytest
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", soon_full)
-    with pytest.raises(RunError, match="no space is left"):
+    with pytest.raises(RunError, match="no space left"):
         run(RunConfig.make("pmnist", "er", SHORT), tmp_path / "out")
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert files == {".lock", "config.toml", "log.jsonl", "checkpoints/task-001.safetensors"}
@@ -156,7 +157,7 @@ def test_the_tasks_do_not_depend_on_the_method() -> None:
             assert torch.equal(found_y, y)
 
 
-def test_library_and_command_line_agree(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_library_and_command_line_agree(finished: tuple[Path, RunResult]) -> None:
     _, result = finished
     benchmark = steppe.PMNIST(tasks=3, samples=60, test_samples=200)
     tasks = benchmark.stream(3)
@@ -165,7 +166,7 @@ def test_library_and_command_line_agree(finished: tuple[Path, dict[str, Any]]) -
     for place, task in enumerate(tasks):
         learner.learn(task, epochs=1, batch_size=10, updates_per_batch=5)
         matrix.append(learner.evaluate(tasks[: place + 1]))
-    assert matrix.square() == result["accuracy"]
+    assert matrix.square() == result.accuracy
 
 
 def test_forward_transfer_is_measured_before_each_task() -> None:
@@ -174,14 +175,14 @@ def test_forward_transfer_is_measured_before_each_task() -> None:
     benchmark = steppe.PMNIST(tasks=3, samples=60, test_samples=80)
     tasks, settings = benchmark.stream(1), RunConfig.make("pmnist", "er").method_settings
     learner = steppe.Learner(benchmark.model(1), settings, seed=1)
-    assert result["untrained"] == learner.evaluate(tasks)
+    assert result.untrained == learner.evaluate(tasks)
     ahead = []
     for place, task in enumerate(tasks):
         ahead += learner.evaluate(task) if place else []
         learner.learn(task, epochs=1, batch_size=10, updates_per_batch=5)
-    assert result["ahead"] == ahead
-    expected = sum(found - chance for found, chance in zip(ahead, result["untrained"][1:], strict=True)) / 2
-    assert result["forward_transfer"] == pytest.approx(expected)
+    assert result.ahead == ahead
+    expected = sum(found - chance for found, chance in zip(ahead, result.untrained[1:], strict=True)) / 2
+    assert result.forward_transfer == pytest.approx(expected)
     assert f"forward transfer {expected:.2f}" in summary(result)
 
 
@@ -189,47 +190,47 @@ def test_forward_transfer_is_measured_before_each_task() -> None:
 def test_what_is_not_learnt_in_order_has_no_forward_transfer(method: str) -> None:
     changes = ["benchmark.tasks=2", "benchmark.samples=20", "benchmark.test_samples=20"]
     result = run(RunConfig.make("pmnist", method, changes))
-    assert result["forward_transfer"] is None
-    assert result["schedule"] != "sequential"
+    assert result.forward_transfer is None
+    assert result.schedule != "sequential"
     assert "forward transfer" not in summary(result)
 
 
 def test_published_figures_stand_beside_the_papers_own_settings_alone() -> None:
     file = Path(__file__).parents[2] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
-    own = json.loads(file.read_text(encoding="utf-8"))
+    own = RunResult.from_dict(json.loads(file.read_text(encoding="utf-8")))
     assert "paper (5 seeds): ACC 68.31" in summary(own)
     assert "68.31" in markdown([own])
-    changed = {**own, "command": f"{own['command']} --set method.buffer=50"}
+    changed = replace(own, command=f"{own.command} --set method.buffer=50")
     assert "the method's settings differ from its preset: published figures do not apply" in summary(changed)
     assert "68.31" not in summary(changed) + markdown([changed])
-    quoted = {**own, "command": f"{own['command']} --set 'method.thresholds=0.5, 0.6'"}
+    quoted = replace(own, command=f"{own.command} --set 'method.thresholds=0.5, 0.6'")
     assert "68.31" not in summary(quoted) + markdown([quoted])
-    shortened = {**own, "full_length": False}
+    shortened = replace(own, is_canonical=False)
     assert "68.31" not in summary(shortened) + markdown([shortened])
 
 
 def test_figures_that_are_not_the_papers_own_are_marked() -> None:
     file = Path(__file__).parents[2] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
-    own = json.loads(file.read_text(encoding="utf-8"))
+    own = RunResult.from_dict(json.loads(file.read_text(encoding="utf-8")))
     assert "†" not in summary(own) + markdown([own])
-    clone_tree = {**own, "benchmark": "tiny-imagenet"}
-    assert "48.32 ± 1.51†" in summary(clone_tree)
-    assert "48.32 ± 1.51†" in markdown([clone_tree])
-    assert "† The paper took this figure from another" in summary(clone_tree)
-    assert "† The paper took this figure from another" in markdown([clone_tree])
-    assert r"$48.32 \pm 1.51^\dagger$" in latex([clone_tree])
-    assert r"\footnotesize \dag{} The paper took" in latex([clone_tree])
-    assert json.loads(as_json([clone_tree], "x"))["rows"][0]["paper"]["acc"]["note"] == [
+    copied = replace(own, benchmark="tiny-imagenet")
+    assert "48.32 ± 1.51†" in summary(copied)
+    assert "48.32 ± 1.51†" in markdown([copied])
+    assert "† The paper took this figure from another" in summary(copied)
+    assert "† The paper took this figure from another" in markdown([copied])
+    assert r"$48.32 \pm 1.51^\dagger$" in latex([copied])
+    assert r"\footnotesize \dag{} The paper took" in latex([copied])
+    assert json.loads(as_json([copied], "x"))["rows"][0]["paper"]["acc"]["note"] == [
         "† The paper took this figure from another, whose network or training differs."
     ]
-    unprinted = {**own, "benchmark": "cifar100-split", "method": "a-gem"}
+    unprinted = replace(own, benchmark="cifar100-split", method="a-gem")
     assert "65.90 ± 0.71‡" in markdown([unprinted])
     assert "‡ In the source of the paper, but not in print." in markdown([unprinted])
 
 
 def test_seeds_are_named_where_the_paper_names_them() -> None:
     file = Path(__file__).parents[2] / "results" / "case-study" / "pmnist-60k" / "er" / "seed-0" / "result.json"
-    assert "paper: ACC 86.16\n" in summary(json.loads(file.read_text(encoding="utf-8")))
+    assert "paper: ACC 86.16\n" in summary(RunResult.from_dict(json.loads(file.read_text(encoding="utf-8"))))
 
 
 def test_files_of_other_names_are_no_states(tmp_path: Path) -> None:

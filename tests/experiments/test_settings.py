@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steppe.errors import UsageError
 from steppe.methods import ER, FSDGPM
 from steppe.registry import METHODS, find_benchmark, find_method
-from steppe.settings import Settings, _converted, setting
+from steppe.settings import Settings, _convert, setting
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def test_values_are_read_as_the_settings_type(name: str, given_value: Any, value
         ("count", "2.5", "is not a whole number"),
         ("count", True, "is not a whole number"),
         ("count", None, "is not a whole number"),
-        ("count", 0, "count = 0 is out of range: it must be at least 1 and at most 100"),
+        ("count", 0, "count = 0 is out of range; it must be at least 1 and at most 100"),
         ("count", 101, "count = 101"),
         ("share", 0, "share = 0.0 .*above 0 and below 1"),
         ("share", 1, "share = 1.0"),
@@ -256,7 +256,7 @@ def test_unknown_methods_and_benchmarks_name_the_nearest() -> None:
 
 def test_signs_that_a_terminal_would_obey_are_no_text() -> None:
     for text in ("a\x1b[31m", "a\x00", "a\x9b", "\udcff"):
-        with pytest.raises(UsageError, match="is not text that can be shown"):
-            _converted("note", text, str, "Owner")
+        with pytest.raises(UsageError, match="is not printable text"):
+            _convert("note", text, str, "Owner")
     for text in ("my\u00a0photos", "\u0645\u06cc\u200c\u062e", "a\tb", "日本"):  # blanks and joiners of other scripts
-        assert _converted("note", text, str, "Owner") == text
+        assert _convert("note", text, str, "Owner") == text

@@ -13,7 +13,7 @@ from steppe.cli.main import main
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import RunDirectory, kept_weights, read_result
+from steppe.experiments.run_directory import RunDirectory, read_result, weight_checkpoints
 from steppe.experiments.study import read_plan
 from steppe.experiments.truncate import truncate_runs
 from steppe.learning import loop as training
@@ -126,9 +126,9 @@ def test_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     begun(config, tmp_path / "run", 2)
     assert main(["resume", str(tmp_path / "run"), "--tasks", "2"]) == 0
     result = read_result(tmp_path / "run")
-    assert (len(result["accuracy"]), result["config"]["benchmark"]["tasks"]) == (2, 2)
-    assert not result["full_length"]
-    assert "--set benchmark.tasks=2" in result["command"]
+    assert (len(result.accuracy), result.config["benchmark"]["tasks"]) == (2, 2)
+    assert not result.is_canonical
+    assert "--set benchmark.tasks=2" in result.command
     assert main(["resume", str(tmp_path / "run"), "--tasks", "1"]) == 2
     assert "is finished" in capsys.readouterr().err
 
@@ -148,5 +148,5 @@ def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert command.count("tasks=") == 1
     table = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert table["command"] == command
-    assert {len(read_result(job.out)["accuracy"]) for job in jobs} == {2}
-    assert {len(kept_weights(job.out)) for job in jobs} == {2}
+    assert {len(read_result(job.out).accuracy) for job in jobs} == {2}
+    assert {len(weight_checkpoints(job.out)) for job in jobs} == {2}

@@ -13,12 +13,12 @@ pytest.importorskip("matplotlib")
 
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
-from steppe.figures.reading import Run
+from steppe.report.finished_run import FinishedRun
 
 STD = 2**-0.5  # of two values that differ by one
 
 
-def study(path: Path, methods: tuple[str, ...], seeds: int = 2, **options: Any) -> list[Run]:
+def study(path: Path, methods: tuple[str, ...], seeds: int = 2, **options: Any) -> list[FinishedRun]:
     """Each method five points above the one before."""
     return [
         write_run(path / method / f"seed-{seed}", made_result(method, seed, level=80 + 5 * place, **options))
@@ -30,7 +30,7 @@ def study(path: Path, methods: tuple[str, ...], seeds: int = 2, **options: Any) 
 def test_forgetting_shows_the_first_task_and_the_mean_over_tasks_so_far(tmp_path: Path) -> None:
     runs = study(tmp_path, ("er", "gpm"))
     runs.append(write_run(tmp_path / "all", together(made_result("multitask"))))
-    first, average = FIGURES["forgetting"].drawn(runs).axes
+    first, average = FIGURES["forgetting"].draw(runs).axes
     assert [line.get_label() for line in first.lines] == ["ER", "GPM"]
     assert first.lines[0].get_ydata() == pytest.approx([80.5, 76.5, 72.5])
     assert first.lines[1].get_ydata() == pytest.approx([85.5, 81.5, 77.5])
@@ -41,7 +41,7 @@ def test_forgetting_shows_the_first_task_and_the_mean_over_tasks_so_far(tmp_path
 
 
 def test_one_seed_has_no_band(tmp_path: Path) -> None:
-    first, _ = FIGURES["forgetting"].drawn(study(tmp_path, ("er",), seeds=1)).axes
+    first, _ = FIGURES["forgetting"].draw(study(tmp_path, ("er",), seeds=1)).axes
     assert len(first.collections) == 0
 
 
@@ -49,9 +49,9 @@ def test_comparison_shows_accuracy_time_without_testing_and_memory(tmp_path: Pat
     runs = study(tmp_path, ("er", "gpm"))
     runs.append(write_run(tmp_path / "all", together(made_result("multitask", level=95))))
     runs.append(write_run(tmp_path / "other", made_result("er", benchmark="split-mnist", tasks=2)))
-    curves, time, memory = FIGURES["comparison"].drawn(runs).axes
+    curves, time, memory = FIGURES["comparison"].draw(runs).axes
     assert [line.get_label() for line in curves.lines] == ["ER", "GPM", "Multitask"]
-    level = runs[4].result["acc"]
+    level = runs[4].result.acc
     assert list(curves.lines[2].get_ydata()) == pytest.approx([level, level])
     assert [bar.get_width() for bar in time.patches] == pytest.approx([6.5 / 3, 6.5 / 3, 2.0])
     assert [text.get_text() for text in time.get_yticklabels()] == ["ER", "GPM", "Multitask"]
@@ -61,9 +61,9 @@ def test_comparison_shows_accuracy_time_without_testing_and_memory(tmp_path: Pat
 
 def test_ablation_shows_bars_with_deviations_and_published_marks(tmp_path: Path) -> None:
     runs = study(tmp_path, ("fs-dgpm", "er", "gpm"))
-    acc, bwt = FIGURES["ablation"].drawn(runs).axes
+    acc, bwt = FIGURES["ablation"].draw(runs).axes
     assert [text.get_text() for text in acc.get_xticklabels()] == ["GPM", "FS-DGPM"]  # the family, in its order
-    means = [sum(run.result["acc"] for run in runs if run.method == method) / 2 for method in ("gpm", "fs-dgpm")]
+    means = [sum(run.result.acc for run in runs if run.method == method) / 2 for method in ("gpm", "fs-dgpm")]
     assert [bar.get_height() for bar in acc.patches] == pytest.approx(means)
     own = next(container for container in acc.containers if hasattr(container, "errorbar"))
     whiskers = own.errorbar[2][0].get_segments()
@@ -78,7 +78,7 @@ def test_shortened_runs_get_no_published_marks(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / method, {**made_result(method), "full_length": False}) for method in ("gpm", "fs-dgpm")
     ]
-    figure = FIGURES["ablation"].drawn(runs)
+    figure = FIGURES["ablation"].draw(runs)
     assert all(container.get_label().startswith("_") for axes in figure.axes for container in axes.containers)
 
 
@@ -94,7 +94,7 @@ def test_sweeps_read_the_setting_from_the_configuration(
         for seed in (0, 1)
     ]
     runs.append(write_run(tmp_path / "constant", made_result("er", **{setting: values[0]})))  # nothing to compare
-    panels = FIGURES[name].drawn(runs).axes
+    panels = FIGURES[name].draw(runs).axes
     (acc,) = panels[0].containers
     assert acc.get_label() == "FS-DGPM"
     assert list(acc[0].get_xdata()) == list(values)
@@ -103,7 +103,7 @@ def test_sweeps_read_the_setting_from_the_configuration(
     if name == "ascent-steps":
         assert panels[2].containers[0][0].get_ydata() == pytest.approx([6.5 / 3] * 3)
     else:
-        kept = [sum(runs[0].result["bytes"].values()) / 1000] * len(values)
+        kept = [runs[0].result.memory_bytes / 1000] * len(values)
         assert list(panels[2].containers[0][0].get_xdata()) == pytest.approx(kept)
         assert panels[2].containers[0][0].get_ydata() == pytest.approx(acc[0].get_ydata())
 
@@ -111,7 +111,7 @@ def test_sweeps_read_the_setting_from_the_configuration(
 def test_matrix_shows_means_over_seeds(tmp_path: Path) -> None:
     runs = study(tmp_path, ("er",))
     runs.append(write_run(tmp_path / "all", together(made_result("multitask"))))
-    alone, all_at_once = FIGURES["matrix"].drawn(runs).axes[:2]
+    alone, all_at_once = FIGURES["matrix"].draw(runs).axes[:2]
     cells = alone.collections[0].get_array()
     assert cells.filled(-1).tolist() == [[-1 if v is None else v for v in row] for row in accuracy(3, 80.5)]
     assert all_at_once.collections[0].get_array().mask.tolist() == [[True] * 3] * 2 + [[False] * 3]
@@ -123,12 +123,12 @@ def test_matrix_shows_means_over_seeds(tmp_path: Path) -> None:
     [
         ("forgetting", ("er",), {"tasks": 0}, "at least one task"),
         ("ablation", ("er", "fs-dgpm"), {}, "two or more of gpm"),
-        ("memory-size", ("er",), {"buffer": 200}, "there is 200 alone"),
+        ("memory-size", ("er",), {"buffer": 200}, "only 200"),
         ("memory-size", ("finetune",), {}, "none of these methods has it"),
         ("ascent-steps", ("fs-dgpm",), {"ascent_steps": 2}, "--set ascent_steps=VALUE"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_runs_are_named(
     name: str, methods: tuple[str, ...], options: dict[str, Any], word: str, tmp_path: Path
 ) -> None:
     if options.get("tasks") == 0:
@@ -136,30 +136,30 @@ def test_what_is_missing_is_named(
     else:
         runs = study(tmp_path, methods, **options)
     with pytest.raises(UsageError, match=f"{name}: missing: .*{word}"):
-        FIGURES[name].drawn(runs)
+        FIGURES[name].draw(runs)
 
 
-def test_runs_that_are_no_sample_of_one_thing_are_not_averaged(tmp_path: Path) -> None:
+def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path: Path) -> None:
     runs = study(tmp_path, ("er",), buffer=200)
     for other, word in (
-        (made_result("er", 2, buffer=50), r"the same method\.buffer \(there are 200, 50"),
+        (made_result("er", 2, buffer=50), r"the same method\.buffer \(it is 200, 50"),
         (made_result("er", 2, buffer=200, benchmark="split-mnist"), "one benchmark"),
-        (made_result("er", 2, buffer=200, tasks=2), "one length"),
-        (made_result("er", 1, buffer=200), "seed 1 is there twice"),
+        (made_result("er", 2, buffer=200, tasks=2), "the same number of tasks"),
+        (made_result("er", 1, buffer=200), "seed 1 appears twice"),
     ):
-        path = tmp_path / f"other {word[:8]}"
+        path = tmp_path / f"other {word[-8:]}"
         with pytest.raises(UsageError, match=word):
-            FIGURES["forgetting"].drawn([*runs, write_run(path, other)])
-    with pytest.raises(UsageError, match="no forgetting"):
-        FIGURES["forgetting"].drawn([write_run(tmp_path / "all", together(made_result("multitask")))])
+            FIGURES["forgetting"].draw([*runs, write_run(path, other)])
+    with pytest.raises(UsageError, match="does not forget"):
+        FIGURES["forgetting"].draw([write_run(tmp_path / "all", together(made_result("multitask")))])
     later = made_result("er", 2, buffer=200, new_setting=1)  # a later version's: no difference that is known
-    FIGURES["forgetting"].drawn([*runs, write_run(tmp_path / "later", later)])
+    FIGURES["forgetting"].draw([*runs, write_run(tmp_path / "later", later)])
 
 
 VARIED = {"ascent-steps": "ascent_steps", "memory-size": "buffer"}
 
 
-def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: Any) -> list[Run]:
+def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: Any) -> list[FinishedRun]:
     """Runs of a method with all that the figure asks for, on tasks with these settings."""
     found = []
     for value in (1, 2) if name in VARIED else (1,):
@@ -171,26 +171,26 @@ def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: An
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_methods_that_learnt_other_tasks_do_not_share_a_figure(name: str, tmp_path: Path) -> None:
+def test_methods_on_different_tasks_do_not_share_a_figure(name: str, tmp_path: Path) -> None:
     one, two = ("er", "fs-er") if name == "case-study" else ("fs-dgpm", "gpm")
     here = drawable(tmp_path, one, name, samples=60000, order="a")
     for setting, value in (("samples", 10000), ("order", "b")):
         there = drawable(tmp_path / setting, two, name, **{setting: value})
-        with pytest.raises(UsageError, match=rf"the same tasks \(of benchmark\.{setting} there are .*{value}.*: draw"):
-            FIGURES[name].drawn([*here, *there])
-    FIGURES[name].drawn([*here, *drawable(tmp_path / "later", two, name, new_setting=1)])
+        with pytest.raises(UsageError, match=rf"the same tasks \(benchmark\.{setting} is .*{value}.*: draw"):
+            FIGURES[name].draw([*here, *there])
+    FIGURES[name].draw([*here, *drawable(tmp_path / "later", two, name, new_setting=1)])
 
 
 @pytest.mark.parametrize("name", VARIED)
 def test_sweeps_are_of_one_length(name: str, tmp_path: Path) -> None:
     runs = [*drawable(tmp_path, "er", name, tasks=2), *drawable(tmp_path, "fs-dgpm", name, tasks=3)]
-    with pytest.raises(UsageError, match=r"one length .these have 2, 3 tasks"):
-        FIGURES[name].drawn(runs)
+    with pytest.raises(UsageError, match=r"the same number of tasks .these have 2, 3"):
+        FIGURES[name].draw(runs)
 
 
 def test_methods_are_chosen_and_ordered(tmp_path: Path) -> None:
     runs = study(tmp_path, ("er", "gpm", "ewc"), seeds=1)
-    first, _ = FIGURES["forgetting"].drawn(runs, Choices(methods=("ewc", "er"))).axes
+    first, _ = FIGURES["forgetting"].draw(runs, Choices(methods=("ewc", "er"))).axes
     assert [line.get_label() for line in first.lines] == ["EWC", "ER"]
-    with pytest.raises(UsageError, match=r"no run of 'sgp'\. There are: er, gpm, ewc"):
-        FIGURES["forgetting"].drawn(runs, Choices(methods=("sgp",)))
+    with pytest.raises(UsageError, match=r"no run of 'sgp'; choose from er, gpm, ewc"):
+        FIGURES["forgetting"].draw(runs, Choices(methods=("sgp",)))

@@ -12,12 +12,12 @@ pytest.importorskip("matplotlib")
 
 from steppe.errors import RunError, UsageError
 from steppe.figures import FIGURES, Choices
-from steppe.figures.reading import Run
+from steppe.report.finished_run import FinishedRun
 
 ALPHAS = [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 
-def measured(path: Path, methods: tuple[str, ...], *, surface: bool = False) -> list[Run]:
+def measured(path: Path, methods: tuple[str, ...], *, surface: bool = False) -> list[FinishedRun]:
     """Two seeds of each method, the first alone with a landscape, each method's higher than the one before."""
     found = []
     for place, method in enumerate(methods):
@@ -32,7 +32,7 @@ def mean(after: int, task: int, height: float) -> list[float]:
 
 
 def test_profiles_are_means_over_directions_with_bands(tmp_path: Path) -> None:
-    figure = FIGURES["landscapes"].drawn(measured(tmp_path, ("er", "gpm")), Choices(tasks=(2,), afters=(2, 3)))
+    figure = FIGURES["landscapes"].draw(measured(tmp_path, ("er", "gpm")), Choices(tasks=(2,), afters=(2, 3)))
     early, late = figure.axes
     for axes, after in ((early, 2), (late, 3)):
         for place in (0, 1):
@@ -48,12 +48,12 @@ def test_seeds_are_pooled_where_several_were_measured(tmp_path: Path) -> None:
     runs = [
         write_landscape(write_run(tmp_path / str(seed), made_result("er", seed)), height=1.0 + seed) for seed in (0, 2)
     ]
-    (axes,) = FIGURES["landscapes"].drawn(runs, Choices(afters=(1,))).axes
+    (axes,) = FIGURES["landscapes"].draw(runs, Choices(afters=(1,))).axes
     assert axes.lines[0].get_ydata() == pytest.approx(mean(1, 1, 2.0))
 
 
 def test_the_grid_has_tasks_in_rows_and_networks_in_columns(tmp_path: Path) -> None:
-    axes = FIGURES["landscape-grid"].drawn(measured(tmp_path, ("er",))).axes
+    axes = FIGURES["landscape-grid"].draw(measured(tmp_path, ("er",))).axes
     assert len(axes) == 9
     for task in (1, 2, 3):
         for after in (1, 2, 3):
@@ -61,20 +61,20 @@ def test_the_grid_has_tasks_in_rows_and_networks_in_columns(tmp_path: Path) -> N
             assert panel.axison == (task <= after)
             if task <= after:
                 assert panel.lines[0].get_ydata() == pytest.approx(mean(after, task, 1.0))
-    fewer = FIGURES["landscape-grid"].drawn(measured(tmp_path / "b", ("er",)), Choices(tasks=(1,), afters=(2, 3)))
+    fewer = FIGURES["landscape-grid"].draw(measured(tmp_path / "b", ("er",)), Choices(tasks=(1,), afters=(2, 3)))
     assert len(fewer.axes) == 2
 
 
 def test_stability_is_figure_one(tmp_path: Path) -> None:
     runs = measured(tmp_path, ("er", "gpm"))
-    kept, b, c, learnt, e = FIGURES["stability"].drawn(runs).axes
+    kept, b, c, learnt, e = FIGURES["stability"].draw(runs).axes
     assert kept.lines[0].get_ydata() == pytest.approx([60.5, 56.5, 52.5])
     for axes, (after, task) in ((b, (2, 1)), (c, (3, 1)), (e, (2, 2))):  # of three tasks the second is the middle one
         assert axes.lines[1].get_ydata() == pytest.approx(mean(after, task, 2.0))
     assert [bar.get_height() for bar in learnt.patches] == pytest.approx([61.5, 71.5])
     assert "cut axis" in learnt.get_ylabel()
     with pytest.raises(UsageError, match="multitask does not"):
-        FIGURES["stability"].drawn([*runs, write_run(tmp_path / "all", together(made_result("multitask")))])
+        FIGURES["stability"].draw([*runs, write_run(tmp_path / "all", together(made_result("multitask")))])
 
 
 def test_the_case_study_has_the_papers_figures_beside_ours(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_case_study_has_the_papers_figures_beside_ours(tmp_path: Path) -> No
         write_landscape(write_run(tmp_path / method, made_result(method, level=level, benchmark="pmnist-60k")))
         for method, level in (("fs-er", 95.0), ("gpm", 99.0), ("er", 90.0))
     ]
-    average, just, end, acc, bwt = FIGURES["case-study"].drawn(runs).axes
+    average, just, end, acc, bwt = FIGURES["case-study"].draw(runs).axes
     assert [line.get_label() for line in average.lines] == ["ER", "FS-ER"]
     assert just.lines[0].get_ydata() == pytest.approx(mean(2, 2, 1.0))
     assert end.lines[0].get_ydata() == pytest.approx(mean(3, 2, 1.0))
@@ -91,12 +91,12 @@ def test_the_case_study_has_the_papers_figures_beside_ours(tmp_path: Path) -> No
     assert marks == [86.16, 90.44]
     assert [bar.get_height() for bar in bwt.patches] == pytest.approx([-6.0, -6.0])
     with pytest.raises(UsageError, match="runs of fs-er"):
-        FIGURES["case-study"].drawn(runs[1:])
+        FIGURES["case-study"].draw(runs[1:])
 
 
 def test_surfaces_are_drawn_with_the_first_direction_to_the_right(tmp_path: Path) -> None:
     runs = measured(tmp_path, ("er", "gpm"), surface=True)
-    figure = FIGURES["surface"].drawn(runs)
+    figure = FIGURES["surface"].draw(runs)
     levels = figure.axes[0].collections[0].levels
     assert levels[0] <= 1.0 < levels[1]
     lines = figure.axes[0].collections[1]  # losses are 10 row + column + 1: rows are alphas of the first direction
@@ -104,50 +104,50 @@ def test_surfaces_are_drawn_with_the_first_direction_to_the_right(tmp_path: Path
     xs, ys = lines.get_paths()[level].vertices.T
     assert max(xs) - min(xs) < max(ys) - min(ys)
     assert "task 3 after task 3" in figure.axes[-1].get_ylabel()
-    chosen = FIGURES["surface"].drawn(runs, Choices(tasks=(1,), afters=(2,)))
+    chosen = FIGURES["surface"].draw(runs, Choices(tasks=(1,), afters=(2,)))
     assert "task 1 after task 2" in chosen.axes[-1].get_ylabel()
 
 
-def test_what_is_missing_of_landscapes_is_named_with_the_command(tmp_path: Path) -> None:
+def test_missing_landscapes_are_named_with_the_command(tmp_path: Path) -> None:
     figure = FIGURES["landscapes"]
     bare = write_run(tmp_path / "er" / "seed-0", made_result("er"))
     with pytest.raises(UsageError, match=r"landscape\.json in .*seed-0: run steppe landscape .*seed-0 --after 1,2,3"):
-        figure.drawn([bare])
+        figure.draw([bare])
     part = write_landscape(bare, pairs=[(1, 1)])
     with pytest.raises(UsageError, match=r"task 1 after task 2, task 1 after task 3 in .* --resume .*--after 1,2,3"):
-        figure.drawn([part])
+        figure.draw([part])
     with pytest.raises(UsageError, match=r"task 2 after task 1 .there are 3 tasks"):
-        figure.drawn([part], Choices(tasks=(2,), afters=(1,)))
+        figure.draw([part], Choices(tasks=(2,), afters=(1,)))
     with pytest.raises(UsageError, match="--task 1,2: this figure shows one"):
-        figure.drawn([part], Choices(tasks=(1, 2)))
+        figure.draw([part], Choices(tasks=(1, 2)))
     with pytest.raises(UsageError, match=r"a surface of er: run steppe landscape .* --surface --after 3 --task 2"):
-        FIGURES["surface"].drawn([part])
+        FIGURES["surface"].draw([part])
     other = write_landscape(write_run(tmp_path / "gpm", made_result("gpm")), points=7)
     with pytest.raises(UsageError, match=r"with the same points \(5 in .*seed-0, 7 in .*gpm: .* --points"):
-        figure.drawn([part, other], Choices(afters=(1,)))
+        figure.draw([part, other], Choices(afters=(1,)))
     many = [write_run(tmp_path / name, made_result(name)) for name in ("ewc", "gem", "sgp", "dgpm")]
-    with pytest.raises(UsageError, match="the same of 1 more methods"):
-        figure.drawn(many)
+    with pytest.raises(UsageError, match="the same for 1 more methods"):
+        figure.draw(many)
 
 
 @pytest.mark.parametrize("name", ["landscapes", "landscape-grid", "stability"])
-def test_a_network_that_never_was_is_not_asked_for(name: str, tmp_path: Path) -> None:
+def test_networks_that_do_not_exist_are_refused(name: str, tmp_path: Path) -> None:
     """Learning all tasks together leaves weights after the last one alone; of these there may be a landscape."""
     runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
     with pytest.raises(UsageError) as refused:
-        FIGURES[name].drawn(runs)
-    told = "methods that learn tasks one by one (multitask does not: choose others by --methods)"
+        FIGURES[name].draw(runs)
+    told = "methods that learn one task at a time (multitask does not: choose others by --methods)"
     assert str(refused.value) == f"{name}: missing: {told}."
-    assert FIGURES[name].missing(Choices(methods=("er",)).of(runs), Choices()) == []
+    assert FIGURES[name].missing(Choices(methods=("er",)).filter(runs), Choices()) == []
 
 
 @pytest.mark.parametrize("name", ["landscapes", "landscape-grid"])
 def test_the_last_network_of_a_method_that_learns_all_together_is_drawn(name: str, tmp_path: Path) -> None:
     runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
     with pytest.raises(UsageError, match=r"run steppe landscape .*multitask .*--after 3"):
-        FIGURES[name].drawn(runs, Choices(afters=(3,)))
+        FIGURES[name].draw(runs, Choices(afters=(3,)))
     runs[-1] = write_landscape(runs[-1], pairs=[(3, 1), (3, 2), (3, 3)])
-    assert FIGURES[name].drawn(runs, Choices(afters=(3,))).axes
+    assert FIGURES[name].draw(runs, Choices(afters=(3,))).axes
 
 
 def test_a_landscape_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -155,22 +155,22 @@ def test_a_landscape_of_another_run_is_refused(tmp_path: Path) -> None:
     two = write_run(tmp_path / "two", made_result("er", 1))
     (two.path / "landscape.json").write_bytes((one.path / "landscape.json").read_bytes())
     with pytest.raises(RunError, match=r"another run .seed 0, not 1"):
-        FIGURES["landscapes"].drawn([two])
+        FIGURES["landscapes"].draw([two])
     three = write_run(tmp_path / "three", made_result("er", 0, buffer=200))
     (three.path / "landscape.json").write_bytes((one.path / "landscape.json").read_bytes())
     with pytest.raises(RunError, match=r"another run .other settings"):
-        FIGURES["landscapes"].drawn([three])
+        FIGURES["landscapes"].draw([three])
 
 
 @pytest.mark.parametrize(("setting", "value"), [("samples", 50), ("seed", 1), ("range", 2.0)])
 def test_landscapes_measured_otherwise_do_not_share_a_figure(setting: str, value: float, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / method, made_result(method)) for method in ("er", "gpm")]
     with pytest.raises(UsageError, match=f"measured with the same {setting}"):
-        FIGURES["landscapes"].drawn([write_landscape(runs[0]), write_landscape(runs[1], **{setting: value})])
-    FIGURES["landscapes"].drawn([runs[0], write_landscape(runs[1], sigma=0.1)])  # the bound's alone
+        FIGURES["landscapes"].draw([write_landscape(runs[0]), write_landscape(runs[1], **{setting: value})])
+    FIGURES["landscapes"].draw([runs[0], write_landscape(runs[1], sigma=0.1)])  # the bound's alone
     bare = write_run(tmp_path / "bare", made_result("sgp"))  # is to be measured as those it will stand beside
     with pytest.raises(UsageError, match=rf"landscape .*bare .*--{setting} {value} .*--after"):
-        FIGURES["landscapes"].drawn([write_landscape(runs[0], **{setting: value}), bare])
+        FIGURES["landscapes"].draw([write_landscape(runs[0], **{setting: value}), bare])
 
 
 def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) ->
     ]
     hard = [{"ranks": entry["ranks"]} for entry in record(3, 0)]
     runs.append(write_run(tmp_path / "gpm", made_result("gpm"), hard))
-    shares, ranks = FIGURES["importances"].drawn(runs).axes
+    shares, ranks = FIGURES["importances"].draw(runs).axes
     deciles = [[0.2 + place / 10 + rank / 100 for rank in range(11)] for place in (1, 2)]
     assert list(shares.lines[0].get_xdata()) == [2, 3]
     assert shares.lines[0].get_ydata() == pytest.approx([row[5] for row in deciles])
@@ -194,7 +194,7 @@ def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) ->
     assert ranks.get_ylabel() == "rank of the basis after"
 
 
-def test_importances_say_which_basis_they_are_of(tmp_path: Path) -> None:
+def test_importances_name_their_basis(tmp_path: Path) -> None:
     """A method that tells of λ after the first task tells of the basis that the task has left."""
     grown = record(3, 0.1)
     grown[0]["importances"] = grown[1]["importances"]
@@ -202,7 +202,7 @@ def test_importances_say_which_basis_they_are_of(tmp_path: Path) -> None:
         write_run(tmp_path / "sgp", made_result("sgp"), grown),
         write_run(tmp_path / "fs-dgpm", made_result("fs-dgpm"), record(3, 0.1)),
     ]
-    *shares, _ = FIGURES["importances"].drawn(runs).axes
+    *shares, _ = FIGURES["importances"].draw(runs).axes
     assert {axes.get_ylabel(): list(axes.lines[0].get_xdata()) for axes in shares} == {
         "λ, FS-DGPM\nbasis before": [2, 3],
         "λ, SGP\nbasis after": [1, 2, 3],
@@ -213,17 +213,17 @@ def test_a_layer_without_a_basis_at_first_has_rank_0_there(tmp_path: Path) -> No
     late = record(3, 0.1)
     del late[0]["ranks"]["first.weight"]
     runs = [write_run(tmp_path / f"seed-{seed}", made_result("fs-sgpm", seed), late) for seed in (0, 1)]
-    _, ranks = FIGURES["importances"].drawn(runs).axes
+    _, ranks = FIGURES["importances"].draw(runs).axes
     assert ranks.lines[0].get_ydata() == pytest.approx([0, 20, 30])
 
 
-def test_what_is_missing_of_importances_is_named(tmp_path: Path) -> None:
+def test_missing_importances_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"importances in the log\.jsonl of a run \(er: none"):
-        FIGURES["importances"].drawn([write_run(tmp_path / "er", made_result("er"), [{}, {}, {}])])
+        FIGURES["importances"].draw([write_run(tmp_path / "er", made_result("er"), [{}, {}, {}])])
     short = write_run(tmp_path / "short", made_result("fs-dgpm"), record(2, 0.5))
     with pytest.raises(UsageError, match=r"each of its 3 tasks in .*log\.jsonl"):
-        FIGURES["importances"].drawn([short])
+        FIGURES["importances"].draw([short])
     bad = write_run(tmp_path / "bad", made_result("fs-dgpm"), [])
     (bad.path / "log.jsonl").write_text("no log\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"importances in the log\.jsonl of a run"):
-        FIGURES["importances"].drawn([bad])
+        FIGURES["importances"].draw([bad])

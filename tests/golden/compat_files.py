@@ -238,9 +238,9 @@ def runs() -> dict[str, Any]:
     rmtree("study/finetune")
     rmtree("study/er/seed-0/checkpoints")  # a network of 360 kB, twice
     whole: list[Event] = []
-    accuracy = run(stopped, callback=whole.append)["accuracy"]
+    accuracy = run(stopped, callback=whole.append).accuracy
     losses = [event.loss for event in whole if isinstance(event, EpochEnded)]
-    found = {"finished": finished["accuracy"], "stopped": accuracy, "missing": missing["accuracy"]}
+    found = {"finished": finished.accuracy, "stopped": accuracy, "missing": missing.accuracy}
     return {**found, "losses of stopped": losses}
 
 

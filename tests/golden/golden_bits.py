@@ -191,7 +191,7 @@ def all_digests() -> dict[str, dict[str, str]]:
             found[name] = digests_of(case, directory)
         for method in RUNS:
             result = run(RunConfig.make("pmnist", method, HERE["pmnist"]))
-            told = json.dumps([result[key] for key in ("accuracy", "acc", "bwt", "updates", "bytes")])
+            told = json.dumps([getattr(result, key) for key in ("accuracy", "acc", "bwt", "updates", "bytes")])
             found[f"run of pmnist, {method}"] = {"result": hashlib.sha256(told.encode()).hexdigest()[:16]}
     return found
 

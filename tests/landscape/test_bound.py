@@ -16,8 +16,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from steppe.errors import DivergedError
-from steppe.landscape.bound import Noisy, bound, complexity, gaussian_kl, noisy
-from steppe.landscape.directions import noise
+from steppe.landscape.bound import NoisyLoss, complexity, compute_bound, gaussian_kl, measure_noisy_loss
+from steppe.landscape.directions import gaussian_noise
 from steppe.landscape.flatness import Estimate
 from steppe.landscape.profile import LossProbe
 
@@ -26,7 +26,7 @@ def test_expected_loss_of_a_parabola() -> None:
     """E q(w + v) = q(w) + σ² tr(A) / 2."""
     model, matrix = bowl(torch.Generator().manual_seed(1))
     network, batch = standing(model, torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, dtype=torch.int64))
-    found = noisy(LossProbe(network, batch), network.trainable, 0.5, 1000, seed=0)
+    found = measure_noisy_loss(LossProbe(network, batch), network.trainable, 0.5, 1000, seed=0)
     w = model.weight.detach().reshape(-1)
     start = 1 + float(w @ matrix @ w) / 2
     assert found.loss == pytest.approx(start)
@@ -43,7 +43,7 @@ def test_expected_error_of_one_weight_by_integration() -> None:
         model.weight.copy_(torch.tensor([[0.0], [0.3]]))
     x, y = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.int64)
     network, batch = standing(model, x, y)
-    found = noisy(LossProbe(network, batch), network.trainable, 0.5, 1500, seed=0)
+    found = measure_noisy_loss(LossProbe(network, batch), network.trainable, 0.5, 1500, seed=0)
     spread = 0.5 * math.sqrt(2)  # of the difference of the two logits
     assert found.error == 0
     assert found.noisy_error.mean == pytest.approx(1 - norm.cdf(0.3 / spread), abs=0.04)
@@ -55,8 +55,8 @@ def test_draw_by_draw() -> None:
     x, y = bright(8)(30, 0)
     model = OWN["mlp"].build()
     network, batch = standing(model, x, y)
-    found = noisy(LossProbe(network, batch), network.trainable, 0.2, 5, seed=7)
-    draws = [noise(network.trainable, 7, number) for number in range(5)]
+    found = measure_noisy_loss(LossProbe(network, batch), network.trainable, 0.2, 5, seed=7)
+    draws = [gaussian_noise(network.trainable, 7, number) for number in range(5)]
     losses = [loss_at(model, x, y, [v], [0.2], None) for v in draws]
     errors = [float((moved(model, [v], [0.2])(x.double()).argmax(1) != y).double().mean()) for v in draws]
     assert found.noisy_loss.mean == pytest.approx(statistics.fmean(losses), rel=1e-5)
@@ -107,19 +107,19 @@ def test_kl_where_the_square_of_sigma_is_hardly_a_number(power: float, w: float)
     )
 
 
-def test_a_bound_without_a_number_is_refused() -> None:
-    still = Noisy(0.0, 0.0, Estimate(0.0, None, None), Estimate(0.0, None, None))
+def test_a_bound_that_is_not_finite_is_refused() -> None:
+    still = NoisyLoss(0.0, 0.0, Estimate(0.0, None, None), Estimate(0.0, None, None))
     weights = {"w": torch.tensor([[3.0]])}
     for sigma, before in ((1e-156, None), (1e-170, weights), (1e-320, None)):
-        with pytest.raises(DivergedError, match=r"KL is not finite with sigma = .*: give a larger --sigma"):
-            bound([still], still, weights, before, samples=10, sigma=sigma, delta=0.1)
+        with pytest.raises(DivergedError, match=r"KL divergence is not finite with sigma = .*; pass a larger --sigma"):
+            compute_bound([still], still, weights, before, samples=10, sigma=sigma, delta=0.1)
 
 
 @pytest.mark.parametrize("sigma", [1e25, 1e37])
-def test_noise_that_leaves_no_loss_is_refused(sigma: float) -> None:
+def test_noise_that_makes_the_loss_infinite_is_refused(sigma: float) -> None:
     network, batch = standing(OWN["mlp"].build(), *bright(8)(30, 0))
-    with pytest.raises(DivergedError, match=r"with noise of sigma = 1e\+.*: give a smaller --sigma"):
-        noisy(LossProbe(network, batch), network.trainable, sigma, 3, seed=0)
+    with pytest.raises(DivergedError, match=r"with noise of sigma = 1e\+.*; pass a smaller --sigma"):
+        measure_noisy_loss(LossProbe(network, batch), network.trainable, sigma, 3, seed=0)
 
 
 @pytest.mark.parametrize("power", [1, 100, 307, 320])
@@ -130,13 +130,13 @@ def test_complexity_of_a_bound_that_hardly_ever_fails(power: int) -> None:
 
 
 def test_the_whole() -> None:
-    def measured(loss: float, error: float, noisy_loss: float, noisy_error: float) -> Noisy:
-        return Noisy(loss, error, Estimate(noisy_loss, None, None), Estimate(noisy_error, None, None))
+    def measured(loss: float, error: float, noisy_loss: float, noisy_error: float) -> NoisyLoss:
+        return NoisyLoss(loss, error, Estimate(noisy_loss, None, None), Estimate(noisy_error, None, None))
 
     old = [measured(0.1, 0.01, 0.4, 0.10), measured(0.2, 0.02, 0.6, 0.20)]
     new = measured(0.3, 0.05, 0.35, 0.08)
     weights, before = {"w": torch.tensor([[3.0, 4.0]])}, {"w": torch.tensor([[3.0, 3.0]])}
-    found = bound(old, new, weights, before, samples=1000, sigma=0.5, delta=0.1)
+    found = compute_bound(old, new, weights, before, samples=1000, sigma=0.5, delta=0.1)
     assert (found.error.stability, found.error.sensitivity) == (pytest.approx(0.15), 0.05)
     assert found.error.sharpness == pytest.approx(0.03)
     assert (found.loss.stability, found.loss.sensitivity) == (pytest.approx(0.5), 0.3)
@@ -144,7 +144,7 @@ def test_the_whole() -> None:
     assert (found.kl, found.kl_previous) == (pytest.approx(25 / 0.5), pytest.approx(1 / 0.5))
     assert found.complexity == pytest.approx(4 * math.sqrt((50 + math.log(20000)) / 1000))
     assert found.complexity_previous == pytest.approx(4 * math.sqrt((2 + math.log(20000)) / 1000))
-    assert bound(old, new, weights, None, samples=1000, sigma=0.5, delta=0.1).complexity_previous is None
+    assert compute_bound(old, new, weights, None, samples=1000, sigma=0.5, delta=0.1).complexity_previous is None
 
 
 @given(kl=st.floats(0, 1e6), n=st.integers(1, 10**6), delta=st.floats(0.001, 0.999))

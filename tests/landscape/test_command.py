@@ -16,8 +16,8 @@ from steppe.cli.main import main
 from steppe.errors import DivergedError, UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import locked
-from steppe.landscape.bound import Noisy
+from steppe.experiments.run_directory import lock_directory
+from steppe.landscape.bound import NoisyLoss
 from steppe.landscape.files import Landscape, Pair, read_landscape
 from steppe.landscape.flatness import Estimate, Flatness
 from steppe.landscape.settings import LandscapeSettings
@@ -44,7 +44,7 @@ def command(path: Path) -> str:
     return read_landscape(path).command
 
 
-def test_the_command_in_the_file_says_what_made_it(own: Path) -> None:
+def test_the_file_records_its_command(own: Path) -> None:
     first, later = f"{WRITTEN} --after 1", f"{WRITTEN} --after 3 --hessian --resume"
     for arguments, told in (
         (["--after", "1"], first),
@@ -73,22 +73,22 @@ def test_one_process_at_a_time_measures_a_run(own: Path, capsys: pytest.CaptureF
     """Two would lose each other's work, one that goes on with it too; of a study at work, finished runs can be had."""
     other = own.with_name("other")
     shutil.copytree(own, other)
-    with locked(own):
+    with lock_directory(own):
         for option in ([], ["--resume"], ["-o", str(own.with_name("o.json"))]):
             assert main(["landscape", str(own), *FEW, *option]) == 2
             assert capsys.readouterr().err == f"steppe: another process is at work in {own}: wait for it.\n"
     assert {file.name for file in own.parent.rglob("*.json")} == {"result.json"}
-    with locked(own.parent):
+    with lock_directory(own.parent):
         assert main(["landscape", str(own.parent), *FEW]) == 0
     assert (own / "landscape.json").exists()
     assert (other / "landscape.json").exists()
 
 
-def test_what_is_being_measured_is_nobody_elses(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_locked_while_it_is_measured(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, refused = Landscape.write, []
 
     def written(landscape: Landscape, path: Path) -> None:
-        with pytest.raises(UsageError, match="another process is at work"), locked(own):
+        with pytest.raises(UsageError, match="another process is at work"), lock_directory(own):
             pass
         refused.append(path)
         write(landscape, path)
@@ -96,7 +96,7 @@ def test_what_is_being_measured_is_nobody_elses(own: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Landscape, "write", written)
     assert main(["landscape", str(own), *FEW]) == 0
     assert refused
-    with locked(own):
+    with lock_directory(own):
         pass
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_may_only_be_read_is_measured_elsewhere(
     assert not (own / ".lock").exists()
 
 
-def test_what_is_measured_again_by_another_command_is_told(own: Path) -> None:
+def test_each_command_that_measures_is_recorded(own: Path) -> None:
     assert main(["landscape", str(own), *FEW]) == 0
     file = own / "checkpoints" / "task-002.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(file).items()}, file)
@@ -138,16 +138,16 @@ def test_the_command_that_a_figure_asks_for_works_as_it_stands(
 @pytest.mark.parametrize(
     ("options", "code", "told"),
     [
-        (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range: it must be at least 1e-30"),
+        (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range; it must be at least 1e-30"),
         (["--sigma", "1e-170"], 2, "sigma = 1e-170 is out of range"),
         (["--range", "1e-200", "--radius", "1e-200"], 2, "range = 1e-200 is out of range"),
-        (["--range", "1e30", "--radius", "1e30"], 1, "with a smaller --range"),
+        (["--range", "1e30", "--radius", "1e30"], 1, "pass a smaller --range"),
         (["--range", "1e300", "--radius", "1e300"], 2, "range = 1e+300 is out of range"),
-        (["--sigma", "1e25"], 1, "not finite with noise of sigma = 1e+25: give a smaller --sigma"),
+        (["--sigma", "1e25"], 1, "not finite with noise of sigma = 1e+25; pass a smaller --sigma"),
         (["--sigma", "1e200"], 2, "sigma = 1e+200 is out of range"),
     ],
 )
-def test_what_gives_no_numbers_is_refused_by_name(
+def test_settings_without_finite_losses_are_named(
     options: list[str], code: int, told: str, own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["landscape", str(own), *FEW, *options]) == code
@@ -168,7 +168,7 @@ def test_the_least_that_is_taken_can_be_read_again(options: list[str], own: Path
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_file_that_could_not_be_read_is_not_written(value: float, tmp_path: Path) -> None:
     still, spoilt = Estimate(0.0, None, None), Estimate(value, None, None)
-    pair = Pair([[0.0] * 3], Flatness(0.0, still, still, spoilt), Noisy(0.0, 0.0, still, still))
+    pair = Pair([[0.0] * 3], Flatness(0.0, still, still, spoilt), NoisyLoss(0.0, 0.0, still, still))
     run = {"benchmark": "pmnist", "method": "er", "seed": 0, "config": ""}
     found = Landscape(run, LandscapeSettings(directions=1, points=3, radius=1.0), "", {}, pairs={(1, 1): pair})
     with pytest.raises(DivergedError, match=r"landscape\.json is not written.*--range.*--sigma"):
@@ -176,7 +176,7 @@ def test_a_file_that_could_not_be_read_is_not_written(value: float, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_an_eigenvalue_that_is_no_number_is_none(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eigenvalue_that_is_not_finite_is_none(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steppe.landscape.hessian.eigsh", lambda *given, **options: torch.tensor([float("nan")]))
     assert main(["landscape", str(own), *FEW, "--hessian", "--after", "1"]) == 0
     assert json.loads((own / "landscape.json").read_text(encoding="utf-8"))["hessian"] == {}

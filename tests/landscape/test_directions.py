@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from own_models import OWN
 from torch import nn
 
-from steppe.landscape.directions import direction, filter_normalised, noise
+from steppe.landscape.directions import filter_normalized_noise, gaussian_noise, random_direction
 from steppe.models.alexnet import AlexNet
 from steppe.models.four_conv import FourConv
 from steppe.models.lenet import LeNet
@@ -25,7 +25,7 @@ from steppe.runtime.rng import Streams
 def test_every_filter_has_the_norm_of_the_weights_and_vectors_stay(name: str) -> None:
     network = Network(OWN[name].build())
     weights = network.trainable
-    found = direction(network, seed=3, number=1)
+    found = random_direction(network, seed=3, number=1)
     assert found.keys() == weights.keys()
     for key, weight in weights.items():
         assert found[key].shape == weight.shape
@@ -48,14 +48,14 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_filter_is_what_one_output_is_made_with(name: str) -> None:
+def test_a_filter_holds_the_weights_of_one_output(name: str) -> None:
     """The slow twin asks autograd which elements of the weight each output channel depends on."""
     layer, shape = copy.deepcopy(LAYERS[name])
     layer.double()
     weight = layer.weight
     assert isinstance(weight, nn.Parameter)
     x = 1 + torch.rand(2, *shape, dtype=torch.float64)
-    d = direction(Network(nn.Sequential(layer)), seed=0, number=0)["0.weight"]
+    d = random_direction(Network(nn.Sequential(layer)), seed=0, number=0)["0.weight"]
     output = layer(x)
     for channel in range(output.shape[1]):
         (slope,) = torch.autograd.grad(output[:, channel].sum(), [weight], retain_graph=True)
@@ -75,7 +75,7 @@ def test_a_filter_is_what_one_output_is_made_with(name: str) -> None:
 )
 def test_scales_and_shifts_stay_whatever_their_shape(norm: Callable[[], nn.Module]) -> None:
     network = Network(nn.Sequential(nn.Conv2d(1, 2, 1), norm(), nn.Flatten(), nn.Linear(32, 3)))
-    found = direction(network, seed=0, number=0)
+    found = random_direction(network, seed=0, number=0)
     assert {name for name, d in found.items() if d.any()} == {"0.weight", "3.weight"}
 
 
@@ -84,7 +84,7 @@ def test_directions_of_the_networks_of_the_benchmarks_are_those_of_old(build: Ca
     """Recorded landscapes were seen along them: rows of every weight of two dimensions or more, in one go of draws."""
     network = Network(build())
     generator = torch.Generator().manual_seed(Streams(3).derived("landscape direction 2"))
-    found = direction(network, seed=3, number=2)
+    found = random_direction(network, seed=3, number=2)
     for name, weight in network.trainable.items():
         if weight.ndim < 2:
             assert not found[name].any()
@@ -98,8 +98,8 @@ def test_directions_of_the_networks_of_the_benchmarks_are_those_of_old(build: Ca
 def test_it_grows_with_the_weights_and_never_fails(shape: list[int], seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(shape, dtype=torch.float64, generator=generator)
-    one = filter_normalised({"w": weight}, torch.Generator().manual_seed(seed))["w"]
-    other = filter_normalised({"w": scale * weight}, torch.Generator().manual_seed(seed))["w"]
+    one = filter_normalized_noise({"w": weight}, torch.Generator().manual_seed(seed))["w"]
+    other = filter_normalized_noise({"w": scale * weight}, torch.Generator().manual_seed(seed))["w"]
     torch.testing.assert_close(other, scale * one)
     torch.testing.assert_close(one.flatten(1).norm(dim=1), weight.flatten(1).norm(dim=1))
 
@@ -107,7 +107,7 @@ def test_it_grows_with_the_weights_and_never_fails(shape: list[int], seed: int, 
 def test_a_filter_of_zeros_stays() -> None:
     weight = torch.ones(3, 4)
     weight[1] = 0
-    found = filter_normalised({"w": weight}, torch.Generator())["w"]
+    found = filter_normalized_noise({"w": weight}, torch.Generator())["w"]
     assert not found[1].any()
     assert found[0].any()
 
@@ -115,16 +115,16 @@ def test_a_filter_of_zeros_stays() -> None:
 def test_seed_and_number_decide_alone() -> None:
     network = Network(nn.Linear(5, 4))
     state = torch.get_rng_state()
-    first = direction(network, 1, 0)["weight"]
-    assert torch.equal(first, direction(network, 1, 0)["weight"])
-    assert not torch.equal(first, direction(network, 1, 1)["weight"])
-    assert not torch.equal(first, direction(network, 2, 0)["weight"])
+    first = random_direction(network, 1, 0)["weight"]
+    assert torch.equal(first, random_direction(network, 1, 0)["weight"])
+    assert not torch.equal(first, random_direction(network, 1, 1)["weight"])
+    assert not torch.equal(first, random_direction(network, 2, 0)["weight"])
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_directions_are_gaussian_before_they_are_scaled() -> None:
     """All rows as long as √in: then scaling hardly matters, and what is left is N(0, 1)."""
-    found = filter_normalised({"w": torch.ones(100, 400)}, torch.Generator().manual_seed(5))["w"]
+    found = filter_normalized_noise({"w": torch.ones(100, 400)}, torch.Generator().manual_seed(5))["w"]
     assert abs(float(found.mean())) < 0.02
     assert float(found.std()) == pytest.approx(1, abs=0.02)
     assert float((found.abs() < 1).double().mean()) == pytest.approx(0.683, abs=0.01)
@@ -132,7 +132,7 @@ def test_directions_are_gaussian_before_they_are_scaled() -> None:
 
 def test_noise_moves_every_parameter() -> None:
     weights = dict(OWN["convolutional"].build().named_parameters())
-    found = noise(weights, seed=0, number=0)
+    found = gaussian_noise(weights, seed=0, number=0)
     assert all(found[name].shape == weight.shape and found[name].any() for name, weight in weights.items())
-    drawn = torch.cat([d.flatten() for number in range(30) for d in noise(weights, 0, number).values()])
+    drawn = torch.cat([d.flatten() for number in range(30) for d in gaussian_noise(weights, 0, number).values()])
     assert float(drawn.std()) == pytest.approx(1, abs=0.02)

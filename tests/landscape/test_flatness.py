@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steppe.errors import UsageError
-from steppe.landscape.flatness import Estimate, curvature, flatness, mean_rise, sharpness
+from steppe.landscape.flatness import Estimate, curvature, mean_rise, measure_flatness, sharpness
 from steppe.landscape.settings import LandscapeSettings
 
 ALPHAS = LandscapeSettings().alphas
@@ -49,7 +49,7 @@ def test_a_radius_between_two_points_ends_on_the_straight_line() -> None:
 
 def test_over_directions() -> None:
     curves = [[slope * alpha**2 for alpha in ALPHAS] for slope in (1.0, 2.0, 6.0)]
-    found = flatness(curves, ALPHAS, 0.4)
+    found = measure_flatness(curves, ALPHAS, 0.4)
     rises = [0.16, 0.32, 0.96]
     assert found.loss == 0
     assert found.sharpness.mean == pytest.approx(0.48)
@@ -79,10 +79,10 @@ def test_alphas_are_symmetric_around_zero(points: int, reach: float) -> None:
         ({"points": 1}, "at least 3"),
         ({"radius": 1.5}, "range"),
         ({"radius": 0.01}, "one step"),
-        ({"range": 0}, "range = 0.0 is out of range: it must be at least 1e-30"),
-        ({"range": 1e-200, "radius": 1e-200}, "range = 1e-200 is out of range: it must be at least 1e-30"),
+        ({"range": 0}, "range = 0.0 is out of range; it must be at least 1e-30"),
+        ({"range": 1e-200, "radius": 1e-200}, "range = 1e-200 is out of range; it must be at least 1e-30"),
         ({"range": 1e300}, r"at most 1e\+30"),
-        ({"sigma": 1e-170}, "sigma = 1e-170 is out of range: it must be at least 1e-30"),
+        ({"sigma": 1e-170}, "sigma = 1e-170 is out of range; it must be at least 1e-30"),
         ({"sigma": 1e39}, r"at most 1e\+30"),
         ({"samples": 0}, "at least 1"),
         ({"delta": 1}, "below 1"),

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from steppe.landscape import hessian
 from steppe.landscape import profile as profiles
-from steppe.landscape.directions import noise
+from steppe.landscape.directions import gaussian_noise
 from steppe.landscape.hessian import hessian_product, top_eigenvalue
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
@@ -44,7 +44,7 @@ def test_equal_to_the_dense_hessian(name: str, head: range | None, monkeypatch: 
     network, batch = standing(own.build().double(), x.double(), y if head is None else y % 3 + 1, head)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         matrix = dense(network, batch, head)
-    v = noise(network.trainable, 0, 0)
+    v = gaussian_noise(network.trainable, 0, 0)
     found = hessian_product(network, batch, v)
     flat = torch.cat([each.reshape(-1) for each in v.values()])
     torch.testing.assert_close(torch.cat([each.reshape(-1) for each in found.values()]), matrix @ flat)
@@ -83,7 +83,7 @@ def test_nothing_is_left_behind() -> None:
     assert top_eigenvalue(network, batch) == one
 
 
-def test_an_iteration_that_does_not_settle_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_that_does_not_converge_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hessian, "_RESTARTS", 1)
     monkeypatch.setattr(hessian, "_VECTORS", 2)
     monkeypatch.setattr(hessian, "_TOLERANCE", 1e-14)

@@ -19,10 +19,10 @@ from steppe.errors import RunError, UsageError
 from steppe.experiments import run_directory as runs
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.landscape import measure as surveying
-from steppe.landscape.directions import direction
+from steppe.landscape import measure as module
+from steppe.landscape.directions import random_direction
 from steppe.landscape.files import read_landscape
-from steppe.landscape.measure import Request, Step, measure
+from steppe.landscape.measure import MeasureProgress, Request, measure
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network.network import Network
 from steppe.registry import BENCHMARKS
@@ -57,7 +57,7 @@ def test_every_task_seen_after_every_task(finished: Path, tmp_path: Path) -> Non
         model.load_state_dict(load_file(finished / "checkpoints" / f"task-{after:03d}.safetensors"))
         x, y = tasks[task - 1].train.take(torch.arange(len(tasks[task - 1].train)))
         for number in range(2):
-            d = direction(Network(model), 0, number)
+            d = random_direction(Network(model), 0, number)
             expected = [
                 loss_at(model, x.double() / 255, y, [d], [alpha], tasks[task - 1].head) for alpha in settings.alphas
             ]
@@ -74,7 +74,7 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
         sum(found.pairs[3, task].noisy.noisy_error.mean for task in (1, 2)) / 2
     )
     assert bound.loss.sensitivity == found.pairs[3, 3].noisy.loss
-    weights = [runs.task_weights(finished, place) for place in (1, 2)]
+    weights = [runs.read_weights(finished, place) for place in (1, 2)]
     squares = sum(float(tensor.double().square().sum()) for tensor in weights[1].values())
     apart = sum(float((weights[1][name] - weights[0][name]).double().square().sum()) for name in weights[1])
     assert bound.kl == pytest.approx(squares / (2 * 0.01**2), rel=1e-5)
@@ -86,7 +86,7 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
         )
 
 
-def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:
+def test_write_and_read_round_trip(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     written = measure(finished, out, QUICK, Request(hessian=True, surface=True, after=[1, 3], tasks=[1, 2]))
     found = read_landscape(out)
@@ -106,7 +106,7 @@ def test_reads_what_was_written(finished: Path, tmp_path: Path) -> None:
     assert data["alphas"] == [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 
-def test_only_what_is_asked_for(finished: Path, tmp_path: Path) -> None:
+def test_only_the_request_is_measured(finished: Path, tmp_path: Path) -> None:
     found = measure(finished, tmp_path / "a.json", QUICK, Request(after=[3, 2], tasks=[2]))
     assert sorted(found.pairs) == [(2, 2), (3, 2)]
     assert found.bounds == {}
@@ -126,10 +126,10 @@ def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_pa
 
 def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
     config = RunConfig.load(finished / "config.toml")
-    surveyor = surveying._Surveyor(finished, config, QUICK, Request(), "cpu")
-    train = surveyor.tasks[1].train
+    measurement = module._Measurement(finished, config, QUICK, Request(), "cpu")
+    train = measurement.tasks[1].train
     x, y = train.take(torch.arange(len(train)))
-    batch = surveyor._samples(1)
+    batch = measurement._samples(1)
     assert len(batch) == 30
     assert batch.task.tolist() == [1] * 30
     places = [[place for place in range(len(x)) if torch.equal(x[place] / 255, sample)] for sample in batch.x]
@@ -137,12 +137,12 @@ def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
     assert y[[found[0] for found in places]].tolist() == batch.y.tolist()
 
 
-def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveying, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # quicker
+def test_resumed_equals_uninterrupted(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # quicker
     whole = measure(finished, tmp_path / "whole.json", QUICK, Request(hessian=True, surface=True))
     out = tmp_path / "parts.json"
 
-    def stop(step: Step) -> None:
+    def stop(step: MeasureProgress) -> None:
         if (step.after, step.task) == (3, 2):
             raise KeyboardInterrupt
 
@@ -151,17 +151,17 @@ def test_resumed_equals_done_at_one_go(finished: Path, tmp_path: Path, monkeypat
     assert sorted(read_landscape(out).pairs) == [(1, 1), (2, 1), (2, 2)]
     measure(finished, out, QUICK, resume=True)
     measured: list[object] = []
-    monkeypatch.setattr(surveying, "profile", lambda *given: measured.append(given))
+    monkeypatch.setattr(module, "loss_profile", lambda *given: measured.append(given))
     measure(finished, out, QUICK, Request(hessian=True, surface=True), resume=True)
     assert measured == []  # only what lacked was added
     assert read_landscape(out).as_dict() == whole.as_dict()
 
 
 def test_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveying, "_WRITE_EVERY", 0.0)
+    monkeypatch.setattr(module, "_WRITE_EVERY", 0.0)
     out = tmp_path / "a.json"
 
-    def stop(step: Step) -> None:
+    def stop(step: MeasureProgress) -> None:
         if (step.after, step.task) == (3, 3):
             raise KeyboardInterrupt
 
@@ -172,7 +172,7 @@ def test_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatc
 
 def test_progress_ends_at_its_total(finished: Path, tmp_path: Path) -> None:
     for resume in (False, True):
-        steps: list[Step] = []
+        steps: list[MeasureProgress] = []
         measure(finished, tmp_path / "a.json", QUICK, Request(surface=True), resume=resume, callback=steps.append)
         assert steps[-1].done == steps[-1].total
         assert [step.done for step in steps] == sorted(step.done for step in steps)
@@ -189,7 +189,7 @@ def test_weights_of_a_run_done_again_are_measured_again(own: Path) -> None:
     assert after.as_dict()["profiles"]["3"] == before.as_dict()["profiles"]["3"]
 
 
-def test_what_is_there_is_not_overwritten(own: Path) -> None:
+def test_existing_files_are_not_overwritten(own: Path) -> None:
     out = own / "landscape.json"
     measure(own, out, QUICK)
     with pytest.raises(UsageError, match="--resume"):
@@ -216,11 +216,11 @@ def test_unfinished_runs_have_a_landscape_too(own: Path) -> None:
     [
         (Request(after=[4]), "3 tasks"),
         (Request(after=[1], tasks=[2]), "leave nothing"),
-        (Request(tasks=[0]), "--task: tasks count from 1"),
-        (Request(after=[-1]), "--after: tasks count from 1"),
+        (Request(tasks=[0]), "--task: tasks are numbered from 1"),
+        (Request(after=[-1]), "--after: tasks are numbered from 1"),
     ],
 )
-def test_tasks_that_are_not_there(finished: Path, tmp_path: Path, wanted: Request, named: str) -> None:
+def test_unknown_tasks_are_refused(finished: Path, tmp_path: Path, wanted: Request, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         measure(finished, tmp_path / "a.json", QUICK, wanted)
     assert not list(tmp_path.iterdir())
@@ -231,14 +231,14 @@ def test_weights_that_are_missing_or_spoilt(own: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
     with pytest.raises(RunError, match=r"task-002\.safetensors cannot be read"):
-        runs.task_weights(own, 1)
+        runs.read_weights(own, 1)
     save_file({"other": torch.zeros(3)}, file)
     with pytest.raises(RunError, match="after task 2 do not fit the network"):
         measure(own, own / "a.json", QUICK)
     file.unlink()
-    assert runs.kept_weights(own) == [0, 2]
+    assert runs.weight_checkpoints(own) == [0, 2]
     with pytest.raises(UsageError, match=r"task-002\.safetensors is not there.*not kept"):
-        runs.task_weights(own, 1)
+        runs.read_weights(own, 1)
     with pytest.raises(UsageError, match=r"task-002\.safetensors is not there"):
         measure(own, own / "b.json", QUICK, Request(after=[2]))
 
@@ -283,8 +283,8 @@ def test_files_that_are_no_landscape(finished: Path, tmp_path: Path, change: Cal
         read_landscape(out)
 
 
-def test_a_landscape_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"landscape\.json is not there: steppe landscape"):
+def test_a_missing_landscape_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"landscape\.json does not exist; steppe landscape"):
         read_landscape(tmp_path)
 
 
@@ -355,7 +355,7 @@ def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) ->
         ("bare --threads 0", "at least 1"),
         ("bare --device cuda", "--device cpu"),
         ("two -o a.json", "2 runs"),
-        ("two/a --surface --directions 1", "needs two"),
+        ("two/a --surface --directions 1", "needs at least 2"),
     ],
 )
 def test_refused(

@@ -13,10 +13,12 @@ from steppe.errors import RunError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import read_result
-from steppe.landscape.files import identity, read_landscape_of
+from steppe.landscape.files import identities, identity, read_landscape_of
 from steppe.landscape.measure import Request, measure
 from steppe.landscape.settings import LandscapeSettings
+from steppe.results.schema import RunResult
 
+NAME = {"benchmark": "pmnist", "method": "er", "seed": 0}
 QUICK = LandscapeSettings(samples=5, directions=1, points=3, radius=1.0)
 
 
@@ -29,21 +31,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_settings_name_a_run_and_where_it_was_computed_does_not() -> None:
     def changed(**sections: Any) -> dict[str, Any]:
-        result = made_result("er", 0)
-        return {**result, "config": {**result["config"], **sections}}
+        return identity(**NAME, config={**made_result("er", 0)["config"], **sections})
 
-    own = identity(made_result("er", 0))
-    assert {key: own[key] for key in ("benchmark", "method", "seed")} == {
-        "benchmark": "pmnist", "method": "er", "seed": 0,
-    }  # fmt: skip
-    assert identity(changed(run={"threads": 8, "device": "cuda"})) == own
+    own = identity(**NAME, config=made_result("er", 0)["config"])
+    assert NAME.items() < own.items()
+    assert changed(run={"threads": 8, "device": "cuda"}) == own
     for other in ({"method": {"buffer": 1}}, {"benchmark": {"tasks": 4}}, {"training": {"epochs": 2}}):
-        assert identity(changed(**other))["config"] != own["config"]
-    assert identity(made_result("er", 1))["config"] != own["config"]
+        assert changed(**other)["config"] != own["config"]
+    assert identity(**{**NAME, "seed": 1}, config=made_result("er", 0)["config"])["config"] != own["config"]
+    assert identities(RunResult.from_dict(made_result("er", 0)))[0] == own
 
 
-def test_a_run_that_has_none(tmp_path: Path) -> None:
-    assert read_landscape_of(tmp_path, made_result()) is None
+def test_a_run_without_a_landscape(tmp_path: Path) -> None:
+    assert read_landscape_of(tmp_path, RunResult.from_dict(made_result())) is None
 
 
 @pytest.mark.parametrize(
@@ -58,25 +58,25 @@ def test_a_run_that_has_none(tmp_path: Path) -> None:
 def test_one_of_another_run_is_refused(other: dict[str, Any], told: str, tmp_path: Path) -> None:
     own = write_landscape(write_run(tmp_path / "own", made_result("er")))
     assert read_landscape_of(own.path, own.result) is not None
-    with pytest.raises(RunError, match=rf"landscape\.json is the landscape of another run \({told}\): remove it"):
-        read_landscape_of(own.path, other)
+    with pytest.raises(RunError, match=rf"landscape\.json is the landscape of another run \({told}\); remove it"):
+        read_landscape_of(own.path, RunResult.from_dict(other))
 
 
-def test_what_is_measured_of_a_run_is_its_own(finished: Path) -> None:
+def test_a_measured_landscape_belongs_to_its_run(finished: Path) -> None:
     out = finished / "landscape.json"
     measure(finished, out, QUICK, Request(after=[1]))
     assert read_landscape_of(finished, read_result(finished)) is not None
     out.unlink()
     # A result from before a setting was known: measured today, it is still that run's.
     result = read_result(finished)
-    result["config"]["method"].pop("lr")
-    (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    result.config["method"].pop("lr")
+    (finished / "result.json").write_text(json.dumps(result.as_dict()), encoding="utf-8")
     for resume in (False, True):
         measure(finished, out, QUICK, Request(after=[1]), resume=resume)
         assert read_landscape_of(finished, read_result(finished)) is not None
 
 
-def test_what_an_earlier_version_measured_is_still_the_runs(finished: Path) -> None:
+def test_a_landscape_of_an_earlier_version_still_belongs_to_its_run(finished: Path) -> None:
     """It took the settings that came after the run into account, with their defaults."""
     out = finished / "landscape.json"
     out.unlink(missing_ok=True)
@@ -84,13 +84,14 @@ def test_what_an_earlier_version_measured_is_still_the_runs(finished: Path) -> N
     result = read_result(finished)
     measure(finished, out, QUICK, Request(after=[1]))
     told = json.loads(out.read_text(encoding="utf-8"))
-    told["run"]["config"] = identity({**result, "config": whole})["config"]
+    named = result.benchmark, result.method, result.seed
+    told["run"]["config"] = identity(*named, whole)["config"]
     out.write_text(json.dumps(told), encoding="utf-8")
-    result["config"]["training"].pop("freeze_statistics", None)
-    (finished / "result.json").write_text(json.dumps(result), encoding="utf-8")
-    assert identity(result)["config"] != told["run"]["config"]
+    result.config["training"].pop("freeze_statistics", None)
+    (finished / "result.json").write_text(json.dumps(result.as_dict()), encoding="utf-8")
+    assert identity(*named, result.config)["config"] != told["run"]["config"]
     assert read_landscape_of(finished, read_result(finished)) is not None
     measure(finished, out, QUICK, Request(after=[1]), resume=True)
-    result["config"]["run"]["plugins"] = ["nowhere.py"]  # which nobody runs for it
+    result.config["run"]["plugins"] = ["nowhere.py"]  # which nobody runs for it
     with pytest.raises(RunError, match="other settings"):
         read_landscape_of(finished, result)

@@ -12,8 +12,8 @@ from torch import nn
 
 from steppe.errors import DivergedError
 from steppe.landscape import profile as profiles
-from steppe.landscape.directions import direction, noise
-from steppe.landscape.profile import LossProbe, cross_entropy, profile, surface, zero_one
+from steppe.landscape.directions import gaussian_noise, random_direction
+from steppe.landscape.profile import LossProbe, cross_entropy, loss_profile, loss_surface, zero_one
 from steppe.learning.evaluation import predicted
 from steppe.network.network import Network
 
@@ -33,13 +33,13 @@ def test_a_parabola_in_closed_form(seed: int, floor: float) -> None:
     model, matrix = bowl(generator)
     model.floor = floor
     network, batch = standing(model, torch.zeros(5, 1, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
-    d, e = direction(network, seed, 0), direction(network, seed, 1)
+    d, e = random_direction(network, seed, 0), random_direction(network, seed, 1)
     w, a, b = model.weight.detach().reshape(-1), d["weight"].reshape(-1), e["weight"].reshape(-1)
     start = floor + float(w @ matrix @ w) / 2
-    found = profile(LossProbe(network, batch), d, ALPHAS)
+    found = loss_profile(LossProbe(network, batch), d, ALPHAS)
     expected = [start + t * float(w @ matrix @ a) + t * t * float(a @ matrix @ a) / 2 for t in ALPHAS]
     assert found == pytest.approx(expected, rel=1e-9)
-    grid = surface(LossProbe(network, batch), d, e, ALPHAS)
+    grid = loss_surface(LossProbe(network, batch), d, e, ALPHAS)
     for row, alpha in zip(grid, ALPHAS, strict=True):
         for value, beta in zip(row, ALPHAS, strict=True):
             at = w + alpha * a + beta * b
@@ -55,15 +55,16 @@ def test_equal_to_copies_moved_one_by_one(name: str, head: range | None) -> None
     y = y if head is None else y % 3 + 1
     network, batch = standing(model, x, y, head)
     surroundings = LossProbe(network, batch)
-    first, second = (direction(network, 0, number) for number in (0, 1))
+    first, second = (random_direction(network, 0, number) for number in (0, 1))
     expected = [loss_at(model, x, y, [first], [alpha], head) for alpha in ALPHAS]
-    assert profile(surroundings, first, ALPHAS) == pytest.approx(expected, rel=1e-5)
+    assert loss_profile(surroundings, first, ALPHAS) == pytest.approx(expected, rel=1e-5)
     grid = [[loss_at(model, x, y, [first, second], [a, b], head) for b in ALPHAS] for a in ALPHAS]
     torch.testing.assert_close(
-        torch.tensor(surface(surroundings, first, second, ALPHAS)), torch.tensor(grid), rtol=1e-5, atol=1e-6
+        torch.tensor(loss_surface(surroundings, first, second, ALPHAS)), torch.tensor(grid), rtol=1e-5, atol=1e-6
     )
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("head", [None, range(1, 4)])
 def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +74,9 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
     y = y if head is None else y % 3 + 1
     network, batch = standing(model, x.double(), y, head)
     quick, slow = LossProbe(network, batch), LossProbe(network, batch, quick=False)
-    assert quick._chain is not None
-    assert slow._chain is None
-    directions = [direction(network, 0, 0), noise(network.trainable, 0, 0)]  # noise moves biases too
+    assert quick._grid is not None
+    assert slow._grid is None
+    directions = [random_direction(network, 0, 0), gaussian_noise(network.trainable, 0, 0)]  # noise moves biases too
     points = [(a, b) for a in ALPHAS for b in (0.0, 0.1)]
     both = cross_entropy, zero_one
     torch.testing.assert_close(quick.means(directions, points, both), slow.means(directions, points, both))
@@ -87,7 +88,7 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
 def test_zero_one_is_the_share_of_wrong_predictions(quick: bool) -> None:
     x, y = OWN["mlp"].data(50, 0)
     network, batch = standing(OWN["mlp"].build(), x, y)
-    v = noise(network.trainable, 0, 0)
+    v = gaussian_noise(network.trainable, 0, 0)
     found = LossProbe(network, batch, quick=quick).means([v], [(0.0,), (0.5,)], [zero_one])[:, 0].tolist()
     for sigma, error in zip((0.0, 0.5), found, strict=True):
         highest = moved(network.model, [v], [sigma])(x.double()).argmax(1)
@@ -103,9 +104,9 @@ def test_zero_one_counts_ties_as_prediction_does_and_no_number_as_wrong(
     rows: list[list[float]], label: int, head: range | None
 ) -> None:
     network = Network(nn.Linear(1, 6))
-    network.add_head(head, 6)
+    network.heads.add(head, 6)
     outputs = torch.tensor(rows, dtype=torch.float64)
-    logits = network.mask_logits(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
+    logits = network.heads.mask(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
     found = zero_one(logits, torch.full((len(rows),), label)).tolist()
     for row, output, error in zip(rows, outputs, found, strict=True):
         seen = row if head is None else row[head.start : head.stop]
@@ -137,9 +138,9 @@ def test_weights_and_statistics_are_left_bit_for_bit(name: str) -> None:
     places = {key: tensor.data_ptr() for key, tensor in network.model.state_dict().items()}
     before = {key: tensor.clone() for key, tensor in network.model.state_dict().items()}
     surroundings = LossProbe(network, batch)
-    d, e = (direction(network, 0, number) for number in (0, 1))
-    profile(surroundings, d, ALPHAS)
-    surface(surroundings, d, e, ALPHAS)
+    d, e = (random_direction(network, 0, number) for number in (0, 1))
+    loss_profile(surroundings, d, ALPHAS)
+    loss_surface(surroundings, d, e, ALPHAS)
     surroundings.means([e], [(0.1,)], [zero_one])
     after = network.model.state_dict()
     assert all(torch.equal(after[key], tensor) for key, tensor in before.items())
@@ -164,7 +165,7 @@ def test_even_buffers_that_eval_mode_moves_stay() -> None:
     network, batch = standing(Counting(), *bright(8)(8, 0))
     surroundings = LossProbe(network, batch)
     before = float(network.model.calls)
-    profile(surroundings, direction(network, 0, 0), ALPHAS)
+    loss_profile(surroundings, random_direction(network, 0, 0), ALPHAS)
     assert float(network.model.calls) == before
 
 
@@ -173,9 +174,9 @@ def test_frozen_weights_do_not_move() -> None:
     model[0].weight.requires_grad_(False)
     x, y = bright(8)(10, 0)
     network, batch = standing(model, x, y)
-    d = direction(network, 0, 0)
+    d = random_direction(network, 0, 0)
     assert "0.weight" not in d
-    found = profile(LossProbe(network, batch), d, [1.0])
+    found = loss_profile(LossProbe(network, batch), d, [1.0])
     whole = {**d, "0.weight": torch.zeros_like(model[0].weight)}
     assert found == pytest.approx([loss_at(model, x, y, [whole], [1.0], None)], rel=1e-5)
 
@@ -187,7 +188,7 @@ def test_losses_that_are_not_finite_are_refused(quick: bool) -> None:
     network, batch = standing(model, x, y)
     d = {"weight": torch.full((4, 8), 1e38)}
     with pytest.raises(DivergedError, match="--range"):
-        profile(LossProbe(network, batch, quick=quick), d, [0.0, 100.0])
+        loss_profile(LossProbe(network, batch, quick=quick), d, [0.0, 100.0])
 
 
 def test_the_network_stands_where_it_stood_when_asked() -> None:

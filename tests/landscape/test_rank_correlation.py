@@ -13,7 +13,7 @@ from made_runs import made_result, write_landscape, write_run
 
 from steppe.errors import RunError
 from steppe.landscape.files import read_landscape
-from steppe.landscape.rank_correlation import compared, rank_correlations, without_bounds
+from steppe.landscape.rank_correlation import compare_runs, rank_correlations, without_reference_methods
 
 
 def rows_of(values: list[tuple[float, float]]) -> list[dict[str, object]]:
@@ -57,9 +57,9 @@ def test_p_is_the_share_of_all_orders_that_go_as_far(order: list[int]) -> None:
     assert found["runs"] == 5
 
 
-def test_bounds_are_left_out() -> None:
+def test_reference_methods_are_left_out() -> None:
     rows = [{"method": method} for method in ("oracle", "er", "finetune", "gpm", "multitask")]
-    assert [row["method"] for row in without_bounds(rows)] == ["er", "gpm"]
+    assert [row["method"] for row in without_reference_methods(rows)] == ["er", "gpm"]
 
 
 def test_there_must_be_something_to_correlate() -> None:
@@ -74,11 +74,11 @@ def test_only_landscapes_of_every_task_are_compared(tmp_path: Path) -> None:
     late = write_landscape(write_run(tmp_path / "late", made_result("sgp")), pairs=[(3, 1), (3, 2), (3, 3)])
     early = write_landscape(write_run(tmp_path / "early", made_result("gem")), pairs=[(1, 1), (2, 2), (3, 3)])
     none = write_run(tmp_path / "none", made_result("ewc"))
-    rows = compared({run.path: run.result for run in (whole, part, late, early, none)})
+    rows = compare_runs({run.path: run.result for run in (whole, part, late, early, none)})
     assert [row["method"] for row in rows] == ["er"]
 
 
-def test_a_landscape_of_lists_without_end_is_refused(tmp_path: Path) -> None:
+def test_a_landscape_of_deeply_nested_lists_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", made_result("er"))
     (run.path / "landscape.json").write_text("[" * 100_000 + "]" * 100_000, encoding="utf-8")
     with pytest.raises(RunError, match="cannot be read as a landscape"):

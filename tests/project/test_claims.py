@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filling.places import BLOCK, VALUE, filled
+from filling.places import BLOCK, VALUE, fill_places
 
 from steppe.experiments.run_directory import read_result
 from steppe.landscape.settings import LandscapeSettings
@@ -169,7 +169,7 @@ def test_a_changed_number_is_found_out(page: Path) -> None:
         assert number is not None
         at = start + number.start()
         changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
-        assert filled(changed) != changed
+        assert fill_places(changed) != changed
     if any(VALUE.finditer(text)):
         assert typed(VALUE.sub(lambda place: place[3], text)) != typed(text)
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import steppe
-from steppe.cli.main import _parser, main
+from steppe.cli.main import build_parser, main
 from steppe.figures import FIGURES
 from steppe.registry import BENCHMARKS, METHODS
 
@@ -163,7 +163,7 @@ def test_commands_shown_can_be_parsed(name: str) -> None:
     shown = re.findall(r"^\$ (steppe [^#\n]+)", text, re.MULTILINE) + re.findall(r"`(steppe [a-z]+ [^`]+)`", text)
     assert shown
     for line in shown:
-        assert _parser().parse_args(shlex.split(line.replace("\n", " "))[1:]).action
+        assert build_parser().parse_args(shlex.split(line.replace("\n", " "))[1:]).action
 
 
 def test_there_are_commands_on_the_pages_that_teach_them() -> None:

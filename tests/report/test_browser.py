@@ -229,7 +229,7 @@ def test_nothing_is_wider_than_the_page(opened: Any, study: Path, width: int) ->
         assert max(drawn) <= width
 
 
-def test_what_is_looked_at_stays_when_the_window_changes(opened: Any, study: Path) -> None:
+def test_the_view_stays_when_the_window_changes(opened: Any, study: Path) -> None:
     chart = part(opened, "curves").find_element("css selector", ".chart svg")
     chart.send_keys(Keys.HOME)
     before = chart.get_dom_attribute("viewBox")

@@ -14,10 +14,10 @@ from report_runs import write_landscape, write_run
 
 from steppe.errors import RunError, UsageError
 from steppe.experiments.run_directory import read_result
-from steppe.report.differences import reference, table_of_differences
-from steppe.report.finished_run import Collected, collect, read_run
-from steppe.report.page import page, write_page
-from steppe.report.sections import Section, sections
+from steppe.report.differences import default_reference, difference_rows
+from steppe.report.finished_run import Collection, FinishedRun, collect
+from steppe.report.page import render_page, write_page
+from steppe.report.sections import Section, build_sections
 from steppe.report.series import section_series
 from steppe.results.statistics import TOO_FEW
 
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 def only_section(directory: Path) -> Section:
-    found = sections(collect([directory]))
+    found = build_sections(collect([directory]))
     assert len(found) == 1
     return found[0]
 
@@ -41,8 +41,8 @@ def test_every_finished_run_once_and_unfinished_ones_named(tmp_path: Path) -> No
     assert [run.name for run in found.runs] == ["study/er/seed-0"]
     assert found.unfinished == [tmp_path / "study" / "er" / "seed-1"]
     assert [study.command for study in found.studies] == ["steppe study"]
-    assert found.runs[0].tasks == {0: "first", 1: "second", 2: "third"}
-    assert found.runs[0].records[1]["ranks"]["first.weight"] == {"rank": 20, "of": 100}
+    assert found.runs[0].log.names == {0: "first", 1: "second", 2: "third"}
+    assert found.runs[0].log.diagnostics[1]["ranks"]["first.weight"] == {"rank": 20, "of": 100}
 
 
 def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
@@ -60,6 +60,8 @@ def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
         ("acc", None),
         ("acc", float("nan")),
         ("config", {}),
+        ("per_task", ["odd"] * 3),
+        ("per_task", [{"seconds": 1, "bytes": {}, "updates": 1}]),
         ("method", 3),
     ],
 )
@@ -76,14 +78,14 @@ def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
     write_run(tmp_path / "er")
     log = tmp_path / "er" / "log.jsonl"
     log.write_text("not json\n[]\n" + log.read_text(encoding="utf-8") + '{"event": "TaskEn', encoding="utf-8")
-    assert len(collect([tmp_path]).runs[0].tasks) == 3
+    assert len(collect([tmp_path]).runs[0].log.names) == 3
     log.unlink()
-    assert collect([tmp_path]).runs[0].tasks == {}
+    assert collect([tmp_path]).runs[0].log.names == {}
     assert only_section(tmp_path).tasks == ["", "", ""]
 
 
-def test_what_a_log_should_not_hold_is_not_drawn(tmp_path: Path) -> None:
-    write_run(tmp_path / "er", per_task=["odd"] * 3)
+def test_invalid_log_entries_are_not_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path / "er")
     ranks = {"a": 3, "b": {"rank": "high", "of": 9}, "c": {"rank": 10**400, "of": 9}, "d": {"rank": True, "of": 9}}
     told = {"ranks": ranks, "importances": {"a": {"deciles": ["x"] * 11}}}
     event = {"event": "TaskEnded", "task": 0, "name": "first", "method": told}
@@ -108,12 +110,12 @@ def test_remarks_of_a_log_are_texts_that_can_be_shown(told: object, kept: list[s
     event = {"event": "TaskEnded", "task": 0, "name": "cats\udcff", "remarks": told}
     (tmp_path / "er" / "log.jsonl").write_text(json.dumps(event), encoding="utf-8")
     (run,) = collect([tmp_path]).runs
-    assert run.remarks == tuple(kept)
-    assert run.tasks == {0: "cats"}
-    page(collect([tmp_path]), "steppe report").encode()
+    assert run.remarks == kept
+    assert run.log.names == {0: "cats"}
+    render_page(collect([tmp_path]), "steppe report").encode()
 
 
-def test_directories_and_commands_that_are_no_utf_8_reach_the_page(tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8_reach_the_page(tmp_path: Path) -> None:
     study = tmp_path / os.fsdecode(b"study-\xff")
     try:
         write_run(study / "er")
@@ -135,7 +137,7 @@ def test_a_landscape_that_cannot_be_read_is_left_out_with_a_remark(tmp_path: Pat
     write_run(tmp_path / "er")
     write_landscape(tmp_path / "er", **given)
     run = collect([tmp_path]).runs[0]
-    assert run.landscape is None
+    assert run.usable_landscape is None
     assert "landscape" in run.remarks[0]
     assert "left out" in run.remarks[0]
     assert section_series(only_section(tmp_path))["landscape"] is None
@@ -163,7 +165,7 @@ def test_numbers_are_averaged_over_seeds(tmp_path: Path) -> None:
     assert layer["deciles"][1] == pytest.approx([(number + 1) / 20 for number in range(11)])
 
 
-def test_tasks_learnt_together_have_one_point(tmp_path: Path) -> None:
+def test_tasks_learned_jointly_have_one_point(tmp_path: Path) -> None:
     nothing = [None] * 3
     stage = [{"seconds": {"train": 6.0}, "bytes": {"replay": 0}, "updates": 1}]
     write_run(
@@ -197,7 +199,7 @@ def test_other_tasks_are_another_section(tmp_path: Path) -> None:
     write_run(tmp_path / "long")
     write_run(tmp_path / "short", tasks=("one", "two"), changes=" --set benchmark.tasks=2")
     write_run(tmp_path / "other", benchmark="split-mnist")
-    found = sections(collect([tmp_path]))
+    found = build_sections(collect([tmp_path]))
     assert [section.title for section in found] == ["pmnist (tasks=3)", "pmnist (tasks=2)", "split-mnist"]
     assert found[1].changes == {"benchmark.tasks": "2"}
 
@@ -230,26 +232,26 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     write_run(tmp_path / "lone", "lone", 7, lift=-3)
     found = only_section(tmp_path)
     assert [each.label for each in found.variants] == ["together", "better", "er", "lone"]
-    assert reference(found) == 1
+    assert default_reference(found) == 1
     for seed in range(3):  # sees every earlier task again, and has a BWT all the same
         write_run(tmp_path / f"oracle-{seed}", "oracle", seed, lift=9 + seed)
     with_oracle = only_section(tmp_path)
     assert [each.label for each in with_oracle.variants][:3] == ["oracle", "together", "better"]
-    assert reference(with_oracle) == 2
+    assert default_reference(with_oracle) == 2
     for seed in range(3):  # a plugin's, which says so itself
         write_run(tmp_path / f"own-{seed}", "own", seed, lift=20 + seed, schedule="retrain")
     with_own = only_section(tmp_path)
     assert [each.label for each in with_own.variants][:4] == ["own", "oracle", "together", "better"]
-    assert reference(with_own) == 3
-    rows = {row.label: row for row in table_of_differences(found, 1)}
+    assert default_reference(with_own) == 3
+    rows = {row.label: row for row in difference_rows(found, 1)}
     assert list(rows) == ["together", "er", "lone"]
-    (acc, p), (bwt, _) = rows["er"].found
+    (acc, p), (bwt, _) = rows["er"].comparisons
     assert acc.mean == pytest.approx(-1.1)
     assert acc.p is not None
     assert p == pytest.approx(2 * acc.p)  # two comparisons, this one the clearer; the lone seed is not tested
-    assert rows["together"].found[1][0].mean is None
+    assert rows["together"].comparisons[1][0].mean is None
     assert bwt.mean == pytest.approx(0, abs=1e-9)
-    assert rows["lone"].found[0][0].reason == TOO_FEW
+    assert rows["lone"].comparisons[0][0].reason == TOO_FEW
     assert rows["lone"].cells()[1] == TOO_FEW
 
 
@@ -296,15 +298,15 @@ def test_a_landscape_of_another_run_is_left_out_with_a_remark(tmp_path: Path, ot
     write_run(tmp_path / "two" / "run")
     shutil.copy(tmp_path / "one" / "run" / "landscape.json", tmp_path / "two" / "run")
     run = collect([tmp_path / "two"]).runs[0]
-    assert run.landscape is None
+    assert run.usable_landscape is None
     assert "the landscape of another run" in run.remarks[0]
     assert collect([tmp_path / "one"]).runs[0].landscape is not None
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.rglob("seed-*/landscape.json")), ids=lambda file: file.parts[-3])
 def test_recorded_landscapes_are_those_of_their_runs(file: Path) -> None:
-    assert read_run(file.parent, "run", read_result(file.parent)).landscape is not None
+    assert FinishedRun(file.parent, read_result(file.parent)).landscape is not None
 
 
 def test_nothing_collected_gives_no_section() -> None:
-    assert sections(Collected([], [], [])) == []
+    assert build_sections(Collection([], [], [])) == []

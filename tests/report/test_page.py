@@ -18,7 +18,7 @@ from report_runs import HOSTILE, QUOTES, write_run
 
 from steppe.cli.main import main
 from steppe.report.finished_run import collect
-from steppe.report.page import data_block, page, write_report
+from steppe.report.page import data_block, render_page, write_report
 
 RESULTS = Path(__file__).parents[2] / "results"
 ASSETS = files("steppe.report").joinpath("assets")
@@ -48,7 +48,7 @@ def data_of(text: str) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def pmnist() -> str:
-    return page(collect([RESULTS / "pmnist"]), "steppe report results/pmnist")
+    return render_page(collect([RESULTS / "pmnist"]), "steppe report results/pmnist")
 
 
 def test_the_page_is_small_and_asks_nothing_of_the_network(pmnist: str) -> None:
@@ -93,13 +93,13 @@ def test_a_method_that_sees_earlier_tasks_again_is_not_the_best(bound: str, tmp_
     """Oracle has a BWT as others do: by it alone it would be the best that learns in order."""
     for method, lift in ((bound, 9.0), ("somebodys-own", 2.0), ("er", 1.0)):
         write_run(tmp_path / method, method, lift=lift, bwt=lift)
-    table = page(collect([tmp_path]), "").partition("<table class='results'>")[2].partition("</table>")[0]
+    table = render_page(collect([tmp_path]), "").partition("<table class='results'>")[2].partition("</table>")[0]
     bold = dict(re.findall(r"<tr><th scope='row'>(.*?)</th>(.*?)</tr>", table))
     assert {method: row.count("<b>") for method, row in bold.items()} == {bound: 0, "somebodys-own": 2, "er": 0}
 
 
 def test_recorded_methods_are_not_compared_with_oracle() -> None:
-    text = page(collect([RESULTS / "landscape-study"]), "")
+    text = render_page(collect([RESULTS / "landscape-study"]), "")
     chosen = re.search(r"<span class='unscripted'>compared with (.*?)</span>", text)
     assert chosen is not None
     assert chosen[1] not in ("oracle", "multitask")
@@ -109,13 +109,13 @@ def test_changed_settings_stand_in_front(tmp_path: Path) -> None:
     both = " --set training.epochs=3 --set benchmark.tasks=3"
     write_run(tmp_path / "er", "er", changes=both)
     write_run(tmp_path / "gpm", "gpm", changes=f"{both} --set method.lr=0.5", settings={"lr": 0.5})
-    text = Elements(page(collect([tmp_path]), "")).text
+    text = Elements(render_page(collect([tmp_path]), "")).text
     assert "tasks: benchmark.tasks=3all methods: training.epochs=3gpm: method.lr=0.5All settings" in text
     assert "preset’s" not in text
 
 
 def test_all_results_fit_on_one_page() -> None:
-    text = page(collect([RESULTS]), "steppe report results")
+    text = render_page(collect([RESULTS]), "steppe report results")
     assert len(text.encode()) < 6_000_000
     titles = {str(section["title"]).partition(" ")[0] for section in data_of(text)}  # without what tells two apart
     assert {"pmnist", "cifar100-superclass", "cifar100-split", "tiny-imagenet"} <= titles
@@ -140,10 +140,10 @@ def test_hostile_names_become_no_markup(tmp_path: Path) -> None:
         )
     write_run(harmless / "second", "second", benchmark="name", tasks=("name", "other"))
     write_run(hostile / "second", QUOTES, benchmark=QUOTES, tasks=(HOSTILE, QUOTES))
-    text = page(collect([hostile]), HOSTILE)
+    text = render_page(collect([hostile]), HOSTILE)
     tags = [tag for tag, _ in Elements(text).found]
     assert tags.count("script") == 2
-    assert set(tags) <= {tag for tag, _ in Elements(page(collect([harmless]), "steppe")).found} | {"code"}
+    assert set(tags) <= {tag for tag, _ in Elements(render_page(collect([harmless]), "steppe")).found} | {"code"}
     assert all(not name.startswith("on") for _, attributes in Elements(text).found for name in attributes)
     assert HOSTILE in Elements(text).text
     assert QUOTES in Elements(text).text
@@ -183,7 +183,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "wrote report.html" in told.out
     assert "seed-1 is unfinished and left out" in told.err
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Unfinished and left out: study/seed-1." in text
+    assert "Left out, since they are unfinished: study/seed-1." in text
     assert "steppe report study -o report.html" in text
     assert "er on pmnist" in text
 
@@ -223,11 +223,11 @@ def test_forward_transfer_has_a_column_where_it_was_measured(tmp_path: Path) -> 
     write_run(tmp_path / "without" / "er", "er")
     write_run(tmp_path / "with" / "er", "er", forward_transfer=-3.25)
     write_run(tmp_path / "with" / "gpm", "gpm")
-    assert "transfer</th>" not in page(collect([tmp_path / "without"]), "steppe report without")
-    text = page(collect([tmp_path / "with"]), "steppe report with")
+    assert "transfer</th>" not in render_page(collect([tmp_path / "without"]), "steppe report without")
+    text = render_page(collect([tmp_path / "with"]), "steppe report with")
     assert "forward<br>transfer</th>" in text
     assert "−3.25" in text
-    assert "Forward transfer: accuracy on a task before it is learnt" in text
+    assert "Forward transfer: mean accuracy on a task before it is learned" in text
     table = text.partition("<table class='results'>")[2].partition("</table>")[0]
     rows = re.findall(r"<tr><th scope='row'>(?:er|gpm)</th>(.*?)</tr>", table)
     assert [row.count("<td") for row in rows] == [11, 11]  # the method that has none leaves a place

@@ -41,8 +41,8 @@ def test_the_others_are_shown(command: str, study: Path, capsys: pytest.CaptureF
         assert "| er | 2 |" in told.out
     if command.startswith("report"):
         page = Path("report.html").read_text(encoding="utf-8")
-        assert "Left out, for their results cannot be read: s/er/seed-1." in page
-        assert "Unfinished" not in page
+        assert "Left out, since their results cannot be read: s/er/seed-1." in page
+        assert "unfinished" not in page
 
 
 @pytest.mark.parametrize("command", ["show", "report", "figures matrix"])
@@ -68,7 +68,7 @@ def test_without_a_configuration_there_is_nothing_to_do_again(study: Path, capsy
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_is_advised_works(
+def test_advised_command_works(
     whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the run as the message says, and by the study as well."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from made_runs import made_result
 from report_runs import write_run
 
 from steppe.cli.main import main
+from steppe.experiments.run_directory import read_result
 from steppe.results.details import details
+
+
+def detailed(runs: Iterable[Path]) -> str:
+    return details({path: read_result(path) for path in runs})
 
 
 def told(path: Path, method: Any) -> None:
@@ -43,7 +49,7 @@ def test_means_over_seeds_of_everything(tmp_path: Path) -> None:
     runs = {tmp_path / f"{seed}": write_run(tmp_path / f"{seed}", "fs-sgpm", seed) for seed in range(2)}
     told(tmp_path / "0", recorded(10, 0.5, 0.3))
     told(tmp_path / "1", recorded(13, 0.7, 0.4))
-    row = table(details(runs))["fs-sgpm"]
+    row = table(detailed(runs))["fs-sgpm"]
     values = [result["learning_acc"] for result in runs.values()]
     assert row["learning accuracy"] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
     assert row["ranks"] == "12/30, 2/8"
@@ -79,15 +85,15 @@ def test_runs_are_averaged_only_where_they_differ_in_their_seed(
         both = [made[0]["acc"], made[1]["acc"]]
         assert found[names[0]]["ACC"] == f"{statistics.fmean(both):.2f} ± {statistics.stdev(both):.2f}"
         assert found[names[1]]["ACC"] == f"{made[2]['acc']:.2f}"
-        assert "1 run(s) with a seed that is there already" in text
+        assert "1 run(s) left out: a run with the same settings and seed" in text
 
 
-def test_what_is_not_quite_one_is_not_shown_as_one(tmp_path: Path) -> None:
+def test_values_just_below_one_are_not_shown_as_one(tmp_path: Path) -> None:
     runs = {tmp_path / "run": write_run(tmp_path / "run", "fs-dgpm")}
     for mean, shown in ((0.999954, "0.99995"), (1.0, "1.000"), (0.9994, "0.999")):
         layers = {"only": {"mean": mean, "deciles": [mean] * 11}}
         told(tmp_path / "run", {"importances": layers})
-        row = table(details(runs))["fs-dgpm"]
+        row = table(detailed(runs))["fs-dgpm"]
         assert (row["λ"], row["λ, first decile"]) == (shown, shown)
         assert "ranks" not in row
 
@@ -102,16 +108,16 @@ def test_what_is_not_quite_one_is_not_shown_as_one(tmp_path: Path) -> None:
         {"ranks": {"first": {"rank": "x"}, "b": 1}, "importances": {"first": {"mean": None, "deciles": [1]}}},
     ],
 )
-def test_what_the_log_does_not_tell_is_left_open(method: Any, tmp_path: Path) -> None:
+def test_missing_or_invalid_log_entries_give_empty_cells(method: Any, tmp_path: Path) -> None:
     runs = {tmp_path / name: write_run(tmp_path / name, name) for name in ("er", "gpm")}
     told(tmp_path / "er", method)
     told(tmp_path / "gpm", recorded(10, 0.5, 0.3))
-    row = table(details(runs))["er"]
+    row = table(detailed(runs))["er"]
     assert (row["ranks"], row["λ"], row["λ, first decile"]) == ("", "", "")
     (tmp_path / "er" / "log.jsonl").unlink()
-    assert table(details(runs))["er"] == row
+    assert table(detailed(runs))["er"] == row
     (tmp_path / "gpm" / "log.jsonl").unlink()
-    assert not {"ranks", "λ", "λ, first decile"} & table(details(runs))["er"].keys()  # nobody has any
+    assert not {"ranks", "λ", "λ, first decile"} & table(detailed(runs))["er"].keys()  # nobody has any
 
 
 @pytest.mark.parametrize("left", [0, 1, 100])  # bytes of the last record
@@ -119,9 +125,9 @@ def test_a_log_that_is_cut_short_does_not_tell_of_another_task(left: int, tmp_pa
     runs = {tmp_path / name: write_run(tmp_path / name, name) for name in ("fs-dgpm", "fs-sgpm")}
     log = tmp_path / "fs-dgpm" / "log.jsonl"
     *before, last = log.read_bytes().splitlines(keepends=True)
-    assert table(details(runs))["fs-dgpm"]["ranks"] == "30/100"
+    assert table(detailed(runs))["fs-dgpm"]["ranks"] == "30/100"
     log.write_bytes(b"".join([*before, last[:left]]))
-    rows = table(details(runs))
+    rows = table(detailed(runs))
     assert [rows["fs-dgpm"][name] for name in ("ranks", "λ", "λ, first decile")] == ["", "", ""]
     assert rows["fs-sgpm"]["ranks"] == "30/100"
 
@@ -129,9 +135,9 @@ def test_a_log_that_is_cut_short_does_not_tell_of_another_task(left: int, tmp_pa
 def test_published_figures_beside_full_length_alone(tmp_path: Path) -> None:
     long = {tmp_path / "long": write_run(tmp_path / "long", "er", benchmark="pmnist")}
     short = {tmp_path / "short": write_run(tmp_path / "short", "er", benchmark="pmnist", full_length=False)}
-    assert table(details(long))["er"]["paper ACC"] == "68.31 ± 0.56"
-    assert "paper ACC" not in table(details(short))["er"]
-    assert "published figures do not apply" in details(short)
+    assert table(detailed(long))["er"]["paper ACC"] == "68.31 ± 0.56"
+    assert "paper ACC" not in table(detailed(short))["er"]
+    assert "published figures do not apply" in detailed(short)
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,4 +180,4 @@ def test_a_log_without_end_is_not_read(tmp_path: Path) -> None:
     runs = {tmp_path / "er": write_run(tmp_path / "er", "er")}
     (tmp_path / "er" / "log.jsonl").unlink(missing_ok=True)
     os.mkfifo(tmp_path / "er" / "log.jsonl")
-    assert "er" in table(details(runs))
+    assert "er" in table(detailed(runs))

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from filling.overview import overview
-from filling.places import filled, looked_up
-from filling.studies import Studies, counted_seeds
+from filling.places import fill_places, look_up
+from filling.studies import Studies, describe_seeds
 
-from steppe.cli.main import _parser
+from steppe.cli.main import build_parser
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run_directory import read_result
 from steppe.experiments.study import write_plan, write_tables
+from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, latex, markdown
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -41,10 +42,11 @@ def write_study(out: Path, benchmark: str, methods: list[str], seeds: int, *chan
             described = {"benchmark": benchmark, "method": method, "seed": seed, "command": config.command()}
             length = {"full_length": config.is_canonical, "config": config.as_dict()}
             told = {**real, **described, **length, **given}
-            results.append({key: value for key, value in told.items() if value is not None})
+            written = {key: value for key, value in told.items() if value is not None}
+            results.append(RunResult.from_dict(written))
             run = out / method / f"seed-{seed}"
             run.mkdir(parents=True)
-            (run / "result.json").write_text(json.dumps(results[-1]), encoding="utf-8")
+            (run / "result.json").write_text(json.dumps(written), encoding="utf-8")
     write_tables(out, results, f"steppe study {benchmark} {' '.join(methods)} --seeds {seeds}")
 
 
@@ -54,7 +56,7 @@ def state(results: Path, name: str) -> str:
     return line.split("|")[-2].strip()
 
 
-def test_complete_is_only_what_lacks_nothing(tmp_path: Path) -> None:
+def test_only_full_studies_are_complete(tmp_path: Path) -> None:
     write_study(tmp_path / "k-study" / "ascent-steps-1", "pmnist", ["fs-dgpm"], 5, "ascent_steps=1")
     write_study(tmp_path / "k-study" / "ascent-steps-2", "pmnist", ["fs-dgpm"], 5)
     write_study(tmp_path / "k-study" / "ascent-steps-3", "pmnist", ["fs-dgpm"], 5, "ascent_steps=3")
@@ -67,7 +69,7 @@ def test_complete_is_only_what_lacks_nothing(tmp_path: Path) -> None:
     assert state(tmp_path, "k-study") == "full length; missing: `fs-dgpm` in `ascent-steps-3`"
 
 
-def test_what_was_shortened_or_changed_is_named(tmp_path: Path) -> None:
+def test_shortened_and_changed_studies_are_named(tmp_path: Path) -> None:
     shorter = ("benchmark.tasks=4", "training.epochs=5")
     write_study(tmp_path / "short", "cifar100-superclass", ["fs-dgpm", "er"], 1, *shorter)
     short = "shortened: `benchmark.tasks=4`, `training.epochs=5`"
@@ -105,7 +107,7 @@ def test_the_commands_of_the_overview_can_be_parsed() -> None:
     commands = [line[2:] for line in overview(RESULTS).splitlines() if line.startswith("$ ")]
     assert len(commands) >= len(list(RESULTS.glob("*/table.json")))
     for command in commands:
-        assert _parser().parse_args(command.split()[1:]).action
+        assert build_parser().parse_args(command.split()[1:]).action
 
 
 @pytest.mark.parametrize(
@@ -113,16 +115,18 @@ def test_the_commands_of_the_overview_can_be_parsed() -> None:
     [([3], "seed 3"), ([0, 1], "seeds 0 and 1"), ([1, 2, 3], "seeds 1 to 3"), ([0, 2], "seeds 0, 2")],
 )
 def test_seeds_in_words(seeds: list[int], words: str) -> None:
-    assert counted_seeds(seeds) == words
+    assert describe_seeds(seeds) == words
 
 
 def test_single_values_and_differences() -> None:
     table = "results/pmnist/table.json"
-    er, gpm = (looked_up(f"{table}#rows.{method}.acc.mean") for method in ("er", "gpm"))
-    assert filled(f"<!-- result: {table}#rows.er.acc.mean -->0.0<!-- end -->!").endswith(f"-->{er:.1f}<!-- end -->!")
+    er, gpm = (look_up(f"{table}#rows.{method}.acc.mean") for method in ("er", "gpm"))
+    assert fill_places(f"<!-- result: {table}#rows.er.acc.mean -->0.0<!-- end -->!").endswith(
+        f"-->{er:.1f}<!-- end -->!"
+    )
     for other in (f"{table}#rows.er.acc.mean", "#rows.er.acc.mean"):
         place = f"<!-- result: {table}#rows.gpm.acc.mean - {other} -->"
-        assert filled(f"{place}9<!-- end --> points") == f"{place}{gpm - er:.0f}<!-- end --> points"
-    assert looked_up("src/steppe/results/published.toml#pmnist.er.paper.acc.0") == 68.31
+        assert fill_places(f"{place}9<!-- end --> points") == f"{place}{gpm - er:.0f}<!-- end --> points"
+    assert look_up("src/steppe/results/published.toml#pmnist.er.paper.acc.0") == 68.31
     with pytest.raises(StopIteration):
-        looked_up(f"{table}#rows.nothing.acc.mean")
+        look_up(f"{table}#rows.nothing.acc.mean")

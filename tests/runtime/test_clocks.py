@@ -17,13 +17,12 @@ from steppe.checkpoint.io import read_state, write_state
 from steppe.experiments import run_directory as run_files
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.figures.reading import training_times
-from steppe.report.finished_run import collect
-from steppe.report.sections import sections
+from steppe.report.finished_run import collect, training_times
+from steppe.report.sections import build_sections
 from steppe.report.series import section_series
 from steppe.results.details import details
-from steppe.results.schema import validate_result
-from steppe.results.tables import as_json, markdown, rows, summary, timed_by
+from steppe.results.schema import RunResult
+from steppe.results.tables import as_json, common_time_measure, markdown, rows, summary
 from steppe.runtime.clocks import Clock, Time, by_kind
 
 SMALL = ["tasks=2", "samples=20", "test_samples=20"]
@@ -81,14 +80,15 @@ def test_what_was_not_recorded_stays_unknown() -> None:
 
 def test_a_run_records_both(tmp_path: Path) -> None:
     result = run(RunConfig.make("pmnist", "gpm", SMALL), tmp_path / "run")
-    assert result == validate_result(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")))
+    assert result == RunResult.from_dict(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")))
     kinds = {"train", "evaluate", "memory"}
-    assert result["cpu_seconds"].keys() == result["seconds"].keys() == kinds
-    assert all(value > 0 for value in result["cpu_seconds"].values())
-    assert all(task["cpu_seconds"].keys() == kinds for task in result["per_task"])
+    assert result.cpu_seconds is not None
+    assert result.cpu_seconds.keys() == result.seconds.keys() == kinds
+    assert all(value > 0 for value in result.cpu_seconds.values())
+    assert all(stage.cpu_seconds and stage.cpu_seconds.keys() == kinds for stage in result.per_task)
     for kind in kinds:
-        total = sum(task["cpu_seconds"][kind] for task in result["per_task"])
-        assert total == pytest.approx(result["cpu_seconds"][kind])
+        total = sum((stage.cpu_seconds or {})[kind] for stage in result.per_task)
+        assert total == pytest.approx(result.cpu_seconds[kind])
     ended = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [event["cpu_seconds"].keys() for event in ended if event["event"] == "TaskEnded"] == [kinds] * 2
 
@@ -111,21 +111,23 @@ def test_a_run_that_an_older_version_began_has_only_those_on_the_wall(tmp_path: 
         del state["learner"]["fitting"]["cpu_seconds"]
     write_state(file, "run", state)
     result = run(config, out, resume=True)
-    assert "cpu_seconds" not in result
-    assert "cpu_seconds" not in result["per_task"][0]
-    assert validate_result(result)["seconds"].keys() == {"train", "evaluate", "memory"}
+    assert result.cpu_seconds is result.per_task[0].cpu_seconds is None
+    assert "cpu_seconds" not in result.as_dict()
+    assert result.seconds.keys() == {"train", "evaluate", "memory"}
 
 
 @pytest.mark.parametrize("wrong", [5, {}, {**CPU, "train": "1"}, {"train": 1.0}])
 def test_a_result_with_something_else_there_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="'cpu_seconds'"):
-        validate_result({**made_result(), "cpu_seconds": wrong})
+        RunResult.from_dict({**made_result(), "cpu_seconds": wrong})
 
 
 def test_tables_and_figures_take_those_of_the_processor_where_all_have_them(tmp_path: Path) -> None:
-    old, new = made_result("er"), {**made_result("gpm"), "cpu_seconds": CPU}
-    assert timed_by([new]) == "cpu_seconds"
-    assert timed_by([old, new]) == "seconds"
+    made = [write_run(tmp_path / "all" / "old", made_result("er"))]
+    made.append(write_run(tmp_path / "all" / "new", {**made_result("gpm"), "cpu_seconds": CPU}))
+    old, new = (each.result for each in made)
+    assert common_time_measure([new]) == "cpu_seconds"
+    assert common_time_measure([old, new]) == "seconds"
     assert "CPU seconds per run" in markdown([new])
     assert "; seconds per run" in markdown([old, new])
     assert rows([new])[0].seconds.mean == 11.5  # type: ignore[union-attr]
@@ -133,11 +135,10 @@ def test_tables_and_figures_take_those_of_the_processor_where_all_have_them(tmp_
     assert json.loads(as_json([new], ""))["timed_by"] == "cpu_seconds"
     assert "106 s, 12 CPU s (training 3" in summary(new)
     assert "CPU" not in summary(old)
-    both = [write_run(tmp_path / "all" / "old", old), write_run(tmp_path / "all" / "new", new)]
-    assert training_times(both[1:]) == ({both[1].path: 0.5}, "CPU seconds")
-    assert training_times(both) == (dict.fromkeys([each.path for each in both], 2.0), "seconds")
-    assert "CPU seconds of learning" in details({both[1].path: new})
-    assert " Seconds of learning" in details({each.path: each.result for each in both})
+    assert training_times(made[1:]) == ({made[1].path: 0.5}, "CPU seconds")
+    assert training_times(made) == (dict.fromkeys([each.path for each in made], 2.0), "seconds")
+    assert "training CPU time without testing" in details({made[1].path: new})
+    assert "training time without testing" in details({each.path: each.result for each in made})
 
 
 def test_the_report_does_so_too(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_the_report_does_so_too(tmp_path: Path) -> None:
         write_run(tmp_path / "both" / name, result)
     write_run(tmp_path / "new", {**made_result("gpm"), "cpu_seconds": CPU})
     for place, measure, train in (("both", "seconds", 1.0), ("new", "cpu_seconds", round(1 / 3, 5))):
-        [section] = sections(collect([tmp_path / place]))
+        [section] = build_sections(collect([tmp_path / place]))
         series = section_series(section)
         assert series["timed_by"] == measure
         assert [method["seconds"]["all"][0] for method in series["methods"]] == [train] * len(section.variants)
@@ -154,7 +155,7 @@ def test_the_report_does_so_too(tmp_path: Path) -> None:
 def test_where_a_gpu_computed_the_processor_s_tell_nothing() -> None:
     result = {**made_result(), "cpu_seconds": CPU}
     result["config"]["run"]["device"] = "cuda"
-    assert timed_by([result]) == "seconds"
+    assert common_time_measure([RunResult.from_dict(result)]) == "seconds"
 
 
 def test_learning_tells_both() -> None:

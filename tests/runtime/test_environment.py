@@ -10,7 +10,8 @@ import pytest
 from report_runs import write_run
 
 from steppe.report.finished_run import collect
-from steppe.report.page import page
+from steppe.report.page import render_page
+from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, run_report
 from steppe.runtime import environment as module
 from steppe.runtime.environment import NOT_RECORDED, described, machine
@@ -69,9 +70,9 @@ def test_it_is_shown_where_versions_are(tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", "er", 0, machine=MADE)
     old = write_run(tmp_path / "old", "er", 1)
     words = "an abacus, 1 core, 0.5 GiB, wood"
-    assert words in run_report(new)
-    assert NOT_RECORDED in run_report(old)
-    shown = page(collect([tmp_path]), "steppe report")
+    assert words in run_report(RunResult.from_dict(new))
+    assert NOT_RECORDED in run_report(RunResult.from_dict(old))
+    shown = render_page(collect([tmp_path]), "steppe report")
     assert f"<li>{words} (1 run)</li>" in shown
     assert f"<li>{NOT_RECORDED} (1 run)</li>" in shown
-    assert json.loads(as_json([new, old], "steppe study"))["machines"] == [MADE]
+    assert json.loads(as_json([RunResult.from_dict(each) for each in (new, old)], "steppe study"))["machines"] == [MADE]

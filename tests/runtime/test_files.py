@@ -12,7 +12,7 @@ from made_runs import made_result, write_run
 
 from steppe.cli.main import main
 from steppe.errors import RunError, UsageError
-from steppe.landscape.measure import _begun
+from steppe.landscape.measure import _open_landscape
 from steppe.landscape.settings import LandscapeSettings
 from steppe.runtime.files import read_bounded, read_json, write_atomic, writing
 
@@ -110,4 +110,4 @@ def test_a_landscape_is_not_measured_for_a_pipe(resume: bool, tmp_path: Path) ->
     """Nor read from it, which would never end."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is a device, a pipe or a socket"):
-        _begun(tmp_path / "pipe", [{}], LandscapeSettings(), "", resume)
+        _open_landscape(tmp_path / "pipe", [{}], LandscapeSettings(), "", resume)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from steppe.experiments.run_directory import read_result
-from steppe.figures.reading import Run
-from steppe.landscape.bound import Noisy
-from steppe.landscape.files import Landscape, Pair, identity
+from steppe.landscape.bound import NoisyLoss
+from steppe.landscape.files import Landscape, Pair, identities
 from steppe.landscape.flatness import Estimate, Flatness
 from steppe.landscape.settings import LandscapeSettings
+from steppe.report.finished_run import FinishedRun
 
 TASKS = 3
 DIRECTIONS, POINTS = 2, 5
@@ -65,14 +65,17 @@ def together(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "accuracy": matrix, "bwt": None}
 
 
-def write_run(path: Path, result: dict[str, Any], records: Sequence[dict[str, Any]] | None = None) -> Run:
+def write_run(path: Path, result: dict[str, Any], records: Sequence[dict[str, Any]] | None = None) -> FinishedRun:
     """Write result.json and, with records of the method, log.jsonl."""
     path.mkdir(parents=True)
     (path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     if records is not None:
-        events = [{"event": "RunStarted"}, *({"event": "TaskEnded", "method": record} for record in records)]
+        events = [
+            {"event": "RunStarted"},
+            *({"event": "TaskEnded", "task": i, "method": told} for i, told in enumerate(records)),
+        ]
         (path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
-    return Run(path, read_result(path))
+    return FinishedRun(path, read_result(path))
 
 
 def losses(after: int, task: int, height: float) -> list[list[float]]:
@@ -84,33 +87,33 @@ def losses(after: int, task: int, height: float) -> list[list[float]]:
 
 
 def write_landscape(
-    run: Run,
+    run: FinishedRun,
     height: float = 1.0,
     pairs: Sequence[tuple[int, int]] | None = None,
     *,
     surface: bool = False,
     points: int = POINTS,
     **settings: Any,
-) -> Run:
+) -> FinishedRun:
     """Write landscape.json with these pairs (after, task), or all; gives the run read anew. `settings` are those of the
     landscape.
     """
     found = Landscape(
-        identity(run.result),
+        identities(run.result)[0],
         LandscapeSettings(points=points, directions=DIRECTIONS, radius=1.0, **settings),
         "steppe landscape RUN",
         {},
     )
     still = Estimate(0.0, None, None)
-    every = [(after, task) for after in range(1, run.tasks + 1) for task in range(1, after + 1)]
+    every = [(after, task) for after in range(1, run.num_tasks + 1) for task in range(1, after + 1)]
     for after, task in every if pairs is None else pairs:
         grid = [[height + 10 * row + column for column in range(points)] for row in range(points)] if surface else None
         profiles = losses(after, task, height) if points == POINTS else [[0.0] * points] * DIRECTIONS
         found.pairs[after, task] = Pair(
-            profiles, Flatness(0.0, still, still, still), Noisy(0.0, 0.0, still, still), surface=grid
+            profiles, Flatness(0.0, still, still, still), NoisyLoss(0.0, 0.0, still, still), surface=grid
         )
     found.write(run.path / "landscape.json")
-    return Run(run.path, run.result)
+    return FinishedRun(run.path, run.result)
 
 
 def record(tasks: int, low: float) -> list[dict[str, Any]]:

@@ -7,8 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from steppe.landscape.bound import Noisy
-from steppe.landscape.files import Landscape, Pair, identity
+from steppe.experiments.run_directory import read_result
+from steppe.landscape.bound import NoisyLoss
+from steppe.landscape.files import Landscape, Pair, identities
 from steppe.landscape.flatness import Estimate, Flatness
 from steppe.landscape.settings import LandscapeSettings
 
@@ -89,7 +90,7 @@ def write_landscape(
     `given` parts take the place of its own.
     """
     settings = LandscapeSettings(**{"points": 21, "directions": 2, "samples": 10, "radius": 1.0, **(measured or {})})
-    run = identity(json.loads((path / "result.json").read_text(encoding="utf-8")))
+    run = identities(read_result(path))[0]
     found = Landscape(run, settings, "steppe landscape RUN", {})
     for after, task in [(column, row) for column in range(1, tasks + 1) for row in range(1, column + 1)]:
         flat = Flatness(
@@ -99,7 +100,7 @@ def write_landscape(
             [0.3 + (number + 1) / 2 * sharpness * after * alpha**2 for alpha in settings.alphas]
             for number in range(settings.directions)
         ]
-        noisy = Noisy(0.0, 0.0, flat.sharpness, flat.sharpness)
+        noisy = NoisyLoss(0.0, 0.0, flat.sharpness, flat.sharpness)
         found.pairs[after, task] = Pair(losses, flat, noisy, None if task > 1 else 12.5)
     file = path / "landscape.json"
     found.write(file)

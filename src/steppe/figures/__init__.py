@@ -1,4 +1,4 @@
-"""Figures from saved runs; nothing here trains. Needs matplotlib: `pip install matplotlib`."""
+"""Figures of finished runs; nothing is trained. They need matplotlib: `pip install matplotlib`."""
 
 from steppe.figures.ablation import ABLATION
 from steppe.figures.case_study import CASE_STUDY
@@ -18,6 +18,6 @@ FIGURES = {
         *(ABLATION, ASCENT_STEPS, MEMORY_SIZE, IMPORTANCES, MATRIX),
     )
 }
-"""Every figure by its name, in the order in which they are listed."""
+"""All figures by name, in the order of `steppe figures --list`."""
 
 __all__ = ["FIGURES", "Choices", "Figure"]

@@ -1,4 +1,4 @@
-"""The ablation: ACC and BWT of FS-DGPM and of what is left when parts of it are taken out."""
+"""The ablation: ACC and BWT of FS-DGPM and of its variants without some of its parts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import bars, fit_to_values, legend
-from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark
-from steppe.figures.style import BLACK, PAGE, new_figure, plain
+from steppe.figures.panels import add_legend, cut_axis, plot_bars
+from steppe.figures.style import BLACK, PAGE, escape_text, new_figure
+from steppe.report.finished_run import FinishedRun, benchmarks_of, by_method, methods_of, on_benchmark
 from steppe.results.tables import rows
 
 _FAMILY = ("gpm", "sgp", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm")
@@ -17,15 +17,21 @@ _NAMES = {"acc": "ACC (%)", "bwt": "BWT (%)"}
 _MARKS = {"paper": ("D", "paper"), "released": ("o", "released code")}
 
 
-def measure_bars(axes: Any, runs: Sequence[Run], measure: str) -> None:
-    """Bars of ACC or BWT, and marks with whiskers for what the paper and its released code report."""
+def plot_measure(axes: Any, runs: Sequence[FinishedRun], measure: str) -> None:
+    """Plot ACC or BWT as bars, with marks for the figures of the paper and its released code.
+
+    Args:
+        axes: Where to plot.
+        runs: Runs of one benchmark.
+        measure: `acc` or `bwt`.
+    """
     found = {row.method: row for row in rows([run.result for run in runs])}
     samples = {
-        method: [run.result[measure] for run in own if run.result[measure] is not None]
-        for method, own in by_method(runs).items()
+        method: [value for run in group if (value := getattr(run.result, measure)) is not None]
+        for method, group in by_method(runs).items()
     }
     samples = {method: values for method, values in samples.items() if values}
-    bars(axes, samples, _NAMES[measure])
+    plot_bars(axes, samples, _NAMES[measure])
     ends = []
     for place, method in enumerate(samples):
         row = found[method]
@@ -48,46 +54,39 @@ def measure_bars(axes: Any, runs: Sequence[Run], measure: str) -> None:
             ends += [figure.mean - (figure.std or 0), figure.mean + (figure.std or 0)]
         own = getattr(row, measure)
         ends += [own.mean - (own.std or 0), own.mean + (own.std or 0)]
-    fit_to_values(axes, min(ends), max(ends))
+    cut_axis(axes, min(ends), max(ends))
 
 
-def _shown(runs: Sequence[Run], choices: Choices) -> list[Run]:
+def _shown(runs: Sequence[FinishedRun], choices: Choices) -> list[FinishedRun]:
     if choices.methods is not None:
         return list(runs)
     return [run for method in _FAMILY for run in runs if run.method == method]
 
 
-def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     shown = _shown(runs, choices)
-    names = benchmarks(shown)
+    names = benchmarks_of(shown)
     figure = new_figure(PAGE, 0.4 + 1.9 * len(names))
     panels = figure.subplots(len(names), 2, squeeze=False)
     for row, name in zip(panels, names, strict=True):
         for axes, measure in zip(row, _NAMES, strict=True):
-            measure_bars(axes, of_benchmark(shown, name), measure)
-            axes.set_title(plain(name))
+            plot_measure(axes, on_benchmark(shown, name), measure)
+            axes.set_title(escape_text(name))
     if any(axes.get_legend_handles_labels()[1] for axes in panels.flat):
-        legend(figure, panels.flat)
+        add_legend(figure, panels.flat)
     return figure
 
 
-def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
     shown = _shown(runs, choices)
-    if len(methods(shown)) < 2:
+    if len(methods_of(shown)) < 2:
         return [f"runs of two or more of {', '.join(_FAMILY)} (others: --methods)"]
-    return (
-        checks.each_stream(shown)
-        or [
-            f"methods that learn tasks one by one ({run.method} does not: choose others by --methods)"
-            for run in shown
-            if run.result["bwt"] is None
-        ][:1]
-    )
+    return checks.same_tasks_per_benchmark(shown) or checks.have_bwt(shown)
 
 
 ABLATION = Figure(
     "ablation",
-    "ACC and BWT of FS-DGPM's family, with what the paper and its released code report.",
+    "ACC and BWT of FS-DGPM's family, with the figures of the paper and its released code.",
     f"runs of {', '.join(_FAMILY)}, or of --methods; of any number of benchmarks",
     _draw,
     _missing,

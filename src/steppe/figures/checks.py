@@ -1,4 +1,4 @@
-"""What figures need of runs, as checks that name what is missing; several of them can be asked at once."""
+"""What figures need of runs. Each check returns what is missing, in words; an empty list means nothing is."""
 
 from __future__ import annotations
 
@@ -6,134 +6,147 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from steppe.figures.reading import Run, benchmarks, by_method, of_benchmark
+from steppe.report.finished_run import FinishedRun, benchmarks_of, by_method, on_benchmark
+from steppe.results.grouping import METHOD_SECTIONS, differing_settings
+from steppe.results.layout import LANDSCAPE
 
 if TYPE_CHECKING:
     from steppe.landscape.settings import LandscapeSettings
 
-_SHOWN = 3  # of things of one kind that are missing, the first few are named
+_MAX_NAMED = 3  # of several missing things of one kind
 
 
-def one_stream(runs: Sequence[Run], but: str | None = None) -> list[str]:
-    """Runs on the same tasks, whatever their methods, and the runs of a method alike (see `_alike` on `but`)."""
-    names = benchmarks(runs)
+def same_tasks(runs: Sequence[FinishedRun], varied: str | None = None) -> list[str]:
+    """Check that all runs learned the same tasks, and that runs of one method differ in the seed alone.
+
+    Args:
+        runs: The runs to draw together.
+        varied: A setting of the method that may differ as well.
+    """
+    names = benchmarks_of(runs)
     if len(names) > 1:
-        return [f"runs of one benchmark (these are of {', '.join(names)}: draw them apart)"]
-    lengths = sorted({run.tasks for run in runs})
+        return [f"runs of one benchmark (these are of {', '.join(names)}: draw them separately)"]
+    lengths = sorted({run.num_tasks for run in runs})
     if lengths == [0] or not lengths:
         return ["a run with at least one task"]
     if len(lengths) > 1:
-        return [f"runs of one length (these have {', '.join(map(str, lengths))} tasks: draw them apart)"]
-    for setting, values in _differing(runs, ("benchmark",)).items():
+        return [f"runs with the same number of tasks (these have {', '.join(map(str, lengths))}: draw them separately)"]
+    for setting, values in differing_settings([run.result for run in runs], ("benchmark",)).items():
         given = ", ".join(map(str, values))
-        return [f"runs on the same tasks (of {setting} there are {given}: draw them apart)"]
-    return _alike(runs, but)
+        return [f"runs on the same tasks ({setting} is {given}: draw them separately)"]
+    return _differ_in_seed_alone(runs, varied)
 
 
-def each_stream(runs: Sequence[Run]) -> list[str]:
-    """The same, for each benchmark by itself."""
-    return [problem for name in benchmarks(runs) for problem in one_stream(of_benchmark(runs, name))]
+def same_tasks_per_benchmark(runs: Sequence[FinishedRun]) -> list[str]:
+    """Check the same for each benchmark separately."""
+    return [problem for name in benchmarks_of(runs) for problem in same_tasks(on_benchmark(runs, name))]
 
 
-def _alike(runs: Sequence[Run], but: str | None) -> list[str]:
-    """The runs of a method may differ in the seed, and in the setting `but`, alone: else they cannot be averaged."""
-    found = []
-    for method, own in by_method(runs).items():
-        for setting, values in _differing(own, ("method", "training")).items():
-            if setting != f"method.{but}":
+def _differ_in_seed_alone(runs: Sequence[FinishedRun], varied: str | None) -> list[str]:
+    problems = []
+    for method, group in by_method(runs).items():
+        for setting, values in differing_settings([run.result for run in group], METHOD_SECTIONS).items():
+            if setting != f"method.{varied}":
                 given = ", ".join(map(str, values))
-                found.append(f"runs of {method} with the same {setting} (there are {given}: draw them apart)")
-        seen = [(run.setting(but) if but else None, run.result["seed"]) for run in own]
-        twice = sorted({seed for value, seed in seen if seen.count((value, seed)) > 1})
-        if twice and not found:
-            found.append(f"runs of {method} that differ (seed {twice[0]} is there twice: give one of them)")
-    return found
+                problems.append(f"runs of {method} with the same {setting} (it is {given}: draw them separately)")
+        seen = [(run.setting(varied) if varied else None, run.result.seed) for run in group]
+        repeated = sorted({seed for value, seed in seen if seen.count((value, seed)) > 1})
+        if repeated and not problems:
+            problems.append(f"runs of {method} with different seeds (seed {repeated[0]} appears twice; pass one)")
+    return problems
 
 
-def _differing(runs: Iterable[Run], sections: Sequence[str]) -> dict[str, list[object]]:
-    """Settings of these sections that are not the same in all runs; those that only some runs know of came with a later
-    version, and do not count.
-    """
-    values: dict[str, list[object]] = {}
-    for run in runs:
-        for section in sections:
-            for key, value in run.result["config"].get(section, {}).items():
-                known = values.setdefault(f"{section}.{key}", [])
-                if value not in known:
-                    known.append(value)
-    return {setting: known for setting, known in values.items() if len(known) > 1}
-
-
-def curves(runs: Sequence[Run]) -> list[str]:
-    """At least one run that learnt its tasks one after another."""
-    if any(run.one_by_one for run in runs):
+def any_incremental(runs: Sequence[FinishedRun]) -> list[str]:
+    """Check that at least one run learned its tasks one at a time."""
+    if any(run.is_incremental for run in runs):
         return []
-    return ["a run that learnt its tasks one after another (there is no forgetting in learning them together)"]
+    return ["a run that learned its tasks one at a time (joint training does not forget)"]
 
 
-def one_by_one(runs: Iterable[Run]) -> list[str]:
-    """Methods whose network is there after each task; learning all together leaves that after the last one alone."""
-    together = [run.method for run in runs if not run.one_by_one]
+def all_incremental(runs: Iterable[FinishedRun]) -> list[str]:
+    """Check that all runs learned their tasks one at a time, so that there is a network after each task."""
+    joint = [run.method for run in runs if not run.is_incremental][:1]
     return [
-        f"methods that learn tasks one by one ({name} does not: choose others by --methods)" for name in together[:1]
+        f"methods that learn one task at a time ({name} does not: choose others by --methods)" for name in joint[:1]
     ]
 
 
-def landscapes(runs: Sequence[Run], pairs: Iterable[tuple[int, int]], *, surface: bool = False) -> list[str]:
-    """For every method, at least one seed with these pairs (after, task) of its landscape, or with their surfaces."""
+def have_bwt(runs: Iterable[FinishedRun]) -> list[str]:
+    """Check that all runs have a backward transfer."""
+    without = [run.method for run in runs if run.result.bwt is None]
+    return [f"methods with a BWT ({name} learns all tasks at once: choose others by --methods)" for name in without[:1]]
+
+
+def have_landscapes(
+    runs: Sequence[FinishedRun], pairs: Iterable[tuple[int, int]], *, surface: bool = False
+) -> list[str]:
+    """Check that at least one seed of every method has the landscapes to show.
+
+    Args:
+        runs: The runs.
+        pairs: The landscapes to show, as (after, task).
+        surface: Whether the surfaces are shown.
+    """
     wanted = list(pairs)
     for after, task in wanted:
-        if not 1 <= task <= after <= runs[0].tasks:
-            return [f"task {task} after task {after} (there are {runs[0].tasks} tasks, and a task is learnt first)"]
-    if any(after < runs[0].tasks for after, _ in wanted) and (problems := one_by_one(runs)):
+        if not 1 <= task <= after <= runs[0].num_tasks:
+            return [
+                f"task {task} after task {after} (there are {runs[0].num_tasks} tasks, and a landscape of a task "
+                "exists after itself and later tasks)"
+            ]
+    if any(after < runs[0].num_tasks for after, _ in wanted) and (problems := all_incremental(runs)):
         return problems
-    usual = next((run.landscape.settings for run in runs if run.landscape is not None), None)
+    common = next((run.landscape.settings for run in runs if run.landscape is not None), None)
     lacking = []
-    for own in by_method(runs).values():
-        if not any(all(_measured(run, pair, surface) for pair in wanted) for run in own):
-            lacking.append(_to_measure(own, wanted, usual, surface))
-    if len(lacking) > _SHOWN:
-        return [*lacking[:_SHOWN], f"and the same of {len(lacking) - _SHOWN} more methods"]
-    return lacking or _measured_alike(runs)
+    for group in by_method(runs).values():
+        if not any(all(_has_landscape(run, pair, surface) for pair in wanted) for run in group):
+            lacking.append(_measure_command(group, wanted, common, surface))
+    if len(lacking) > _MAX_NAMED:
+        return [*lacking[:_MAX_NAMED], f"and the same for {len(lacking) - _MAX_NAMED} more methods"]
+    return lacking or _same_landscape_settings(runs)
 
 
-def _measured_alike(runs: Iterable[Run]) -> list[str]:
-    """Landscapes that may be drawn together."""
+def _same_landscape_settings(runs: Iterable[FinishedRun]) -> list[str]:
     from steppe.landscape.settings import PROFILES
 
-    measured = [run for run in runs if run.landscape is not None]
-    for run in measured:
-        own, first = (each.landscape.settings for each in (run, measured[0]))  # type: ignore[union-attr]
-        for name, value in first.apart(own, PROFILES).items():
-            there = f"{first.as_dict()[name]} in {measured[0].path}, {value} in {run.path}"
-            return [f"landscapes measured with the same {name} ({there}: remove one and measure it with --{name})"]
+    measured = [(run.path, run.landscape.settings) for run in runs if run.landscape is not None]
+    for path, settings in measured:
+        first_path, first = measured[0]
+        for name, value in first.differences(settings, PROFILES).items():
+            values = f"{first.as_dict()[name]} in {first_path}, {value} in {path}"
+            return [f"landscapes measured with the same {name} ({values}: remove one and repeat it with --{name})"]
     return []
 
 
-def _measured(run: Run, pair: tuple[int, int], surface: bool) -> bool:
+def _has_landscape(run: FinishedRun, pair: tuple[int, int], surface: bool) -> bool:
     found = run.pair(*pair)
     return found is not None and (found.surface is not None or not surface)
 
 
-def _to_measure(
-    runs: Sequence[Run], pairs: Sequence[tuple[int, int]], usual: LandscapeSettings | None, surface: bool
+def _measure_command(
+    runs: Sequence[FinishedRun],
+    pairs: Sequence[tuple[int, int]],
+    common: LandscapeSettings | None,
+    surface: bool,
 ) -> str:
-    """The command that adds what lacks, for the first of a method's runs: with the settings of its file, else with
-    those of the others, beside which it is to be drawn.
+    """What the first of a method's runs lacks, and the command that adds it.
+
+    The command uses the settings of the run's own file if there is one, else those of the other runs, so that the
+    landscapes can be drawn together.
     """
     run = next((run for run in runs if run.landscape is not None), runs[0])
-    kept, file, settings, resume = run.landscape, run.path / "landscape.json", usual, []
-    lacks, first = f"landscape.json in {run.path}", ""
-    if kept is not None:
-        lacking = [pair for pair in pairs if not _measured(run, pair, surface)]
-        lacks = ", ".join(f"task {task} after task {after}" for after, task in lacking) + f" in {file}"
-        settings, resume = kept.settings, ["--resume"]
+    existing, file, settings, resume = run.landscape, run.path / LANDSCAPE, common, []
+    lacking, first = f"{LANDSCAPE} in {run.path}", ""
+    if existing is not None:
+        absent = [pair for pair in pairs if not _has_landscape(run, pair, surface)]
+        lacking = ", ".join(f"task {task} after task {after}" for after, task in absent) + f" in {file}"
+        settings, resume = existing.settings, ["--resume"]
     if surface:
-        lacks = f"a surface of {run.method}"
-        if settings is not None and settings.directions < 2:  # a file of one direction cannot take a surface in
+        lacking = f"a surface of {run.method}"
+        if settings is not None and settings.directions < 2:  # a surface cannot be added to a file with one direction
             settings, resume = settings.replace(directions=2), []
-            first = f"remove {file} and " if kept is not None else ""
+            first = f"remove {file} and " if existing is not None else ""
     options = [*resume, *([] if settings is None else settings.options()), *(["--surface"] if surface else [])]
-    afters, tasks = (",".join(map(str, sorted(set(places)))) for places in zip(*pairs, strict=True))
+    afters, tasks = (",".join(map(str, sorted(set(numbers)))) for numbers in zip(*pairs, strict=True))
     command = ["steppe", "landscape", str(run.path), *options, "--after", afters, "--task", tasks]
-    return f"{lacks}: {first}run {shlex.join(command)}"
+    return f"{lacking}: {first}run {shlex.join(command)}"

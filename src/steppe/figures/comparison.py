@@ -1,4 +1,4 @@
-"""The paper's Figure 4: accuracy against tasks learnt, time per task, memory held."""
+"""The paper's Figure 4: accuracy against tasks learned, time per task, memory."""
 
 from __future__ import annotations
 
@@ -8,81 +8,79 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import bars, legend, letter, mean_accuracy
-from steppe.figures.reading import Run, benchmarks, by_method, methods, of_benchmark, training_times
-from steppe.figures.style import BLACK, PAGE, label, look, new_figure, plain
+from steppe.figures.panels import add_legend, add_titles, plot_bars, plot_mean_accuracy
+from steppe.figures.style import BLACK, PAGE, display_name, escape_text, new_figure, style_of
+from steppe.report.finished_run import FinishedRun, benchmarks_of, by_method, methods_of, on_benchmark, training_times
 
 _HATCHES = ("", "////", "....", "xxxx", "----")
 _MIB = 2**20
 
 
-def _draw(runs: Sequence[Run], choices: Choices) -> Any:
-    names = benchmarks(runs)
-    first = of_benchmark(runs, names[0])
-    count = len(methods(runs))
+def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
+    names = benchmarks_of(runs)
+    first = on_benchmark(runs, names[0])
+    count = len(methods_of(runs))
     figure = new_figure(PAGE, 1.5 + 0.1 * max(count, 8) + 0.13 * count * (len(names) - 1) * 0.5)
     panels = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    mean_accuracy(panels[0], first)
+    plot_mean_accuracy(panels[0], first)
     times, seconds = training_times(first)
-    bars(
+    plot_bars(
         panels[1],
         {method: [times[run.path] for run in own] for method, own in by_method(first).items()},
         f"{seconds} per task",
-        lengthwise=True,
+        horizontal=True,
     )
     _memory(panels[2], runs, names)
-    where = plain(names[0])
-    letter(panels, [f"accuracy, {where}", f"training time, {where}", "memory held in the end"])
-    legend(figure, panels[:1], _hatched(names))
+    where = escape_text(names[0])
+    add_titles(panels, [f"accuracy, {where}", f"training time, {where}", "final memory"])
+    add_legend(figure, panels[:1], _legend_patches(names))
     return figure
 
 
-def _memory(axes: Any, runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Replay, bases and whatever else a method keeps between tasks; a bar for each benchmark."""
-    every = methods(runs)
+def _memory(axes: Any, runs: Sequence[FinishedRun], names: Sequence[str]) -> None:
+    """Plot the memory that each method keeps between tasks (replay, bases, ...), one bar for each benchmark."""
+    every = methods_of(runs)
     height = 0.8 / len(names)
     for number, name in enumerate(names):
-        own = by_method(of_benchmark(runs, name))
-        means = {
-            method: statistics.fmean(sum(run.result["bytes"].values()) / _MIB for run in own[method]) for method in own
-        }
+        own = by_method(on_benchmark(runs, name))
+        means = {method: statistics.fmean(run.result.memory_bytes / _MIB for run in own[method]) for method in own}
         axes.barh(
             [every.index(method) + (number - (len(names) - 1) / 2) * height for method in means],
             list(means.values()),
             height=0.9 * height,
-            color=[look(method).colour for method in means],
+            color=[style_of(method).color for method in means],
             edgecolor=BLACK,
             alpha=0.75,
             hatch=_HATCHES[number % len(_HATCHES)],
-            label=plain(name),
+            label=escape_text(name),
         )
-    axes.set_yticks(range(len(every)), [label(method) for method in every])
+    axes.set_yticks(range(len(every)), [display_name(method) for method in every])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_xlabel("MiB")
 
 
-def _hatched(names: Sequence[str]) -> dict[str, Any]:
-    """For the legend: which benchmark a bar is of, where there are several."""
+def _legend_patches(names: Sequence[str]) -> dict[str, Any]:
+    """Legend handles that show which benchmark a bar belongs to, if there are several."""
     from matplotlib.patches import Patch
 
     if len(names) < 2:
         return {}
     return {
-        plain(name): Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
+        escape_text(name): Patch(facecolor="white", edgecolor=BLACK, hatch=_HATCHES[number % len(_HATCHES)])
         for number, name in enumerate(names)
     }
 
 
-def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
-    return checks.each_stream(runs)
+def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
+    return checks.same_tasks_per_benchmark(runs)
 
 
 COMPARISON = Figure(
     "comparison",
-    "The paper's Figure 4: average accuracy against tasks learnt, time per task, memory.",
-    "runs of one benchmark; memory is shown of further ones too",
+    "The paper's Figure 4: average accuracy against tasks learned, time per task, memory.",
+    "runs of one benchmark; of further benchmarks only memory is shown",
     _draw,
     _missing,
 )

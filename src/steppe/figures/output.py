@@ -1,4 +1,4 @@
-"""Figures as files: the same figure gives the same bytes, and a file is there whole or not at all."""
+"""Writing figures to files: the same figure gives the same bytes, and files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,35 +7,57 @@ from pathlib import Path
 from typing import Any
 
 from steppe.errors import UsageError
-from steppe.figures.style import styled
+from steppe.figures.style import matplotlib_style
 from steppe.runtime.files import write_atomic, writing
 
 SUFFIXES = (".pdf", ".svg", ".png")
-_UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
+_NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
 
 
-def files_for(out: Path | None, name: str) -> list[Path]:
-    """Where a figure goes: to the one file named with a suffix, else to one of each kind beside each other."""
+def output_files(out: Path | None, name: str) -> list[Path]:
+    """The files a figure is written to.
+
+    Args:
+        out: A file, a name without suffix for one file of each format, a directory, or None for the current directory.
+        name: The figure's name.
+
+    Raises:
+        UsageError: The suffix is none of the supported formats.
+
+    Example:
+        >>> [str(file) for file in output_files(None, "matrix")]
+        ['matrix.pdf', 'matrix.svg', 'matrix.png']
+    """
     stem = Path(name) if out is None else out / name if out.is_dir() else out
     if stem.suffix in SUFFIXES:
         return [stem]
     if stem.suffix:
-        kinds = ", ".join(SUFFIXES)
-        raise UsageError(f"{stem}: a figure is written as {kinds}; a name without a suffix gives all of them.")
+        formats = ", ".join(SUFFIXES)
+        raise UsageError(f"{stem}: use one of {formats}, or no suffix for all of them.")
     return [stem.with_suffix(suffix) for suffix in SUFFIXES]
 
 
-def content(figure: Any, suffix: str) -> bytes:
-    """A figure of matplotlib's as a file of this kind, without a date."""
+def render(figure: Any, suffix: str) -> bytes:
+    """Render a matplotlib figure as the bytes of a file, without a date.
+
+    Args:
+        figure: The figure.
+        suffix: One of `SUFFIXES`.
+    """
     buffer = io.BytesIO()
-    with styled():
-        figure.savefig(buffer, format=suffix[1:], metadata=_UNDATED[suffix])
+    with matplotlib_style():
+        figure.savefig(buffer, format=suffix[1:], metadata=_NO_DATE[suffix])
     return buffer.getvalue()
 
 
 def save(figure: Any, files: list[Path]) -> None:
-    """Write every file, or none if one of them cannot be drawn."""
-    contents = [content(figure, file.suffix) for file in files]
+    """Write a figure to all files, or to none if one of them cannot be rendered.
+
+    Args:
+        figure: A matplotlib figure.
+        files: The files; directories are created.
+    """
+    contents = [render(figure, file.suffix) for file in files]
     for file, data in zip(files, contents, strict=True):
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,98 +1,107 @@
-"""Pieces that figures are put together from: curves with bands, bars with marks, legends."""
+"""Parts that figures are composed of: curves with bands, bar charts, loss profiles, legends."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from steppe.figures.reading import Run, by_method
-from steppe.figures.style import BLACK, Look, label, look
+from steppe.figures.style import BLACK, display_name, style_of
+from steppe.report.finished_run import FinishedRun, by_method
+from steppe.results.statistics import mean_std
 
 BAND = 0.18
-"""How opaque a band of one standard deviation is."""
+"""Opacity of a band of one standard deviation."""
 
 
-def mean_and_spread(samples: Sequence[Sequence[float]]) -> tuple[list[float], list[float] | None]:
-    """Mean and sample standard deviation at each place, over samples of equal length; one sample has no spread."""
-    mean = [statistics.fmean(values) for values in zip(*samples, strict=True)]
-    if len(samples) < 2:
-        return mean, None
-    return mean, [statistics.stdev(values) for values in zip(*samples, strict=True)]
+def plot_curve(axes: Any, x: Sequence[float], samples: Sequence[Sequence[float]], method: str, **options: Any) -> None:
+    """Plot a method's mean as a line, with a band of one standard deviation.
+
+    Args:
+        axes: Where to plot.
+        x: The x coordinates.
+        samples: One curve for each run or direction.
+        method: The method, which determines color and label.
+        **options: Passed on to matplotlib's `plot`.
+    """
+    style = style_of(method)
+    points = [point for values in zip(*samples, strict=True) if (point := mean_std(values))]
+    settings = {"marker": style.marker, "linestyle": style.line, "color": style.color, "label": display_name(method)}
+    axes.plot(x, [point.mean for point in points], **{**settings, **options})
+    if len(samples) > 1:
+        low = [point.mean - (point.std or 0.0) for point in points]
+        high = [point.mean + (point.std or 0.0) for point in points]
+        axes.fill_between(x, low, high, color=style.color, alpha=BAND, linewidth=0)
 
 
-def curve(axes: Any, steps: Sequence[float], samples: Sequence[Sequence[float]], method: str, **options: Any) -> None:
-    """A method's mean as a line, with a band of one standard deviation."""
-    own: Look = look(method)
-    mean, spread = mean_and_spread(samples)
-    settings = {"marker": own.marker, "linestyle": own.line, "color": own.colour, "label": label(method), **options}
-    axes.plot(steps, mean, **settings)
-    if spread is not None:
-        low = [middle - width for middle, width in zip(mean, spread, strict=True)]
-        high = [middle + width for middle, width in zip(mean, spread, strict=True)]
-        axes.fill_between(steps, low, high, color=own.colour, alpha=BAND, linewidth=0)
+def plot_task_accuracy(axes: Any, runs: Sequence[FinishedRun], task: int) -> None:
+    """Plot a task's test accuracy as later tasks are learned, for incremental methods."""
+    for method, group in by_method([run for run in runs if run.is_incremental]).items():
+        plot_curve(axes, range(task, group[0].num_tasks + 1), [run.accuracy_of(task) for run in group], method)
+    label_task_axis(axes, "test accuracy (%)")
 
 
-def accuracy_of_task(axes: Any, runs: Sequence[Run], task: int) -> None:
-    """A task's test accuracy as others follow, for the methods that learn them one by one."""
-    for method, own in by_method([run for run in runs if run.one_by_one]).items():
-        curve(axes, range(task, own[0].tasks + 1), [run.accuracy_of(task) for run in own], method)
-    over_tasks(axes, "test accuracy (%)")
-
-
-def mean_accuracy(axes: Any, runs: Sequence[Run]) -> None:
-    """The mean over all tasks so far; where tasks are learnt together, a level line at what came of it."""
-    for method, own in by_method(runs).items():
-        if all(run.one_by_one for run in own):
-            curve(axes, range(1, own[0].tasks + 1), [run.mean_accuracies() for run in own], method)
+def plot_mean_accuracy(axes: Any, runs: Sequence[FinishedRun]) -> None:
+    """Plot the mean accuracy over all tasks so far; for joint training a horizontal line at the final accuracy."""
+    for method, group in by_method(runs).items():
+        if all(run.is_incremental for run in group):
+            plot_curve(axes, range(1, group[0].num_tasks + 1), [run.mean_accuracies() for run in group], method)
         else:
-            level = [[run.result["acc"]] * 2 for run in own]
-            curve(axes, (1, own[0].tasks), level, method, marker="")
-    over_tasks(axes, "average accuracy (%)")
+            level = [[run.result.acc] * 2 for run in group]
+            plot_curve(axes, (1, group[0].num_tasks), level, method, marker="")
+    label_task_axis(axes, "average accuracy (%)")
 
 
-def over_tasks(axes: Any, measure: str) -> None:
-    """Axes of something against the number of tasks learnt."""
+def label_task_axis(axes: Any, measure: str) -> None:
+    """Label axes that show a measure against the number of tasks learned."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel("tasks learnt")
+    axes.set_xlabel("tasks learned")
     axes.set_ylabel(measure)
     axes.grid(axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
-def bars(axes: Any, samples: dict[str, list[float]], measure: str, *, lengthwise: bool = False) -> None:
-    """A bar for each method: the mean over its values, with one standard deviation; it is named beside the axis."""
-    places = list(range(len(samples)))
-    means = [statistics.fmean(values) for values in samples.values()]
-    spreads = [statistics.stdev(values) if len(values) > 1 else math.nan for values in samples.values()]
+def plot_bars(axes: Any, samples: dict[str, list[float]], measure: str, *, horizontal: bool = False) -> None:
+    """Plot a bar for each method: the mean of its values, with one standard deviation.
+
+    Args:
+        axes: Where to plot.
+        samples: Values by method.
+        measure: Label of the axis.
+        horizontal: Whether the bars lie horizontally.
+    """
+    positions = list(range(len(samples)))
+    points = [point for values in samples.values() if (point := mean_std(values))]
+    means = [point.mean for point in points]
+    stds = [math.nan if point.std is None else point.std for point in points]
     settings = {
-        "color": [look(method).colour for method in samples],
+        "color": [style_of(method).color for method in samples],
         "edgecolor": BLACK,
         "alpha": 0.75,
         "error_kw": {"linewidth": 0.8, "capsize": 1.8, "capthick": 0.8},
     }
-    names = [label(method) for method in samples]
-    if lengthwise:
-        axes.barh(places, means, xerr=spreads, height=0.7, **settings)
-        axes.set_yticks(places, names)
+    names = [display_name(method) for method in samples]
+    if horizontal:
+        axes.barh(positions, means, xerr=stds, height=0.7, **settings)
+        axes.set_yticks(positions, names)
         axes.invert_yaxis()
         axes.set_xlabel(measure)
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
     else:
-        axes.bar(places, means, yerr=spreads, width=0.7, **settings)
+        axes.bar(positions, means, yerr=stds, width=0.7, **settings)
         slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(names) > 3 else {}
-        axes.set_xticks(places, names, **slanted)
+        axes.set_xticks(positions, names, **slanted)
         axes.set_ylabel(measure)
         axes.grid(axis="y")
         axes.tick_params(axis="x", length=0)
 
 
-def fit_to_values(axes: Any, low: float, high: float) -> None:
-    """Cut a bar chart's axis to where the values are, so that differences can be seen, and say so; 0 stays if it is
-    near.
+def cut_axis(axes: Any, low: float, high: float) -> None:
+    """Cut a bar chart's axis to the range of the values, so that differences are visible, and say so in its label.
+
+    The axis still starts at 0 if 0 is near.
     """
     margin = 0.12 * (high - low) or 1.0
     bottom, top = low - margin, high + margin
@@ -105,8 +114,14 @@ def fit_to_values(axes: Any, low: float, high: float) -> None:
         axes.set_ylabel(f"{axes.get_ylabel()}, cut axis")
 
 
-def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None) -> None:
-    """One legend for all panels, below them, where it hides nothing; with more handles by their names."""
+def add_legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = None) -> None:
+    """Add one legend for all panels below them.
+
+    Args:
+        figure: The figure.
+        panels: Its axes.
+        more: Further handles by label.
+    """
     entries: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -115,37 +130,46 @@ def legend(figure: Any, panels: Iterable[Any], more: Mapping[str, Any] | None = 
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(6, len(entries)))
 
 
-def letter(panels: Sequence[Any], titles: Sequence[str]) -> None:
-    """Name panels (a), (b), ... with what each shows."""
-    for place, (axes, title) in enumerate(zip(panels, titles, strict=True)):
-        axes.set_title(f"({chr(ord('a') + place)}) {title}")
+def add_titles(panels: Sequence[Any], titles: Sequence[str]) -> None:
+    """Title the panels (a), (b), ... and say what each shows."""
+    for index, (axes, title) in enumerate(zip(panels, titles, strict=True)):
+        axes.set_title(f"({chr(ord('a') + index)}) {title}")
 
 
 def middle_task(tasks: int) -> int:
-    """The paper looks at the fifth task of ten; of fewer than six, at the one in the middle."""
+    """The task to show by default: the fifth, as in the paper, or the middle one of fewer than six."""
     return 5 if tasks > 5 else (tasks + 1) // 2
 
 
-def profile(axes: Any, runs: Sequence[Run], after: int, task: int, *, markers: int = 8, **options: Any) -> None:
-    """The loss g(α) of a task around the weights after another one, of every method; bands are over directions, some
-    markers along each line tell it from others in grey.
+def plot_profile(
+    axes: Any, runs: Sequence[FinishedRun], after: int, task: int, *, markers: int = 8, **options: Any
+) -> None:
+    """Plot the loss g(α) of a task around the weights after another task, for every method; bands are over directions.
+
+    Args:
+        axes: Where to plot.
+        runs: Runs, some of which have the landscape.
+        after: The network, by the number of the last task it learned.
+        task: The number of the task whose loss is shown.
+        markers: About how many markers each line has; they distinguish lines in grayscale.
+        **options: Passed on to matplotlib's `plot`.
     """
-    for method, own in by_method(runs).items():
-        measured = [run for run in own if run.pair(after, task) is not None]
-        samples = [losses for run in measured for losses in run.pair(after, task).losses]  # type: ignore[union-attr]
+    for method, group in by_method(runs).items():
+        measured = [(run, pair) for run in group if (pair := run.pair(after, task)) is not None]
+        samples = [losses for _, pair in measured for losses in pair.losses]
         if samples:
             every = max(1, len(samples[0]) // markers)
-            curve(axes, alphas(measured[0]), samples, method, markevery=every, **options)
+            plot_curve(axes, alphas_of(measured[0][0]), samples, method, markevery=every, **options)
 
 
-def alphas(run: Run) -> list[float]:
-    """Where a run's landscape was measured."""
-    assert run.landscape is not None  # asked for before
+def alphas_of(run: FinishedRun) -> list[float]:
+    """The values of α at which a run's landscape was measured."""
+    assert run.landscape is not None  # checked before drawing
     return list(run.landscape.settings.alphas)
 
 
-def along_direction(axes: Any, *, measure: bool) -> None:
-    """Axes of the loss against α; the loss is named on the first panel of several."""
+def label_profile_axes(axes: Any, *, loss: bool) -> None:
+    """Label axes that show the loss against α; of several panels only the first names the loss."""
     axes.set_xlabel("α")
-    axes.set_ylabel("training loss" if measure else "")
+    axes.set_ylabel("training loss" if loss else "")
     axes.grid(axis="y")

@@ -1,77 +1,74 @@
-"""The paper's Figure 1: is the first task kept, is the fifth learnt, how flat is the loss around each."""
+"""The paper's Figure 1: stability on the first task, sensitivity on the fifth, and how flat the loss is around each."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import (
-    accuracy_of_task,
-    along_direction,
-    bars,
-    fit_to_values,
-    legend,
-    letter,
+    add_legend,
+    add_titles,
+    cut_axis,
+    label_profile_axes,
     middle_task,
-    profile,
+    plot_bars,
+    plot_profile,
+    plot_task_accuracy,
 )
-from steppe.figures.reading import Run, by_method
 from steppe.figures.style import PAGE, new_figure
+from steppe.report.finished_run import FinishedRun, by_method
+from steppe.results.statistics import mean_std
 
 
-def _pairs(runs: Sequence[Run], choices: Choices) -> list[tuple[int, int]]:
-    """Pairs (after, task): the first task after the later one and in the end, the later one as just learnt."""
-    later, last = choices.task(middle_task(runs[0].tasks)), choices.after(runs[0].tasks)
+def _pairs(runs: Sequence[FinishedRun], choices: Choices) -> list[tuple[int, int]]:
+    """Pairs (after, task): the first task after the later one and at the end, the later one right after it."""
+    later, last = choices.task(middle_task(runs[0].num_tasks)), choices.after(runs[0].num_tasks)
     return [(later, 1), (last, 1), (later, later)]
 
 
-def _draw(runs: Sequence[Run], choices: Choices) -> Any:
+def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     pairs = _pairs(runs, choices)
     later, last = pairs[0][0], pairs[1][0]
     figure = new_figure(PAGE, 3.9)
     rows = figure.subplot_mosaic("aabbcc;.ddee.", gridspec_kw={"hspace": 0.06})
     panels = [rows[name] for name in "abcde"]
-    accuracy_of_task(panels[0], runs, 1)
-    learnt = {
-        method: [run.accuracy_of(later)[0] for run in own] for method, own in by_method(_one_by_one(runs)).items()
+    plot_task_accuracy(panels[0], runs, 1)
+    learned = {
+        method: [run.accuracy_of(later)[0] for run in own] for method, own in by_method(_incremental(runs)).items()
     }
-    bars(panels[3], learnt, "test accuracy (%)")
-    means = [statistics.fmean(values) for values in learnt.values()]
-    fit_to_values(panels[3], min(means) - _widest(learnt), max(means) + _widest(learnt))
+    plot_bars(panels[3], learned, "test accuracy (%)")
+    points = [point for values in learned.values() if (point := mean_std(values))]
+    means, widest = [point.mean for point in points], max(point.std or 0.0 for point in points)
+    cut_axis(panels[3], min(means) - widest, max(means) + widest)
     for axes, pair in zip((panels[1], panels[2], panels[4]), pairs, strict=True):
-        profile(axes, runs, *pair)
-        along_direction(axes, measure=True)
+        plot_profile(axes, runs, *pair)
+        label_profile_axes(axes, loss=True)
     panels[2].sharey(panels[1])
     panels[1].autoscale()
     panels[2].set_ylabel("")
-    letter(
+    add_titles(
         panels,
         [
             "stability: accuracy of task 1",
             f"task 1 after task {later}",
             f"task 1 after task {last}",
-            f"sensitivity: task {later} as just learnt",
+            f"sensitivity: task {later} right after it",
             f"task {later} after task {later}",
         ],
     )
-    legend(figure, panels)
+    add_legend(figure, panels)
     return figure
 
 
-def _widest(samples: dict[str, list[float]]) -> float:
-    return max((statistics.stdev(values) for values in samples.values() if len(values) > 1), default=0.0)
+def _incremental(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    return [run for run in runs if run.is_incremental]
 
 
-def _one_by_one(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.one_by_one]
-
-
-def _missing(runs: Sequence[Run], choices: Choices) -> list[str]:
-    problems = checks.one_stream(runs) or checks.curves(runs) or checks.one_by_one(runs)
-    return problems or checks.landscapes(runs, _pairs(runs, choices))
+def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
+    problems = checks.same_tasks(runs) or checks.any_incremental(runs) or checks.all_incremental(runs)
+    return problems or checks.have_landscapes(runs, _pairs(runs, choices))
 
 
 STABILITY = Figure(

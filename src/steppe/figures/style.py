@@ -1,8 +1,7 @@
-"""How every figure looks: one set of matplotlib's settings, and one look for each method.
+"""The style of all figures: one set of matplotlib settings, and one color, marker and line for each method.
 
-Colours are Okabe and Ito's, which people see apart whatever their colour vision. No two methods share both marker and
-line, so that they can be told apart in grey as well; no two of the family, nor of those mostly drawn together, share a
-colour. Sizes are those of a paper of two columns.
+Colors are from Okabe and Ito's color-blind-safe palette. No two methods share both marker and line, so that they differ
+in grayscale too; methods that are usually drawn together do not share a color. Sizes fit a two-column paper.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from steppe.errors import RunError
 from steppe.runtime.environment import printable
 
 PAGE = 7.0
-"""Inches: the width of a page's text."""
+"""Width of the text on a page, in inches."""
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"),
 )
-HEAT = "cividis"
-"""For values over a plane: rises evenly in lightness, and looks the same to all."""
+COLORMAP = "cividis"
+"""For heat maps: perceptually uniform and safe for color-blind readers."""
 
 _SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
+    "font.family": "DejaVu Sans",  # bundled with matplotlib: the same on every machine
     "mathtext.fontset": "dejavusans",
     "font.size": 7.0,
     "axes.titlesize": 7.5,
@@ -54,47 +53,47 @@ _SETTINGS: dict[str, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "savefig.dpi": 300,
-    "pdf.fonttype": 42,  # TrueType: text in a PDF can be searched and edited
-    "svg.fonttype": "path",  # an SVG does not carry its font: as outlines, letters stay in their places everywhere
-    "svg.hashsalt": "steppe",  # names within the file, else drawn at random
+    "pdf.fonttype": 42,  # TrueType: text in PDFs stays searchable and editable
+    "svg.fonttype": "path",  # outlines, since an SVG does not embed its font
+    "svg.hashsalt": "steppe",  # for reproducible ids, which are random otherwise
 }
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a method looks like in every figure."""
+class MethodStyle:
+    """Color, marker and line of a method in all figures."""
 
-    colour: str
+    color: str
     marker: str
     line: str
 
 
-LOOKS = {
-    "fs-dgpm": Look(BLUE, "o", "-"),
-    "fs-sgpm": Look(ORANGE, "D", "-"),
-    "fs-gpm": Look(SKY, "v", "--"),
-    "dgpm": Look(PURPLE, "^", "-."),
-    "la-dgpm": Look(VERMILLION, "<", ":"),
-    "gpm": Look(GREEN, "s", "--"),
-    "sgp": Look(BLUE, "P", ":"),
-    "er": Look(VERMILLION, "s", "-"),
-    "fs-er": Look(SKY, "^", "-"),
-    "sam-er": Look(ORANGE, "X", "--"),
-    "der++": Look(BLACK, "P", "-."),
-    "la-maml": Look(PURPLE, "X", "-"),
-    "gem": Look(SKY, "v", "-"),
-    "a-gem": Look(SKY, ">", "-."),
-    "icarl": Look(BLUE, ">", "--"),
-    "ewc": Look(PURPLE, "D", ":"),
-    "finetune": Look(BLACK, "o", ":"),
-    "multitask": Look(BLACK, "*", "--"),
-    "oracle": Look(BLACK, "*", "-"),
+METHOD_STYLES = {
+    "fs-dgpm": MethodStyle(BLUE, "o", "-"),
+    "fs-sgpm": MethodStyle(ORANGE, "D", "-"),
+    "fs-gpm": MethodStyle(SKY, "v", "--"),
+    "dgpm": MethodStyle(PURPLE, "^", "-."),
+    "la-dgpm": MethodStyle(VERMILLION, "<", ":"),
+    "gpm": MethodStyle(GREEN, "s", "--"),
+    "sgp": MethodStyle(BLUE, "P", ":"),
+    "er": MethodStyle(VERMILLION, "s", "-"),
+    "fs-er": MethodStyle(SKY, "^", "-"),
+    "sam-er": MethodStyle(ORANGE, "X", "--"),
+    "der++": MethodStyle(BLACK, "P", "-."),
+    "la-maml": MethodStyle(PURPLE, "X", "-"),
+    "gem": MethodStyle(SKY, "v", "-"),
+    "a-gem": MethodStyle(SKY, ">", "-."),
+    "icarl": MethodStyle(BLUE, ">", "--"),
+    "ewc": MethodStyle(PURPLE, "D", ":"),
+    "finetune": MethodStyle(BLACK, "o", ":"),
+    "multitask": MethodStyle(BLACK, "*", "--"),
+    "oracle": MethodStyle(BLACK, "*", "-"),
 }
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # no yellow: a thin line of it is lost on white
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # no yellow: thin yellow lines are invisible on white
 _FREE = [
     pair
     for pair in product("osD^v<>PX*", ("-", "--", "-.", ":"))
-    if pair not in {(look.marker, look.line) for look in LOOKS.values()}
+    if pair not in {(look.marker, look.line) for look in METHOD_STYLES.values()}
 ]
 _NAMES = {
     "la-maml": "La-MAML",
@@ -106,22 +105,25 @@ _NAMES = {
 }
 
 
-_drawn: ContextVar[Mapping[str, Look]] = ContextVar("looks of the methods in the figure being drawn")
+_drawn: ContextVar[Mapping[str, MethodStyle]] = ContextVar("styles of the methods in the figure being drawn")
 
 
-def look(method: str) -> Look:
-    """A method's look; one of somebody's own gets it from its name, so that it too is the same everywhere, unless
-    another one in the same figure has it.
+def style_of(method: str) -> MethodStyle:
+    """The style of a method.
+
+    A method that is not built in gets a style derived from its name, the same in all figures unless another method in
+    the figure has it.
     """
-    return _drawn.get({}).get(method) or looks([method])[method]
+    return _drawn.get({}).get(method) or assign_styles([method])[method]
 
 
-def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """The looks of methods that are drawn together: no two share marker and line while there are pairs left, nor the
-    whole look after that. The order in which they are given does not matter.
+def assign_styles(methods: Iterable[str]) -> dict[str, MethodStyle]:
+    """Assign different styles to methods that are drawn together; their order does not matter.
+
+    No two share marker and line until these pairs run out; then they differ in color.
     """
     names = sorted(set(methods))
-    found = {method: LOOKS[method] for method in names if method in LOOKS}
+    found = {method: METHOD_STYLES[method] for method in names if method in METHOD_STYLES}
     for method in names:
         if method not in found:
             pairs, taken = {_pair(each) for each in found.values()}, set(found.values())
@@ -131,43 +133,51 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     return found
 
 
-def _pair(own: Look) -> tuple[str, str]:
+def _pair(own: MethodStyle) -> tuple[str, str]:
     return own.marker, own.line
 
 
-def _own(method: str) -> Iterator[Look]:
-    """Every look that no method of ours has, beginning at a place that the name says."""
+def _own(method: str) -> Iterator[MethodStyle]:
+    """All styles that no built-in method has, starting at one that depends on the name."""
     number = zlib.crc32(method.encode())
     start, hue = number % len(_FREE), number // len(_FREE)
     for turn, place in product(range(len(_COLOURS)), range(len(_FREE))):
-        yield Look(_COLOURS[(hue + turn) % len(_COLOURS)], *_FREE[(start + place) % len(_FREE)])
+        yield MethodStyle(_COLOURS[(hue + turn) % len(_COLOURS)], *_FREE[(start + place) % len(_FREE)])
 
 
-def label(method: str) -> str:
-    """A method's name as the paper writes it; somebody's own as it is."""
-    return _NAMES.get(method, method.upper()) if method in LOOKS else plain(method)
+def display_name(method: str) -> str:
+    """A method's name as the paper writes it; the plain name of a method that is not built in."""
+    return _NAMES.get(method, method.upper()) if method in METHOD_STYLES else escape_text(method)
 
 
-def plain(text: str) -> str:
-    """A name from a file as matplotlib draws it sign by sign: $ begins no formula, and an underscore in front, for
-    which a legend would pass it over, stands behind a space of no width.
+def escape_text(text: str) -> str:
+    """Escape a name from a file so that matplotlib draws it literally.
+
+    `$` would start a formula, and legends skip labels with a leading underscore.
     """
     escaped = printable(text).replace("$", r"\$")
     return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
 
 @contextmanager
-def styled(methods: Iterable[str] = ()) -> Iterator[None]:
-    """Drawing and saving in our style, these methods told apart; matplotlib's own settings are as before afterwards."""
+def matplotlib_style(methods: Iterable[str] = ()) -> Iterator[None]:
+    """Draw or save within this context in our style; matplotlib's settings are restored afterwards.
+
+    Args:
+        methods: Methods drawn together, which get different styles.
+
+    Raises:
+        RunError: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
-        raise RunError("figures need matplotlib: pip install matplotlib.") from error
+        raise RunError("figures need matplotlib; run: pip install matplotlib.") from error
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's own matplotlibrc must not change the bytes
+        matplotlib.rcdefaults()  # the user's matplotlibrc must not change the bytes
         settings: Any = matplotlib.rcParams
         settings.update(_SETTINGS)
-        before = _drawn.set(looks(methods))
+        before = _drawn.set(assign_styles(methods))
         try:
             yield
         finally:
@@ -175,8 +185,12 @@ def styled(methods: Iterable[str] = ()) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float, *, square: bool = False) -> Any:
-    """An empty figure of this size in inches, whose panels (square ones closer together) arrange themselves; no window
-    is opened for it.
+    """Create an empty figure without opening a window.
+
+    Args:
+        width: In inches.
+        height: In inches.
+        square: Whether its panels are square, so that they can be packed closer together.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""One setting varied: the steps of the perturbation, the size of the replay buffer."""
+"""One setting varied: the number of ascent steps, the size of the replay buffer."""
 
 from __future__ import annotations
 
@@ -9,114 +9,112 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
-from steppe.figures.panels import legend, letter
-from steppe.figures.reading import Run, by_method, training_times
-from steppe.figures.style import PAGE, label, look, new_figure
+from steppe.figures.panels import add_legend, add_titles
+from steppe.figures.style import PAGE, display_name, new_figure, style_of
+from steppe.report.finished_run import FinishedRun, by_method, training_times
+from steppe.results.statistics import mean_std
 
-Measure = Callable[[Run], float]
+Measure = Callable[[FinishedRun], float]
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """What is drawn upwards, time where there is no measure, and against what if not the setting."""
+    """One panel: a measure (None: training time) against the setting, or against `x` if given."""
 
-    words: str
+    y_label: str
     measure: Measure | None
     title: str
-    place: Measure | None = None
-    axis: str = ""
+    x: Measure | None = None
+    x_label: str = ""
 
 
-def _acc(run: Run) -> float:
-    return float(run.result["acc"])
+def _acc(run: FinishedRun) -> float:
+    return run.result.acc
 
 
-def _bwt(run: Run) -> float:
-    return float(run.result["bwt"])
+def _bwt(run: FinishedRun) -> float:
+    assert run.result.bwt is not None  # checked before drawing
+    return run.result.bwt
 
 
-def _kilobytes(run: Run) -> float:
-    return float(sum(run.result["bytes"].values())) / 1000
+def _kilobytes(run: FinishedRun) -> float:
+    return run.result.memory_bytes / 1000
 
 
-def _varied(runs: Sequence[Run], setting: str) -> list[Run]:
-    """The runs of methods of which there are runs with different values of a setting."""
+def _varied(runs: Sequence[FinishedRun], setting: str) -> list[FinishedRun]:
+    """The runs of methods that were run with several values of a setting."""
     return [
         run
-        for own in by_method([run for run in runs if run.setting(setting) is not None]).values()
-        if len({run.setting(setting) for run in own}) > 1
-        for run in own
+        for group in by_method([run for run in runs if run.setting(setting) is not None]).values()
+        if len({run.setting(setting) for run in group}) > 1
+        for run in group
     ]
 
 
-def _measured(panel: _Panel, runs: Sequence[Run]) -> tuple[str, Measure]:
-    """What the panel is labelled with, and the measure of each run."""
+def _label_and_measure(panel: _Panel, runs: Sequence[FinishedRun]) -> tuple[str, Measure]:
     if panel.measure is not None:
-        return panel.words, panel.measure
+        return panel.y_label, panel.measure
     times, seconds = training_times(runs)
-    return f"{panel.words} ({seconds} per task)", lambda run: times[run.path]
+    return f"{panel.y_label} ({seconds} per task)", lambda run: times[run.path]
 
 
-def _lines(axes: Any, runs: Sequence[Run], setting: str, place: Measure | None, measure: Measure) -> None:
-    """A method's mean at each value, with a bar of one standard deviation over seeds."""
-    for method, own in by_method(runs).items():
-        values = sorted({run.setting(setting) for run in own})
-        of_value = [[run for run in own if run.setting(setting) == value] for value in values]
-        samples = [[measure(run) for run in found] for found in of_value]
-        style = look(method)
+def _plot_lines(axes: Any, runs: Sequence[FinishedRun], setting: str, x: Measure | None, measure: Measure) -> None:
+    """Plot each method's mean at each value of the setting, with one standard deviation over seeds."""
+    for method, group in by_method(runs).items():
+        values = sorted({run.setting(setting) for run in group})
+        by_value = [[run for run in group if run.setting(setting) == value] for value in values]
+        points = [point for same in by_value if (point := mean_std(map(measure, same)))]
+        style = style_of(method)
         axes.errorbar(
-            values if place is None else [statistics.fmean(map(place, found)) for found in of_value],
-            [statistics.fmean(found) for found in samples],
-            yerr=[statistics.stdev(found) if len(found) > 1 else 0.0 for found in samples],
-            color=style.colour,
+            values if x is None else [statistics.fmean(map(x, same)) for same in by_value],
+            [point.mean for point in points],
+            yerr=[point.std or 0.0 for point in points],
+            color=style.color,
             marker=style.marker,
             linestyle=style.line,
-            label=label(method),
+            label=display_name(method),
             capsize=1.8,
             elinewidth=0.8,
         )
     axes.grid(axis="y")
 
 
-def _figure(name: str, text: str, setting: str, axis: str, panels: Sequence[_Panel], *, log: bool) -> Figure:
-    def draw(runs: Sequence[Run], choices: Choices) -> Any:
+def _sweep(name: str, text: str, setting: str, x_label: str, panels: Sequence[_Panel], *, log: bool) -> Figure:
+    def plot(runs: Sequence[FinishedRun], choices: Choices) -> Any:
         shown = _varied(runs, setting)
         figure = new_figure(PAGE * len(panels) / 3, 2.2)
-        drawn = figure.subplots(1, len(panels))
+        all_axes = figure.subplots(1, len(panels))
         values = sorted({run.setting(setting) for run in shown})
-        for axes, panel in zip(drawn, panels, strict=True):
-            words, measure = _measured(panel, shown)
-            _lines(axes, shown, setting, panel.place, measure)
+        for axes, panel in zip(all_axes, panels, strict=True):
+            y_label, measure = _label_and_measure(panel, shown)
+            _plot_lines(axes, shown, setting, panel.x, measure)
             if log:
                 axes.set_xscale("log")
-            if panel.place is None:
+            if panel.x is None:
                 axes.set_xticks(values, [f"{value:g}" for value in values])
                 axes.minorticks_off()
             axes.margins(x=0.1)
-            axes.set_xlabel(panel.axis or axis)
-            axes.set_ylabel(words)
-        letter(drawn, [panel.title for panel in panels])
-        legend(figure, drawn)
+            axes.set_xlabel(panel.x_label or x_label)
+            axes.set_ylabel(y_label)
+        add_titles(all_axes, [panel.title for panel in panels])
+        add_legend(figure, all_axes)
         return figure
 
-    def missing(runs: Sequence[Run], choices: Choices) -> list[str]:
+    def missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
         shown = _varied(runs, setting)
         if not shown:
-            there = sorted({run.setting(setting) for run in runs if run.setting(setting) is not None})
-            given = f"there is {', '.join(map(str, there))} alone" if there else "none of these methods has it"
-            remedy = f"steppe study {runs[0].benchmark} fs-dgpm --set {setting}=VALUE --out OTHER"
-            return [f"runs of one method with different {setting} ({given}): run {remedy}"]
-        lacking = [run.method for run in shown if run.result["bwt"] is None]
-        if lacking:
-            return [f"methods that learn tasks one by one ({lacking[0]} does not: choose others by --methods)"]
-        return checks.one_stream(shown, but=setting)
+            values = sorted({run.setting(setting) for run in runs if run.setting(setting) is not None})
+            known = f"only {', '.join(map(str, values))}" if values else "none of these methods has it"
+            command = f"steppe study {runs[0].benchmark} fs-dgpm --set {setting}=VALUE --out OTHER"
+            return [f"runs of one method with different {setting} ({known}): run {command}"]
+        return checks.have_bwt(shown) or checks.same_tasks(shown, varied=setting)
 
-    return Figure(name, text, f"runs of one benchmark that differ in {setting} alone", draw, missing)
+    return Figure(name, text, f"runs of one benchmark that differ in {setting} alone", plot, missing)
 
 
-ASCENT_STEPS = _figure(
+ASCENT_STEPS = _sweep(
     "ascent-steps",
-    "ACC, BWT and time against the steps K of the perturbation.",
+    "ACC, BWT and training time against the number of ascent steps K.",
     "ascent_steps",
     "ascent steps K",
     (
@@ -126,15 +124,15 @@ ASCENT_STEPS = _figure(
     ),
     log=False,
 )
-MEMORY_SIZE = _figure(
+MEMORY_SIZE = _sweep(
     "memory-size",
-    "ACC and BWT against the size of the replay buffer, and ACC against all that is kept.",
+    "ACC and BWT against the size of the replay buffer, and ACC against all memory.",
     "buffer",
     "samples in the replay buffer",
     (
         _Panel("ACC (%)", _acc, "ACC"),
         _Panel("BWT (%)", _bwt, "BWT"),
-        _Panel("ACC (%)", _acc, "ACC for the bytes", _kilobytes, "kB kept: samples, bases and all"),
+        _Panel("ACC (%)", _acc, "ACC vs. memory", _kilobytes, "memory besides the network (kB)"),
     ),
     log=True,
 )

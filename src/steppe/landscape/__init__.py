@@ -1,3 +1,3 @@
-"""The weight loss landscape (docs/landscapes.md): profiles along filter-normalised random directions, what they say
-about flatness, and the terms of the paper's PAC-Bayes bound.
+"""The weight loss landscape (docs/landscapes.md): profiles along filter-normalized random directions, measures of
+flatness, and the terms of the paper's PAC-Bayes bound.
 """

@@ -1,4 +1,4 @@
-"""landscape.json: everything measured of one run, with what it was measured with."""
+"""The file landscape.json: everything measured for one run, and the settings used."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ import json
 import math
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from steppe.errors import DivergedError, RunError, SteppeError, UsageError
 from steppe.experiments.config import RunConfig
-from steppe.landscape.bound import Bound, Noisy
+from steppe.landscape.bound import Bound, NoisyLoss
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
+from steppe.results.layout import LANDSCAPE
+from steppe.results.schema import RunResult
 from steppe.runtime.files import read_json, write_atomic, writing
+from steppe.settings import TrainingConfig
 
-LANDSCAPE = "landscape.json"
 FORMAT = 1
-_LARGEST = 100_000_000  # bytes: of a hundred tasks after each other, on surfaces
-_DIGITS = 6  # significant ones, of every number
-_THEN, _WENT_ON = " && ", " --resume"
+_MAX_BYTES = 100_000_000  # bytes: a hundred tasks after each other, with surfaces
+_DIGITS = 6  # significant digits of every number
+_THEN, _RESUMED = " && ", " --resume"
+
+_HASHED_NAMES = {new: old for old, new in TrainingConfig.renamed.items()}
+"""Settings are hashed under their first names, so that files written before a renaming stay valid."""
 
 Grid = list[list[float]]
 T = TypeVar("T")
@@ -31,60 +37,71 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pair:
-    """One task as the network after another one, or after itself, sees it."""
+    """The loss of one task around the weights after it or after a later task.
+
+    Attributes:
+        losses: g(α), (directions, alphas).
+        flatness: Measures of flatness.
+        noisy: Losses with noise in the weights, for the bound.
+        eigenvalue: Top eigenvalue of the Hessian; None if it was not requested or did not converge.
+        surface: Loss over the first two directions, (alphas, alphas); None if it was not requested.
+    """
 
     losses: Grid
-    """g(α), (directions, alphas)."""
     flatness: Flatness
-    noisy: Noisy
+    noisy: NoisyLoss
     eigenvalue: float | None = None
-    """The top eigenvalue of the Hessian, where it was asked for and found."""
     surface: Grid | None = None
-    """The loss over the first two directions, (alphas, alphas), where it was asked for."""
 
 
 @dataclass
 class Landscape:
-    """A run's landscape. Tasks count from 1, as in the names of the weights' files; numbers are `rounded`, so that what
-    is put together from a file does not differ from what is measured at one go.
+    """The landscape of one run.
+
+    Tasks are numbered from 1, as in the file names of weights. Numbers are rounded (`round_floats`), so that a resumed
+    measurement gives the same file as an uninterrupted one.
+
+    Attributes:
+        run: The run's identity: benchmark, method, seed, and a digest of its configuration.
+        settings: What it was measured with.
+        command: The command, or several in order, that made the file; RUN stands for the run directory.
+        versions: Versions of steppe and torch.
+        weights: Digest of the weights after each task.
+        pairs: The measurements by (after, task).
+        bounds: The bound after each task from the second on, if all tasks so far were measured.
     """
 
     run: dict[str, Any]
-    """benchmark, method, seed, and `config`, which differs whenever a setting of the run does."""
     settings: LandscapeSettings
     command: str
-    """What made the file, for any run directory: one command, or several that went on with it, in their order."""
     versions: dict[str, str]
     weights: dict[int, str] = field(default_factory=dict)
-    """For every network looked at, what tells its weights from others."""
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
-    """By (after which task, which task)."""
     bounds: dict[int, Bound] = field(default_factory=dict)
-    """By after which task; there from the second on, where every task so far was measured."""
 
     @property
     def afters(self) -> list[int]:
-        """The networks looked at, in order."""
+        """The measured networks, each by the last task it learned, in order."""
         return sorted({after for after, _ in self.pairs})
 
     def tasks(self, after: int) -> list[int]:
-        """The tasks measured at one of them, in order."""
+        """The tasks measured after a task, in order."""
         return sorted(task for column, task in self.pairs if column == after)
 
-    def made_by(self, command: str) -> None:
-        """Tell of a command that adds something, unless it is known to have done so: what was stopped goes on by it."""
-        if command not in [each.removesuffix(_WENT_ON) for each in self.command.split(_THEN)]:
-            self.command += f"{_THEN}{command}{_WENT_ON}"
+    def record_command(self, command: str) -> None:
+        """Record a command that adds to the file, unless it is recorded already (an interrupted one was resumed)."""
+        if command not in [each.removesuffix(_RESUMED) for each in self.command.split(_THEN)]:
+            self.command += f"{_THEN}{command}{_RESUMED}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """The content of the file, as plain values."""
         return {
             "format": FORMAT,
             "command": self.command,
             "versions": self.versions,
             "run": self.run,
             "settings": self.settings.as_dict(),
-            "alphas": rounded(self.settings.alphas),
+            "alphas": round_floats(self.settings.alphas),
             "weights": {str(after): self.weights[after] for after in sorted(self.weights)},
             "flatness": self._nested(lambda pair: dataclasses.asdict(pair.flatness)),
             "hessian": self._nested(lambda pair: pair.eigenvalue),
@@ -95,7 +112,7 @@ class Landscape:
         }
 
     def _nested(self, part: Callable[[Pair], Any]) -> dict[str, dict[str, Any]]:
-        """One part of every pair that has it, by after which task and by task."""
+        """One part of every pair that has it, as nested dictionaries [after][task]."""
         found: dict[str, dict[str, Any]] = {}
         for (after, task), pair in sorted(self.pairs.items()):
             if (value := part(pair)) is not None:
@@ -103,12 +120,19 @@ class Landscape:
         return found
 
     def write(self, path: Path) -> None:
-        """Write the file; it appears whole or not at all. Each part stands on a line of its own."""
+        """Write the file, completely or not at all, with one line for each part.
+
+        Args:
+            path: The file.
+
+        Raises:
+            DivergedError: A number is not finite.
+        """
         try:
             lines = [f"{json.dumps(key)}:{_line(part)}" for key, part in self.as_dict().items()]
         except ValueError as error:  # it could not be read again
-            told = "a number of the landscape is not finite: look less far (--range), or change --sigma"
-            raise DivergedError(f"{path} is not written, for {told}.") from error
+            reason = "a number of the landscape is not finite; pass a smaller --range or another --sigma"
+            raise DivergedError(f"{path} is not written: {reason}.") from error
         with writing(path):
             write_atomic(path, ("{" + ",\n".join(lines) + "}\n").encode())
 
@@ -118,12 +142,20 @@ def _line(part: Any) -> str:
 
 
 def read_landscape(path: Path) -> Landscape:
-    """From a landscape.json, or the run directory that holds one; every part is checked."""
+    """Read and validate a landscape.json.
+
+    Args:
+        path: The file, or the run directory that contains it.
+
+    Raises:
+        UsageError: The file does not exist.
+        RunError: The file is invalid.
+    """
     file = path / LANDSCAPE if path.is_dir() else path
     if not file.exists():
-        raise UsageError(f"{file} is not there: steppe landscape RUN writes it.")
+        raise UsageError(f"{file} does not exist; steppe landscape RUN writes it.")
     try:
-        data = read_json(file, _LARGEST)
+        data = read_json(file, _MAX_BYTES)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
         return _landscape(data)
@@ -137,10 +169,10 @@ def _landscape(data: Mapping[str, Any]) -> Landscape:
     size = settings.points
     run = dict(data["run"])
     if not run.keys() >= {"benchmark", "method", "seed", "config"}:
-        raise ValueError("it does not say which run it is of")
+        raise ValueError("it does not name its run")
     found = Landscape(run, settings, str(data["command"]), dict(data["versions"]))
     found.weights = {int(after): str(digest) for after, digest in data["weights"].items()}
-    found.bounds = {int(after): _made(Bound, bound) for after, bound in data["bound"].items()}
+    found.bounds = {int(after): _build(Bound, bound) for after, bound in data["bound"].items()}
     for after, column in data["profiles"].items():
         for task, losses in column.items():
 
@@ -150,23 +182,23 @@ def _landscape(data: Mapping[str, Any]) -> Landscape:
             eigenvalue, surface = part("hessian"), part("surfaces")
             found.pairs[int(after), int(task)] = Pair(
                 _grid(losses, settings.directions, size),
-                _made(Flatness, part("flatness")),
-                _made(Noisy, part("noise")),
+                _build(Flatness, part("flatness")),
+                _build(NoisyLoss, part("noise")),
                 None if eigenvalue is None else _number(eigenvalue),
                 None if surface is None else _grid(surface, size, size),
             )
     return found
 
 
-def _made(kind: type[Any], data: Any) -> Any:
-    """A dataclass of numbers, of numbers that may lack, and of such dataclasses, from plain values."""
+def _build(kind: type[Any], data: Any) -> Any:
+    """Build a dataclass of numbers, optional numbers and such dataclasses from plain values."""
     if not isinstance(data, dict):
         raise ValueError(f"a {kind.__name__} is missing")
     values = {}
     for name, hint in typing.get_type_hints(kind).items():
         value = data[name]
         if dataclasses.is_dataclass(hint):
-            values[name] = _made(typing.cast("type[Any]", hint), value)
+            values[name] = _build(typing.cast("type[Any]", hint), value)
         else:
             values[name] = None if value is None and hint is not float else _number(value)
     return kind(**values)
@@ -180,61 +212,80 @@ def _number(value: Any) -> float:
 
 def _grid(value: Any, rows: int, columns: int) -> Grid:
     if not isinstance(value, list) or len(value) != rows or any(len(row) != columns for row in value):
-        raise ValueError(f"losses are not {rows} by {columns}")
+        raise ValueError(f"losses are not a {rows} × {columns} grid")
     return [[_number(each) for each in row] for row in value]
 
 
-def rounded(value: T) -> T:
-    """Every float in plain values or dataclasses with six significant digits."""
+def round_floats(value: T) -> T:
+    """Round every float in plain values or dataclasses to six significant digits.
+
+    Example:
+        >>> round_floats({"a": [1.23456789]})
+        {'a': [1.23457]}
+    """
     found: Any = value
     if isinstance(value, float):
         found = float(f"{value:.{_DIGITS}g}")
     elif isinstance(value, dict):
-        found = {key: rounded(each) for key, each in value.items()}
+        found = {key: round_floats(each) for key, each in value.items()}
     elif isinstance(value, list):
-        found = [rounded(each) for each in value]
+        found = [round_floats(each) for each in value]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = dataclasses.replace(value, **{key: rounded(each) for key, each in vars(value).items()})
+        found = dataclasses.replace(value, **{key: round_floats(each) for key, each in vars(value).items()})
     return typing.cast(T, found)
 
 
-def identity(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What names a run: benchmark, method and seed, and a digest of all settings that its numbers depend on.
+def identity(benchmark: str, method: str, seed: int, config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What identifies a run in landscape.json: its name, and a digest of all settings its numbers depend on.
 
-    Of a result.json, or of as much of it as is known before the end.
+    Args:
+        benchmark: Name of the benchmark.
+        method: Name of the method.
+        seed: Seed of the run.
+        config: The run's configuration by section; `run` does not count.
     """
-    named = {key: result[key] for key in ("benchmark", "method", "seed")}
-    settings = {section: values for section, values in result["config"].items() if section != "run"}
-    described = json.dumps({"seed": result["seed"], **settings}, sort_keys=True)
-    return {**named, "config": hashlib.sha256(described.encode()).hexdigest()[:16]}
+    settings = {section: values for section, values in config.items() if section != "run"}
+    settings["training"] = {_HASHED_NAMES.get(key, key): value for key, value in config["training"].items()}
+    described = json.dumps({"seed": seed, **settings}, sort_keys=True)
+    digest = hashlib.sha256(described.encode()).hexdigest()[:16]
+    return {"benchmark": benchmark, "method": method, "seed": seed, "config": digest}
 
 
-def read_landscape_of(path: Path, result: Mapping[str, Any]) -> Landscape | None:
-    """The landscape in a finished run's directory, None where there is none; one of another run is refused."""
+def identities(result: RunResult) -> list[dict[str, Any]]:
+    """The identities that a landscape of a finished run may carry.
+
+    Its own comes first. Earlier versions included settings that were added after the run, with their defaults.
+
+    Args:
+        result: The run's result.
+    """
+    configs = [result.config]
+    if not result.config["run"].get("plugins"):  # which must not be executed just to read a file
+        with suppress(SteppeError):  # settings of a later version, or of a method that is not installed
+            configs.append(RunConfig.from_mapping(result.config).as_dict())
+    return [identity(result.benchmark, result.method, result.seed, config) for config in configs]
+
+
+def read_landscape_of(path: Path, result: RunResult) -> Landscape | None:
+    """Read the landscape of a finished run.
+
+    Args:
+        path: The run directory.
+        result: The run's result.
+
+    Returns:
+        The landscape; None if the directory has none.
+
+    Raises:
+        RunError: It cannot be read or belongs to another run.
+    """
     file = path / LANDSCAPE
     if not file.exists():
         return None
-    found, own = read_landscape(file), identity(result)
-    for key in ("benchmark", "method", "seed"):
-        if found.run[key] != own[key]:
-            raise _of_another(file, f"{key} {found.run[key]}, not {own[key]}")
-    if found.run["config"] not in (own["config"], _with_later_settings(result)):
-        raise _of_another(file, "other settings")
-    return found
-
-
-def _with_later_settings(result: Mapping[str, Any]) -> str | None:
-    """The digest of the run with the defaults of settings that came after it, as earlier versions took it. Nobody's
-    plugin is run for it.
-    """
-    if result["config"]["run"].get("plugins"):
-        return None
-    try:
-        filled = RunConfig.from_mapping(result["config"]).as_dict()
-    except SteppeError:  # settings of a later version, or of a method of somebody's own
-        return None
-    return str(identity({**result, "config": filled})["config"])
-
-
-def _of_another(file: Path, told: str) -> RunError:
-    return RunError(f"{file} is the landscape of another run ({told}): remove it and measure again.")
+    landscape, known = read_landscape(file), identities(result)
+    own = {key: landscape.run[key] for key in known[0]}
+    if own in known:
+        return landscape
+    differing = [key for key in ("benchmark", "method", "seed") if own[key] != known[0][key]]
+    reason = f"{differing[0]} {own[differing[0]]}, not {known[0][differing[0]]}" if differing else "other settings"
+    raise RunError(f"{file} is the landscape of another run ({reason}); remove it and measure again.")

@@ -1,21 +1,22 @@
-"""Numbers for how flat a profile is: each along every direction, given as mean and standard deviation over them."""
+"""Measures of flatness: each is computed along every direction; mean and standard deviation are over directions."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 from scipy.integrate import trapezoid
 
+from steppe.results.statistics import mean_std
+
 Profile = Sequence[float]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of something over random draws; the spread is unknown (None) where there is only one draw."""
+    """A mean over random draws; standard deviation and error are None for a single draw."""
 
     mean: float
     std: float | None
@@ -24,16 +25,15 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """From one value for each draw."""
-        if len(values) < 2:
-            return cls(values[0], None, None)
-        std = statistics.stdev(values)
-        return cls(statistics.fmean(values), std, std / math.sqrt(len(values)))
+        """Estimate from one value for each draw; there must be at least one."""
+        found = mean_std(values)
+        assert found is not None
+        return cls(found.mean, found.std, None if found.std is None else found.std / math.sqrt(len(values)))
 
 
 @dataclass(frozen=True)
 class Flatness:
-    """What the profiles of one task at one network say."""
+    """The flatness of one task's loss around one network's weights."""
 
     loss: float
     """g(0), the same along every direction."""
@@ -42,8 +42,14 @@ class Flatness:
     curvature: Estimate
 
 
-def flatness(profiles: Sequence[Profile], alphas: Sequence[float], radius: float) -> Flatness:
-    """The figures of all directions, within |α| ≤ radius; α must be symmetric around its middle, 0."""
+def measure_flatness(profiles: Sequence[Profile], alphas: Sequence[float], radius: float) -> Flatness:
+    """Measure flatness from the profiles along all directions.
+
+    Args:
+        profiles: The losses along each direction.
+        alphas: Where they were taken; symmetric around 0 in the middle.
+        radius: Sharpness and mean rise look at |α| ≤ radius.
+    """
     return Flatness(
         profiles[0][len(alphas) // 2],
         Estimate.of([sharpness(g, alphas, radius) for g in profiles]),
@@ -58,7 +64,7 @@ def sharpness(profile: Profile, alphas: Sequence[float], radius: float) -> float
 
 
 def mean_rise(profile: Profile, alphas: Sequence[float], radius: float) -> float:
-    """(1 / 2r) ∫_{−r}^{r} g(α) dα − g(0), by trapezoids."""
+    """(1 / 2r) ∫_{−r}^{r} g(α) dα − g(0), by the trapezoidal rule."""
     places, losses = _within(profile, alphas, radius)
     return float(trapezoid(losses, places)) / (2 * radius) - profile[len(alphas) // 2]
 
@@ -71,7 +77,7 @@ def curvature(profile: Profile, alphas: Sequence[float]) -> float:
 
 
 def _within(profile: Profile, alphas: Sequence[float], radius: float) -> tuple[list[float], list[float]]:
-    """Every α inside the radius and its two ends, with the losses there; between points they lie on straight lines."""
+    """Every α within the radius and its two ends, with the losses there, interpolated linearly."""
     places = [-radius, *(alpha for alpha in alphas if abs(alpha) < radius), radius]
     losses: list[float] = numpy.interp(places, alphas, profile).tolist()
     return places, losses

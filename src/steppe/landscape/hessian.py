@@ -1,4 +1,4 @@
-"""The top eigenvalue of the loss's Hessian, by Lanczos iteration over Hessian-vector products."""
+"""The top eigenvalue of the loss's Hessian, by Lanczos iteration with Hessian-vector products."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-from steppe.landscape.profile import in_parts
+from steppe.fast.factored import ParamDict
+from steppe.landscape.profile import split_batch
 from steppe.network.network import Network
 from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict
 
 _Flat = NDArray[numpy.float64]
 
-_VECTORS = 12  # held by the iteration, each as long as all weights in double precision
+_VECTORS = 12  # kept by the iteration, each as long as all weights, in float64
 _TOLERANCE = 1e-3  # relative, of the eigenvalue
 _RESTARTS = 100
 
 
 def hessian_product(network: Network, batch: Batch, vector: ParamDict) -> ParamDict:
-    """H v of the mean loss on prepared samples: the gradient of (∇L · v). In the mode that the network is in."""
+    """The Hessian-vector product H v of the mean loss: the gradient of ∇L · v.
+
+    Args:
+        network: The network; its training or eval mode is used as it is.
+        batch: Prepared samples.
+        vector: v, by parameter name.
+    """
     weights = dict(network.trainable)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.enable_grad(), twice_differentiable(network.model):
-        for part in in_parts(batch, network):
+        for part in split_batch(batch, network):
             loss = network.functional_loss(part, weights, statistics=False) * (len(part) / len(batch))  # type: ignore[arg-type]
             slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
             along = torch.stack([(slope * v).sum() for slope, v in zip(slopes, vector.values(), strict=True)]).sum()
@@ -41,7 +47,16 @@ def hessian_product(network: Network, batch: Batch, vector: ParamDict) -> ParamD
 
 
 def top_eigenvalue(network: Network, batch: Batch, seed: int = 0) -> float | None:
-    """The largest eigenvalue of the Hessian in all trainable parameters; None where the iteration does not settle."""
+    """The largest eigenvalue of the Hessian in all trainable parameters.
+
+    Args:
+        network: The network.
+        batch: Prepared samples.
+        seed: Seed of the iteration's start.
+
+    Returns:
+        The eigenvalue; None if the iteration does not converge.
+    """
     shapes = {name: p.shape for name, p in network.trainable.items()}
     count = sum(shape.numel() for shape in shapes.values())
 
@@ -55,7 +70,7 @@ def top_eigenvalue(network: Network, batch: Batch, seed: int = 0) -> float | Non
         return float(product(numpy.ones(1))[0])
     generator = torch.Generator().manual_seed(Streams(seed).derived("landscape hessian"))
     start = torch.randn(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
-    if not product(start).any():  # flat in a random direction: flat in all
+    if not product(start).any():  # zero along a random direction: zero along all
         return 0.0
     operator = LinearOperator((count, count), matvec=product, dtype=numpy.float64)
     vectors = min(count, _VECTORS)

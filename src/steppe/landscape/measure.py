@@ -1,4 +1,4 @@
-"""The landscape of one run: every task seen, after every task, from the weights that the run directory keeps."""
+"""Measuring the landscape of a run: every task after it and later tasks, from the weights in the run directory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from torch import Tensor
 from steppe.data.task import Task
 from steppe.errors import RunError, SteppeError, UsageError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run_directory import kept_weights, locked, read_result, task_weights
-from steppe.landscape.bound import bound, noisy
-from steppe.landscape.directions import direction
-from steppe.landscape.files import Landscape, Pair, identity, read_landscape, rounded
-from steppe.landscape.flatness import flatness
+from steppe.experiments.run_directory import lock_directory, read_result, read_weights, weight_checkpoints
+from steppe.landscape.bound import compute_bound, measure_noisy_loss
+from steppe.landscape.directions import random_direction
+from steppe.landscape.files import Landscape, Pair, identity, read_landscape, round_floats
+from steppe.landscape.flatness import measure_flatness
 from steppe.landscape.hessian import top_eigenvalue
-from steppe.landscape.profile import LossProbe, profile, surface
+from steppe.landscape.profile import LossProbe, loss_profile, loss_surface
 from steppe.landscape.settings import LandscapeSettings
+from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.results.layout import CONFIG, RESULT
 from steppe.runtime.files import resolve_target, writing
@@ -32,12 +33,19 @@ from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.tensors.batch import Batch
 from steppe.version import versions
 
-_WRITE_EVERY = 20.0  # seconds; a kill loses no more than this, or one pair
+_WRITE_EVERY = 20.0  # seconds: a killed process loses at most this, or one pair
 
 
 @dataclass(frozen=True)
 class Request:
-    """Which networks (None: all that are kept), which tasks (None: all seen), and what besides profiles."""
+    """What to measure.
+
+    Attributes:
+        after: The networks, each by the last task it learned; None for all whose weights were kept.
+        tasks: The tasks, from 1; None for all that a network has learned.
+        hessian: Whether to compute the Hessian's top eigenvalue.
+        surface: Whether to measure the loss over two directions.
+    """
 
     after: Sequence[int] | None = None
     tasks: Sequence[int] | None = None
@@ -46,8 +54,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Step:
-    """How far a survey is, counted in profiles."""
+class MeasureProgress:
+    """Progress of a measurement, counted in profiles."""
 
     done: int
     total: int
@@ -55,14 +63,14 @@ class Step:
     task: int
 
 
-Callback = Callable[[Step], None]
+Callback = Callable[[MeasureProgress], None]
 
 
 def measure(
     run: Path,
     out: Path,
     settings: LandscapeSettings,
-    wanted: Request = Request(),  # noqa: B008
+    request: Request = Request(),  # noqa: B008
     *,
     device: str = "cpu",
     plugins: Sequence[str] = (),
@@ -70,118 +78,138 @@ def measure(
     command: str = "steppe landscape RUN",
     callback: Callback = lambda step: None,
 ) -> Landscape:
-    """Measure what is wanted of a run and write it to `out`, again and again as it grows.
+    """Measure the landscape of a run and write it to a file, which is updated as the measurement proceeds.
 
-    With `resume`, what `out` holds is kept and what it lacks is added; it must be of the same run and settings. The
-    file tells of every command that added to it. Where plugins of the run have moved, `plugins` has their files. A run
-    in whose directory another process is at work is refused.
+    Args:
+        run: The run directory.
+        out: The file.
+        settings: How to measure.
+        request: What to measure.
+        device: Where to compute.
+        plugins: Files of the run's plugins that have moved.
+        resume: Keep what the file contains, and add what is missing; run and settings must be the same.
+        command: The command line to record in the file.
+        callback: Called after each step.
+
+    Returns:
+        The landscape.
+
+    Raises:
+        UsageError: The request does not fit the run, the file exists or belongs to another run, or another process is
+            using the run directory.
+        DivergedError: A loss is not finite.
     """
     config = RunConfig.load(run / CONFIG, plugins)
-    if wanted.surface and settings.directions < 2:
-        raise UsageError(f"directions = {settings.directions}: a surface needs two of them.")
-    pairs = _pairs(run, wanted)
-    with _ours(run), preserve_global_rng(torch.device(device)):
-        landscape = _begun(out, _identities(run, config), settings, command, resume)
-        surveyor = _Surveyor(run, config, settings, wanted, device)
-        if (last := max(task for _, task in pairs)) > len(surveyor.tasks):
-            raise UsageError(f"task {last} does not exist: {run} has {len(surveyor.tasks)} tasks.")
-        surveyor.measure(landscape, pairs, out, command, callback)
+    if request.surface and settings.directions < 2:
+        raise UsageError(f"directions = {settings.directions}: a surface needs at least 2.")
+    pairs = _pairs(run, request)
+    with _lock_run(run), preserve_global_rng(torch.device(device)):
+        landscape = _open_landscape(out, _identities(run, config), settings, command, resume)
+        measurement = _Measurement(run, config, settings, request, device)
+        if (last := max(task for _, task in pairs)) > len(measurement.tasks):
+            raise UsageError(f"task {last} does not exist: {run} has {len(measurement.tasks)} tasks.")
+        measurement.measure(landscape, pairs, out, command, callback)
     return landscape
 
 
-def _ours(run: Path) -> AbstractContextManager[None]:
-    """While a run is measured nobody else is at work in its directory: two would each write a file without what the
-    other has measured. A directory that may only be read holds no such file: it goes elsewhere.
+def _lock_run(run: Path) -> AbstractContextManager[None]:
+    """Lock the run directory: two processes would overwrite each other's file. A read-only directory contains no such
+    file and needs no lock.
     """
-    return locked(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
+    return lock_directory(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
 
 
-def _pairs(run: Path, wanted: Request) -> list[tuple[int, int]]:
-    """What is wanted as (after, task), in order."""
-    for option, numbers in (("--after", wanted.after), ("--task", wanted.tasks)):
+def _pairs(run: Path, request: Request) -> list[tuple[int, int]]:
+    """The requested pairs (after, task), in order."""
+    for option, numbers in (("--after", request.after), ("--task", request.tasks)):
         if numbers is not None and any(number < 1 for number in numbers):
-            raise UsageError(f"{option}: tasks count from 1.")
-    afters = sorted(set(wanted.after)) if wanted.after is not None else [place + 1 for place in kept_weights(run)]
+            raise UsageError(f"{option}: tasks are numbered from 1.")
+    afters = (
+        sorted(set(request.after)) if request.after is not None else [place + 1 for place in weight_checkpoints(run)]
+    )
     if not afters:
-        raise UsageError(f"{run} holds no weights: a landscape needs those that a run keeps after each task.")
+        raise UsageError(f"{run} contains no weights; a landscape needs the weights a run keeps after each task.")
     pairs = [
         (after, task)
         for after in afters
         for task in range(1, after + 1)
-        if wanted.tasks is None or task in wanted.tasks
+        if request.tasks is None or task in request.tasks
     ]
     if not pairs:
-        raise UsageError("--after and --task leave nothing: a task is measured after itself and after later ones.")
+        raise UsageError(
+            "--after and --task leave nothing to measure: a task is measured after itself and after later ones."
+        )
     return pairs
 
 
 def _identities(run: Path, config: RunConfig) -> list[dict[str, Any]]:
-    """What names the run: settings that came after it was finished are no part of it, but were in earlier versions."""
+    """The run's identity without settings that were added after it finished, and with them, as in older files."""
     known = whole = config.as_dict()
     if (run / RESULT).exists():
-        told = read_result(run)["config"]
+        recorded = read_result(run).config
         known = {
-            section: {key: value for key, value in values.items() if key in told[section]}
-            for section, values in known.items()
+            section: {key: value for key, value in values.items() if key in recorded[section]}
+            for section, values in whole.items()
         }
-    named = {"benchmark": config.benchmark, "method": config.method, "seed": config.seed}
-    return [identity({**named, "config": each}) for each in (known, whole)]
+    return [identity(config.benchmark, config.method, config.seed, each) for each in (known, whole)]
 
 
-def _begun(
+def _open_landscape(
     out: Path, names: Sequence[dict[str, Any]], settings: LandscapeSettings, command: str, resume: bool
 ) -> Landscape:
-    """A new landscape, or the one that is to go on."""
+    """Open a new landscape, or the one to resume."""
     with writing(out):
-        resolve_target(out)  # refused now, not when everything is measured, or when it is read and has no end
+        resolve_target(out)  # fail now, not after everything is measured
     if not out.exists():
         return Landscape(names[0], settings, command, versions())
     if not resume:
-        raise UsageError(f"{out} is there already: --resume adds what it lacks; or remove it, or choose another -o.")
+        raise UsageError(f"{out} exists; pass --resume to add what is missing, remove it, or choose another -o.")
     found = read_landscape(out)
     if found.run not in names:
-        raise UsageError(f"{out} is the landscape of another run: choose another -o.")
-    for key, value in settings.as_dict().items():
-        if (other := found.settings.as_dict()[key]) != value:
-            raise UsageError(f"{out} was measured with {key} = {other}, not {value}: give the same, or another -o.")
+        raise UsageError(f"{out} is the landscape of another run; choose another -o.")
+    for key, other in settings.differences(found.settings).items():
+        value = settings.as_dict()[key]
+        raise UsageError(f"{out} was measured with {key} = {other}, not {value}; pass the same or choose another -o.")
     return found
 
 
-class _Surveyor:
-    """A run's tasks and its network, which takes on the weights after one task and then another."""
+class _Measurement:
+    """A run's tasks, and its network, which loads the weights after one task and then another."""
 
-    def __init__(self, run: Path, config: RunConfig, settings: LandscapeSettings, wanted: Request, device: str) -> None:
+    def __init__(
+        self, run: Path, config: RunConfig, settings: LandscapeSettings, request: Request, device: str
+    ) -> None:
         benchmark = config.benchmark_settings
-        self.run, self.settings, self.wanted = run, settings, wanted
+        self.run, self.settings, self.request = run, settings, request
         self.tasks: Sequence[Task] = benchmark.stream(config.seed)
         self.network = Network(benchmark.model(config.seed).to(device), benchmark.input_transform)
         with torch.no_grad(), self.network.mode(training=False):
-            x, _ = self.tasks[0].train.first(self.network.min_batch)
+            x, _ = self.tasks[0].train.first(min_eval_batch(self.network.model))
             outputs = self.network.input_copies.call(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
-            self.network.add_head(task.head, outputs)
+            self.network.heads.add(task.head, outputs)
 
     def measure(
         self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, command: str, callback: Callback
     ) -> None:
-        """Measure pairs that are not there yet, or not wholly."""
-        each = self.settings.directions + 1 + self.wanted.hessian + self.settings.points * self.wanted.surface
+        """Measure the pairs that are missing or incomplete."""
+        each = self.settings.directions + 1 + self.request.hessian + self.settings.points * self.request.surface
         done, total, written = 0, each * len(pairs), time.monotonic()
         for after in sorted({after for after, _ in pairs}):
-            weights = self._stand_after(after)
-            self._forget_others(landscape, after, _digest(weights))
+            weights = self._load_weights(after)
+            self._drop_stale(landscape, after, _digest(weights))
             for task in (task for column, task in pairs if column == after):
 
                 def tick(count: int = 1, after: int = after, task: int = task) -> None:
                     nonlocal done
                     done += count
-                    callback(Step(done, total, after, task))
+                    callback(MeasureProgress(done, total, after, task))
 
                 known = landscape.pairs.get((after, task))
                 with self.network.mode(training=False):
                     landscape.pairs[after, task] = self._pair(known, task, tick)
                 if landscape.pairs[after, task] is not known:
-                    landscape.made_by(command)
+                    landscape.record_command(command)
                 if time.monotonic() - written > _WRITE_EVERY:
                     landscape.write(out)
                     written = time.monotonic()
@@ -189,55 +217,57 @@ class _Surveyor:
             landscape.write(out)
             written = time.monotonic()
 
-    def _stand_after(self, after: int) -> dict[str, Tensor]:
-        weights = task_weights(self.run, after - 1)
+    def _load_weights(self, after: int) -> dict[str, Tensor]:
+        weights = read_weights(self.run, after - 1)
         try:
             self.network.model.load_state_dict(weights)
         except RuntimeError as error:
             raise RunError(f"{self.run}: the weights after task {after} do not fit the network: {error}") from error
         return weights
 
-    def _forget_others(self, landscape: Landscape, after: int, digest: str) -> None:
-        """What was measured with other weights than these, of a run since done again, goes."""
+    def _drop_stale(self, landscape: Landscape, after: int, digest: str) -> None:
+        """Drop what was measured with other weights, before the run was repeated."""
         if landscape.weights.get(after, digest) != digest:
             landscape.pairs = {pair: value for pair, value in landscape.pairs.items() if pair[0] != after}
             landscape.bounds.pop(after, None)
         landscape.weights[after] = digest
 
     def _pair(self, found: Pair | None, task: int, tick: Callable[..., None]) -> Pair:
-        settings, wanted, network = self.settings, self.wanted, self.network
-        lacks_eigenvalue = wanted.hessian and (found is None or found.eigenvalue is None)
-        lacks_surface = wanted.surface and (found is None or found.surface is None)
+        settings, request, network = self.settings, self.request, self.network
+        lacks_eigenvalue = request.hessian and (found is None or found.eigenvalue is None)
+        lacks_surface = request.surface and (found is None or found.surface is None)
         if found is not None and not lacks_eigenvalue and not lacks_surface:
-            tick(settings.directions + 1 + wanted.hessian + settings.points * wanted.surface)
+            tick(settings.directions + 1 + request.hessian + settings.points * request.surface)
             return found
         batch = self._samples(task - 1)
         try:
-            surroundings = LossProbe(network, batch)
+            probe = LossProbe(network, batch)
             if found is None:
                 losses = []
                 for number in range(settings.directions):
-                    losses.append(profile(surroundings, direction(network, settings.seed, number), settings.alphas))
+                    losses.append(
+                        loss_profile(probe, random_direction(network, settings.seed, number), settings.alphas)
+                    )
                     tick()
-                flat = flatness(losses, settings.alphas, settings.radius)
-                noise = noisy(surroundings, network.trainable, settings.sigma, settings.directions, settings.seed)
+                flat = measure_flatness(losses, settings.alphas, settings.radius)
+                noise = measure_noisy_loss(probe, network.trainable, settings.sigma, settings.directions, settings.seed)
                 found = Pair(losses, flat, noise)
                 tick()
             else:
                 tick(settings.directions + 1)
             if lacks_surface:
-                first, second = (direction(network, settings.seed, number) for number in (0, 1))
-                found = replace(found, surface=surface(surroundings, first, second, settings.alphas))
+                first, second = (random_direction(network, settings.seed, number) for number in (0, 1))
+                found = replace(found, surface=loss_surface(probe, first, second, settings.alphas))
         except SteppeError as error:
             raise type(error)(f"{self.run}, {self.tasks[task - 1].name}: {error}") from error
-        tick(settings.points * wanted.surface)
+        tick(settings.points * request.surface)
         if lacks_eigenvalue:
             found = replace(found, eigenvalue=top_eigenvalue(network, batch, settings.seed))
-        tick(int(wanted.hessian))
-        return rounded(found)
+        tick(int(request.hessian))
+        return round_floats(found)
 
     def _samples(self, place: int) -> Batch:
-        """Training samples of a task, prepared: all of them, or as many as asked for, chosen by the seed."""
+        """Prepared training samples of a task: all, or a random subset of the requested size."""
         task, count = self.tasks[place], self.settings.samples
         indices = torch.arange(len(task.train), device="cpu")
         if count < len(indices):
@@ -252,18 +282,18 @@ class _Surveyor:
             return
         place, settings = after - 1, self.settings
         old = [landscape.pairs[after, task].noisy for task in range(1, after)]
-        before = task_weights(self.run, place - 1) if place - 1 in kept_weights(self.run) else None
+        before = read_weights(self.run, place - 1) if place - 1 in weight_checkpoints(self.run) else None
         new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
         weights, chosen = self.network.trainable, {"sigma": settings.sigma, "delta": settings.delta}
         try:
-            found = bound(old, new, weights, before, samples=count, **chosen)
+            found = compute_bound(old, new, weights, before, samples=count, **chosen)
         except SteppeError as error:
             raise type(error)(f"{self.run}, after task {after}: {error}") from error
-        landscape.bounds[after] = rounded(found)
+        landscape.bounds[after] = round_floats(found)
 
 
 def _digest(weights: dict[str, Tensor]) -> str:
-    """What tells these weights from others."""
+    """A digest of the weights."""
     found = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""Is the flatter landscape the better learner? Accuracy and flatness of many runs in one table."""
+"""Do flatter landscapes go with better accuracy? Accuracy and flatness of many runs in one table."""
 
 from __future__ import annotations
 
@@ -8,51 +8,60 @@ from pathlib import Path
 from typing import Any
 
 from steppe.landscape.files import Landscape, read_landscape_of
+from steppe.results.schema import RunResult
 
 _WHEN = ("at_the_end", "when_learnt")
-_BOUNDS = ("finetune", "multitask", "oracle")
-_PAIRINGS = 50_000  # all of eight runs
+_REFERENCE_METHODS = ("finetune", "multitask", "oracle")
+_PAIRINGS = 50_000  # more than all pairings of eight runs
 
 
-def compared(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for every run whose landscape was measured at every task, just after it was learnt and in the end: ACC,
-    BWT, and its flatness then, as means over tasks. The best learner comes first.
+def compare_runs(results: Mapping[Path, RunResult]) -> list[dict[str, Any]]:
+    """A row with ACC, BWT and flatness for every run with a complete landscape, best ACC first.
+
+    A landscape is complete if it covers every task right after it was learned, and every task at the end. Flatness is
+    averaged over tasks at each of these times.
+
+    Args:
+        results: Results by run directory.
     """
     rows = []
     for path, result in results.items():
         landscape = read_landscape_of(path, result)
-        if landscape is not None and _is_whole(landscape, len(result["accuracy"])):
-            known = {name: result[name] for name in ("method", "seed", "acc", "bwt")}
+        if landscape is not None and _is_complete(landscape, result.num_tasks):
+            known = {"method": result.method, "seed": result.seed, "acc": result.acc, "bwt": result.bwt}
             rows.append({**known, **_means(landscape)})
     return sorted(rows, key=lambda row: -row["acc"])
 
 
 def rank_correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How far the order of the runs by each measure is their order by ACC, and by BWT (Spearman): −1 if the flattest is
-    always the best; and how often chance alone gives as much, either way. Of fewer than three runs, or where all are
-    alike, there is nothing to say.
+    """Spearman's rank correlation of each measure of flatness with ACC and BWT, with two-sided permutation p-values.
+
+    −1 means that flatter is always better. Fewer than three runs, or equal values, have no correlation.
+
+    Args:
+        rows: The rows of `compare_runs`.
     """
     found = []
     for measure in [name for name in (rows[0] if rows else ()) if name.endswith(_WHEN)]:
-        told: dict[str, Any] = {"measure": measure, "runs": len(rows)}
+        entry: dict[str, Any] = {"measure": measure, "runs": len(rows)}
         for figure in ("acc", "bwt"):
             values = [[row[name] for row in rows] for name in (measure, figure)]
             if len(rows) > 2 and all(len(set(column)) > 1 for column in values):
-                told[f"rank_correlation_with_{figure}"], told[f"p_with_{figure}"] = _spearman(*values)
-        if len(told) > 2:
-            found.append(told)
+                entry[f"rank_correlation_with_{figure}"], entry[f"p_with_{figure}"] = _spearman(*values)
+        if len(entry) > 2:
+            found.append(entry)
     return found
 
 
-def without_bounds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows of methods that are no upper or lower bounds: these are far from all others by what they are."""
-    return [row for row in rows if row["method"] not in _BOUNDS]
+def without_reference_methods(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows without methods that serve as lower and upper bounds, which are far from all others by design."""
+    return [row for row in rows if row["method"] not in _REFERENCE_METHODS]
 
 
 def _spearman(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """The rank correlation, and the share of all pairings that have as large a one (of many, if there are too many)."""
+    """The rank correlation, and the share of pairings (a sample, if there are many) that reach it."""
     import numpy as np
-    from scipy.stats import permutation_test, rankdata  # here: they take a second to load
+    from scipy.stats import permutation_test, rankdata  # imported here: takes a second
 
     ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (first, second)]
     length = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
@@ -66,8 +75,8 @@ def _spearman(first: Sequence[float], second: Sequence[float]) -> tuple[float, f
     return float(tested.statistic), float(tested.pvalue)
 
 
-def _is_whole(landscape: Landscape, tasks: int) -> bool:
-    """Whether every task was measured when it was learnt, and all of them in the end."""
+def _is_complete(landscape: Landscape, tasks: int) -> bool:
+    """Whether every task was measured right after it was learned, and all tasks at the end."""
     places = range(1, tasks + 1)
     return all((task, task) in landscape.pairs and (tasks, task) in landscape.pairs for task in places)
 

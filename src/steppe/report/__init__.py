@@ -1,6 +1,6 @@
-"""The browser report: finished runs as one page that needs no network.
+"""The report: finished runs as one self-contained HTML page.
 
-`collect` reads the files of runs, `sections` puts together what may be compared, `statistics` averages and compares,
-`series` holds the numbers that the page's script draws, `markup` the tables that need no script, and `page` makes one
-file of it all.
+`finished_run` reads the runs, `sections` groups those that may be compared, `differences` tests methods against each
+other, `series` computes the numbers that the page's script plots, `markup` writes the tables, and `page` assembles the
+file.
 """

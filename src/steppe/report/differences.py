@@ -1,4 +1,4 @@
-"""Every method of a section against one of them: the rows of the table of differences."""
+"""The table of differences: every method of a section compared with one of them."""
 
 from __future__ import annotations
 
@@ -6,48 +6,52 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from steppe.report.sections import Section
-from steppe.results.grouping import is_sequential
-from steppe.results.statistics import Difference, difference, holm
+from steppe.results.statistics import MeanDifference, compare_means, holm_correction
 
 _MEASURES = ("acc", "bwt")
 
 
 @dataclass(frozen=True)
 class DifferenceRow:
-    """One method against the chosen one: for each measure the difference and Holm's p."""
+    """One method minus the reference: for each measure the difference and Holm's corrected p."""
 
     label: str
-    found: tuple[tuple[Difference, float | None], ...]
+    comparisons: tuple[tuple[MeanDifference, float | None], ...]
 
     def cells(self) -> list[str]:
-        """Difference, p and number of seeds of each measure, as text; p below 0.05 in bold."""
-        return [text for compared, p in self.found for text in _cells(compared, p)]
+        """Difference, p and number of seeds of each measure, as HTML; p below 0.05 is bold."""
+        return [text for compared, p in self.comparisons for text in _cells(compared, p)]
 
 
-def table_of_differences(section: Section, chosen: int) -> list[DifferenceRow]:
-    """All other methods minus the chosen one; each measure's tests are one family."""
-    against = section.variants[chosen]
-    others = [variant for place, variant in enumerate(section.variants) if place != chosen]
+def difference_rows(section: Section, reference: int) -> list[DifferenceRow]:
+    """Compare all other methods with a reference; the tests of each measure are one family.
+
+    Args:
+        section: The methods.
+        reference: Index of the method to compare with.
+    """
+    against = section.variants[reference]
+    others = [variant for place, variant in enumerate(section.variants) if place != reference]
     columns = []
     for measure in _MEASURES:
-        compared = [difference(other.by_seed(measure), against.by_seed(measure)) for other in others]
-        columns.append(list(zip(compared, holm([each.p for each in compared]), strict=True)))
+        compared = [compare_means(other.by_seed(measure), against.by_seed(measure)) for other in others]
+        columns.append(list(zip(compared, holm_correction([each.p for each in compared]), strict=True)))
     return [DifferenceRow(other.label, found) for other, found in zip(others, zip(*columns, strict=True), strict=True)]
 
 
-def reference(section: Section) -> int:
-    """The method to compare with until the reader chooses another: the best that learns one task after another."""
+def default_reference(section: Section) -> int:
+    """Index of the method that is compared with at first: the best that learns sequentially."""
 
     def rank(place: int) -> tuple[bool, float]:
         variant = section.variants[place]
-        in_order = bool(variant.by_seed("bwt")) and is_sequential(variant.runs[0].result)
-        return in_order, fmean(variant.by_seed("acc").values())
+        sequential = bool(variant.by_seed("bwt")) and variant.runs[0].result.is_sequential
+        return sequential, fmean(variant.by_seed("acc").values())
 
     return max(range(len(section.variants)), key=rank)
 
 
-def _cells(compared: Difference, p: float | None) -> tuple[str, str, str]:
-    if compared.mean is None:  # a measure that one of the two does not have
+def _cells(compared: MeanDifference, p: float | None) -> tuple[str, str, str]:
+    if compared.mean is None:  # one of the two does not have the measure
         return "", "", ""
     gap = f"{compared.mean:+.2f}".replace("-", "−")
     seeds = " | ".join(map(str, compared.seeds))

@@ -1,4 +1,4 @@
-"""The parts of the page that need no script: tables, settings, versions, commands. All text from files is escaped."""
+"""The parts of the page that need no script: tables, settings, versions, commands. Text from files is escaped."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from steppe.report.differences import reference, table_of_differences
+from steppe.report.differences import default_reference, difference_rows
 from steppe.report.sections import Section, Variant
-from steppe.results.grouping import flat, is_sequential, written
-from steppe.results.published import Figure, notes_on_marks
-from steppe.results.tables import SECONDS, Row, rows
+from steppe.results.grouping import flat_settings, format_setting
+from steppe.results.published import footnotes
+from steppe.results.statistics import MeanStd
+from steppe.results.tables import TIME_LABELS, Row, format_score, rows
 from steppe.runtime.environment import described
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
 
 
 def lede(section: Section) -> str:
-    """What the section is about, in a sentence or two."""
+    """The introduction of a section: benchmark, methods, tasks and seeds."""
     every = sorted({seed for variant in section.variants for seed in variant.seeds})
     counts = [_counted(len(section.variants), "method"), _counted(len(section.tasks), "task"), _seeds(every)]
     described = f"{_description(section.benchmark)} Here: {', '.join(counts)}.".removeprefix(" Here: ")
@@ -27,14 +28,14 @@ def lede(section: Section) -> str:
 
 
 def _description(benchmark: str) -> str:
-    """The catalogue's line on a benchmark; a plugin's has none here."""
+    """A benchmark's description in the catalogue; empty for a plugin's benchmark."""
     pages = json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8"))
     first = str(pages.get(benchmark, "")).split("\n", 1)[0]
     return first.partition(": ")[2] if benchmark else ""
 
 
 def results_table(section: Section) -> str:
-    """Mean ± standard deviation of every method, with the published figures beside it."""
+    """The table of results: mean ± standard deviation of every method, with published figures."""
     lines = [rows([run.result for run in variant.runs], section.timed_by)[0] for variant in section.variants]
     sources = [source for source in ("paper", "released") if any(getattr(line, source) for line in lines)]
     best, ahead = _best(section.variants, lines), any(line.forward_transfer is not None for line in lines)
@@ -51,31 +52,31 @@ def results_table(section: Section) -> str:
         "<tr><th scope='col' rowspan='2'>method</th><th scope='col' rowspan='2' class='n'>seeds</th>"
         f"{group}<th scope='col' rowspan='2' class='n opens'>learning<br>accuracy</th>"
         f"<th scope='col' rowspan='2' class='n'>forgetting</th>{further}"
-        f"<th scope='col' rowspan='2' class='n'>{SECONDS[section.timed_by]}<br>per run</th></tr>"
+        f"<th scope='col' rowspan='2' class='n'>{TIME_LABELS[section.timed_by]}<br>per run</th></tr>"
         f"<tr>{under * len(MEASURES)}</tr></thead><tbody>{body}</tbody></table></div>"
-        f"<p class='note'>{' '.join([_table_note(section, sources, ahead), *notes_on_marks(body)])}</p>"
+        f"<p class='note'>{' '.join([_table_note(section, sources, ahead), *footnotes(body)])}</p>"
     )
 
 
 def _result_row(variant: Variant, line: Row, sources: Sequence[str], best: Mapping[str, Row], ahead: bool) -> str:
     cells = [_cell(str(len(line.seeds)))]
     for measure in MEASURES:
-        own = number(getattr(line, measure))
+        own = format_number(getattr(line, measure))
         cells.append(_cell(f"<b>{own}</b>" if best.get(measure) is line else own, "n opens"))
-        cells += [_cell(number(getattr(line, source).get(measure)), "n quoted") for source in sources]
-    cells += [_cell(number(line.learning_acc), "n opens"), _cell(number(line.forgetting))]
-    cells += [_cell(number(line.forward_transfer))] if ahead else []
+        cells += [_cell(format_number(getattr(line, source).get(measure)), "n quoted") for source in sources]
+    cells += [_cell(format_number(line.learning_acc), "n opens"), _cell(format_number(line.forgetting))]
+    cells += [_cell(format_number(line.forward_transfer))] if ahead else []
     cells.append(_cell("" if line.seconds is None else f"{line.seconds.mean:.0f}"))
     return f"<tr><th scope='row'>{escape(variant.label)}</th>{''.join(cells)}</tr>"
 
 
 def _best(variants: Sequence[Variant], lines: Sequence[Row]) -> dict[str, Row]:
-    """The best of each measure among methods that learn one task after another; no prize for a lone one."""
+    """The best row of each measure among methods that learn sequentially, if there are several."""
     found = {}
     in_order = [
         line
         for variant, line in zip(variants, lines, strict=True)
-        if line.bwt is not None and is_sequential(variant.runs[0].result)
+        if line.bwt is not None and variant.runs[0].result.is_sequential
     ]
     for measure in MEASURES:
         able = [line for line in in_order if getattr(line, measure) is not None]
@@ -87,25 +88,28 @@ def _best(variants: Sequence[Variant], lines: Sequence[Row]) -> dict[str, Row]:
 def _table_note(section: Section, sources: Sequence[str], ahead: bool) -> str:
     several = any(len(variant.seeds) > 1 for variant in section.variants)
     words = ["Percent, mean ± standard deviation over seeds. " if several else "Percent, of one seed. "]
-    words.append("ACC: mean accuracy over all tasks at the end. BWT: mean change on each earlier task since it was ")
-    words.append("learnt (over T − 1 tasks). ")
+    words.append("ACC: mean accuracy over all tasks at the end. BWT: mean change on earlier tasks since each was ")
+    words.append("learned (over T − 1 tasks). ")
     if ahead:
-        words.append("Forward transfer: accuracy on a task before it is learnt, less the untrained network’s (means). ")
+        words.append("Forward transfer: mean accuracy on a task before it is learned, minus the untrained network’s. ")
     if sources:
-        quoted = {"paper": "paper: the figures of the FS-DGPM paper", "released": "its code: the paper’s code run anew"}
+        quoted = {
+            "paper": "paper: the figures of the FS-DGPM paper",
+            "released": "its code: its released code, run again",
+        }
         words.append("; ".join(quoted[source] for source in sources) + " (± over 5 seeds). ")
-    if any(not run.result["full_length"] for variant in section.variants for run in variant.runs):
+    if any(not run.result.is_canonical for variant in section.variants for run in variant.runs):
         words.append("Tasks or training differ from the benchmark’s own, so published figures do not apply. ")
     if len(section.variants) > 1:
-        words.append("Bold: the best that learns one task after another.")
+        words.append("Bold: the best sequential method.")
     return "".join(words)
 
 
 def differences(section: Section) -> str:
-    """Every method against a chosen one; the script only changes which is chosen."""
+    """Every method compared with a reference, once for each reference; the script shows one of them."""
     if len(section.variants) < 2:
         return ""
-    chosen = reference(section)
+    chosen = default_reference(section)
     options = "".join(
         f"<option value='{place}'{' selected' if place == chosen else ''}>{escape(variant.label)}</option>"
         for place, variant in enumerate(section.variants)
@@ -114,7 +118,7 @@ def differences(section: Section) -> str:
         f"<tbody data-reference='{place}'{'' if place == chosen else ' hidden'}>"
         + "".join(
             f"<tr><th scope='row'>{escape(line.label)}</th>" + "".join(_cell(text) for text in line.cells()) + "</tr>"
-            for line in table_of_differences(section, place)
+            for line in difference_rows(section, place)
         )
         + "</tbody>"
         for place in range(len(section.variants))
@@ -132,14 +136,14 @@ def differences(section: Section) -> str:
         f"<span class='unscripted'>compared with {name}</span></div>"
         "<div class='scroll' tabindex='0' role='region' aria-label='Differences'><table class='differences'>"
         f"<thead><tr><th scope='col'>method</th>{heads}</tr></thead>{bodies}</table></div>"
-        "<p class='note'>Δ: the method minus the chosen one, in points. p: two-sided t-test, paired over the n seeds "
-        "that both have (Welch’s test where they share less than two: n | m), corrected by Holm’s method for the "
-        "comparisons in the column. Bold: below 0.05.</p></section>"
+        "<p class='note'>Δ: method minus reference, in percentage points. p: two-sided t-test, paired over the n seeds "
+        "they share (Welch’s test if they share fewer than two: n | m), with Holm’s correction for the comparisons "
+        "in the column. Bold: p below 0.05.</p></section>"
     )
 
 
 def settings(section: Section) -> str:
-    """What differs from the presets, then everything in a fold."""
+    """Settings that differ from the presets, then all settings, folded."""
     every = [variant.changes for variant in section.variants]
     shared = {key: value for key, value in every[0].items() if all(each.get(key) == value for each in every)}
     changed = [("tasks", section.changes), ("all methods" if len(every) > 1 else section.variants[0].label, shared)]
@@ -149,7 +153,7 @@ def settings(section: Section) -> str:
     front = (
         f"<ul class='plain'>{''.join(differing)}</ul>"
         if differing
-        else "<p>Every setting is the preset’s for this benchmark.</p>"
+        else "<p>All settings are the presets of this benchmark.</p>"
     )
     return (
         f"<section class='part'><h3>Settings</h3>{front}"
@@ -158,45 +162,45 @@ def settings(section: Section) -> str:
 
 
 def _assigned(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"<code>{escape(key)}={escape(written(value))}</code>" for key, value in values.items())
+    return ", ".join(f"<code>{escape(key)}={escape(format_setting(value))}</code>" for key, value in values.items())
 
 
 def _all_settings(section: Section) -> str:
-    first = section.variants[0].runs[0].result["config"]
-    blocks = [_settings_block("tasks", flat(first, ("benchmark",)))]
+    first = section.variants[0].runs[0].result.config
+    blocks = [_settings_block("tasks", flat_settings(first, ("benchmark",)))]
     blocks += [
-        _settings_block(variant.label, flat(variant.runs[0].result["config"], ("training", "method")))
+        _settings_block(variant.label, flat_settings(variant.runs[0].result.config, ("training", "method")))
         for variant in section.variants
     ]
     return f"<div class='settings'>{''.join(blocks)}</div>"
 
 
 def _settings_block(name: str, values: Mapping[str, Any]) -> str:
-    lines = "".join(f"<dt>{escape(key)}</dt><dd>{escape(written(value))}</dd>" for key, value in values.items())
+    lines = "".join(f"<dt>{escape(key)}</dt><dd>{escape(format_setting(value))}</dd>" for key, value in values.items())
     return f"<div><h4>{escape(name)}</h4><dl>{lines}</dl></div>"
 
 
 def left_out(unfinished: Sequence[str], damaged: Sequence[str]) -> str:
-    """The runs by name that are not on the page."""
-    kinds = {"Unfinished and left out": unfinished, "Left out, for their results cannot be read": damaged}
+    """The names of the runs that are not on the page."""
+    kinds = {"Left out, since they are unfinished": unfinished, "Left out, since their results cannot be read": damaged}
     return "".join(f"<p class='note'>{kind}: {escape(', '.join(names))}.</p>" for kind, names in kinds.items() if names)
 
 
 def provenance(section: Section) -> str:
     """Remarks, commands, versions and machines."""
     runs = [run for variant in section.variants for run in variant.runs]
-    told = "".join(f"<li>{escape(remark[:1].upper() + remark[1:])}</li>" for remark in section.remarks)
-    each = "\n".join(dict.fromkeys(run.result["command"] for run in runs))
+    remarks = "".join(f"<li>{escape(remark[:1].upper() + remark[1:])}</li>" for remark in section.remarks)
+    commands = "\n".join(dict.fromkeys(run.result.command for run in runs))
     studies = "\n".join(dict.fromkeys(study.command for study in section.studies))
     shown = f"<pre>{escape(studies)}</pre>" if studies else ""
-    folded = f"<pre>{escape(each)}</pre>"
+    folded = f"<pre>{escape(commands)}</pre>"
     if studies or len(runs) > 5:
-        folded = f"<details><summary>Each of the {_counted(len(runs), 'run')} by itself</summary>{folded}</details>"
-    versions = [_named(run.result["versions"]) for run in runs]
-    machines = [escape(described(run.result.get("machine"))) for run in runs]
+        folded = f"<details><summary>The {_counted(len(runs), 'run')} one by one</summary>{folded}</details>"
+    versions = [_named(run.result.versions) for run in runs]
+    machines = [escape(described(run.result.machine)) for run in runs]
     return (
-        (f"<section class='part'><h3>Remarks</h3><ul>{told}</ul></section>" if told else "")
-        + f"<section class='part'><h3>Run it again</h3>{shown}{folded}</section>"
+        (f"<section class='part'><h3>Remarks</h3><ul>{remarks}</ul></section>" if remarks else "")
+        + f"<section class='part'><h3>How to repeat it</h3>{shown}{folded}</section>"
         + f"<section class='part'><h3>Versions and machine</h3>{_each_once(versions)}{_each_once(machines)}</section>"
     )
 
@@ -206,7 +210,7 @@ def _named(values: Mapping[str, Any]) -> str:
 
 
 def _each_once(found: Sequence[str]) -> str:
-    """A line for each that differs, with the number of runs behind it where there are several."""
+    """One line for each different text, with the number of its runs if there are several lines."""
     unique = dict.fromkeys(found)
     lines = [
         f"<li>{line}" + (f" ({_counted(found.count(line), 'run')})" if len(unique) > 1 else "") + "</li>"
@@ -215,9 +219,9 @@ def _each_once(found: Sequence[str]) -> str:
     return f"<ul class='plain'>{''.join(lines)}</ul>"
 
 
-def number(figure: Figure | None) -> str:
-    """A mean ± standard deviation with proper minus signs."""
-    return "" if figure is None else str(figure).replace("-", "−")
+def format_number(score: MeanStd | None) -> str:
+    """Mean ± standard deviation with proper minus signs."""
+    return format_score(score).replace("-", "−")
 
 
 def _cell(text: str, kind: str = "n") -> str:

@@ -1,7 +1,7 @@
-"""One HTML file of it all: template, style, script and data, none of it from elsewhere.
+"""The report as one HTML file with its style, script and data; it loads nothing else.
 
-What comes from files gets onto the page in two ways only: escaped in the tables, or as JSON in a block that the browser
-does not run, from which the script makes text nodes.
+Text from files reaches the page in two ways only: escaped in the tables, or as JSON in a block that browsers do not
+execute, from which the script creates text nodes.
 """
 
 from __future__ import annotations
@@ -18,32 +18,57 @@ from typing import Any
 
 from steppe.errors import UsageError
 from steppe.report import markup
-from steppe.report.finished_run import Collected, collect
-from steppe.report.sections import Section, sections
+from steppe.report.finished_run import Collection, collect
+from steppe.report.sections import Section, build_sections
 from steppe.report.series import section_series
 from steppe.runtime.files import write_atomic, writing
 from steppe.version import __version__
 
-# In the order in which they build on each other.
+# In order of dependency.
 _SCRIPTS = ("elements", "lines", "grids", "controls", "parts", "landscapes", "layers", "report")
 
 
 def write_report(directories: Sequence[Path], out: Path, command: str) -> None:
-    """Collect the finished runs in these directories and write their report; `command` is what asked for it."""
+    """Write the report of all finished runs in some directories.
+
+    Args:
+        directories: Directories of runs or studies.
+        out: The HTML file.
+        command: The command line to name in the report.
+
+    Raises:
+        UsageError: A directory contains no finished run, or `out` is a directory.
+    """
     write_page(collect(directories), out, command)
 
 
-def write_page(collected: Collected, out: Path, command: str) -> None:
-    """Write the report of what was collected, whole or not at all."""
+def write_page(collected: Collection, out: Path, command: str) -> None:
+    """Write the report of collected runs, completely or not at all.
+
+    Args:
+        collected: The runs.
+        out: The HTML file.
+        command: The command line to name in the report.
+
+    Raises:
+        UsageError: `out` is a directory.
+    """
     if out.is_dir():
-        raise UsageError(f"{out} is a directory: give the name of a file, for example -o {out / 'report.html'}.")
+        raise UsageError(f"{out} is a directory; pass a file, for example -o {out / 'report.html'}.")
     with writing(out):
-        write_atomic(out, page(collected, command).encode(errors="backslashreplace"))  # names of files may be no UTF-8
+        write_atomic(
+            out, render_page(collected, command).encode(errors="backslashreplace")
+        )  # names of files may be no UTF-8
 
 
-def page(collected: Collected, command: str) -> str:
-    """The page's text."""
-    found = sections(collected)
+def render_page(collected: Collection, command: str) -> str:
+    """The HTML of the report.
+
+    Args:
+        collected: The runs.
+        command: The command line to name in it.
+    """
+    found = build_sections(collected)
     style = _asset("report.css")
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(f"{name}.js") for name in _SCRIPTS) + "})();\n"
     unfinished, damaged = (
@@ -75,7 +100,7 @@ def _title(found: Sequence[Section]) -> str:
 
 
 def _tabs(found: Sequence[Section]) -> str:
-    """Links to the sections, where there are several; the script makes tabs of them."""
+    """Links to the sections if there are several; the script turns them into tabs."""
     if len(found) < 2:
         return ""
     links = "".join(f"<a href='#section-{number}'>{escape(each.title)}</a>" for number, each in enumerate(found))
@@ -83,7 +108,7 @@ def _tabs(found: Sequence[Section]) -> str:
 
 
 def _section(number: int, section: Section) -> str:
-    """One benchmark; what the script draws is hidden until it does."""
+    """One benchmark; the parts that the script draws are hidden until it does."""
     drawn = "".join(f"<section class='part' data-part='{name}' hidden></section>" for name in _DRAWN)
     return (
         f"<section class='benchmark' id='section-{number}' data-section='{number}' aria-labelledby='title-{number}'>"
@@ -98,15 +123,15 @@ _DRAWN = ("curves", "matrix", "landscape", "costs", "importances", "ranks")
 
 
 def data_block(data: Any) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element or start a comment."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 and U+2029 are escaped by it
+    """JSON that is safe in a script element: it cannot end the element or start a comment."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # as ASCII, which also escapes U+2028 and U+2029
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing from the network, and no style or script but these two."""
+    """The content security policy: no network, and only this style and script."""
     return (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"

@@ -1,25 +1,26 @@
-"""The numbers that the page's script draws: everything is averaged over seeds here, nothing there."""
+"""The numbers that the page's script draws, already averaged over seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.landscape.settings import FLATNESS
-from steppe.report.landscape_file import MEASURES, Landscape
 from steppe.report.sections import Section, Variant
-from steppe.results.schema import is_number
-from steppe.results.statistics import spread
-from steppe.results.tables import SECONDS
+from steppe.results.schema import Matrix, RunResult, StageCost, TimeMeasure, is_number
+from steppe.results.statistics import MeanStd, mean_std
 
-Matrix = list[list[float | None]]
+if TYPE_CHECKING:
+    from steppe.landscape.files import Landscape, Pair
+
 Data = dict[str, Any]
+_FLATNESS_MEASURES = ("sharpness", "mean_rise", "curvature", "hessian")
 
 
 def section_series(section: Section) -> Data:
-    """Everything to draw of one section."""
+    """Everything the script draws of one section, as plain data."""
     return {
         "title": section.title,
         "tasks": section.tasks,
@@ -29,13 +30,13 @@ def section_series(section: Section) -> Data:
     }
 
 
-def variant_series(variant: Variant, timed_by: str) -> Data:
-    """Everything to draw of one method."""
-    matrices = [run.result["accuracy"] for run in variant.runs]
+def variant_series(variant: Variant, timed_by: TimeMeasure) -> Data:
+    """Everything the script draws of one method, as plain data."""
+    matrices = [run.result.accuracy for run in variant.runs]
     return {
         "name": variant.label,
         "seeds": variant.seeds,
-        "acc": rounded(fmean(variant.by_seed("acc").values())),
+        "acc": round_number(fmean(variant.by_seed("acc").values())),
         "seen": over_seeds([mean_over_seen(matrix) for matrix in matrices]),
         "matrix": [over_seeds(rows) for rows in zip(*matrices, strict=False)],
         "seconds": costs(variant, timed_by),
@@ -45,7 +46,7 @@ def variant_series(variant: Variant, timed_by: str) -> Data:
 
 
 def mean_over_seen(matrix: Matrix) -> list[float | None]:
-    """After each task the mean accuracy over the tasks seen so far; None where nothing was tested."""
+    """After each task the mean accuracy over all tasks so far; None where they were not all tested."""
     means: list[float | None] = []
     for place, row in enumerate(matrix):
         seen = [value for value in row[: place + 1] if value is not None]
@@ -54,47 +55,56 @@ def mean_over_seen(matrix: Matrix) -> list[float | None]:
 
 
 def over_seeds(curves: Sequence[Sequence[float | None]]) -> Data:
-    """Mean and standard deviation of curves, point by point, as far as the shortest goes."""
-    points = [spread(values) for values in zip(*curves, strict=False)]
+    """Pointwise mean and standard deviation of curves, up to the end of the shortest."""
+    points = [mean_std(values) for values in zip(*curves, strict=False)]
     return {
-        "mean": [rounded(point.mean if point else None) for point in points],
-        "std": [rounded(point.std if point else None) for point in points],
+        "mean": [round_number(point.mean if point else None) for point in points],
+        "std": [round_number(point.std if point else None) for point in points],
     }
 
 
-def costs(variant: Variant, measure: str) -> Data:
-    """Seconds or bytes by kind: `all` for a whole run (seconds for each of its tasks), `stages` after each task.
+def costs(variant: Variant, measure: TimeMeasure | Literal["bytes"]) -> Data:
+    """Time or memory by kind.
 
-    Tasks learnt together have one stage for all of them.
+    Args:
+        variant: The runs to average.
+        measure: A measure of time, or `bytes`.
+
+    Returns:
+        `kinds`; `all`, memory at the end or time per task; `stages`, the same after each task (after all of them if
+        they were learned together), empty if not all runs recorded it.
     """
     results = [run.result for run in variant.runs]
-    kinds = list(dict.fromkeys(kind for result in results for kind in result[measure]))
+    totals = [_by_kind(result, measure) for result in results]
+    kinds = list(dict.fromkeys(kind for total in totals for kind in total))
+    shares = [1 if measure == "bytes" else result.num_tasks for result in results]
 
     def mean(values: Iterable[float | None]) -> float | None:
-        found = spread(values)
-        return rounded(found.mean if found else None)
+        found = mean_std(values)
+        return round_number(found.mean if found else None)
 
-    def whole(kind: str) -> float | None:
-        shares = [len(result["accuracy"]) if measure in SECONDS else 1 for result in results]
-        return mean(result[measure].get(kind, 0) / share for result, share in zip(results, shares, strict=True))
-
-    tested = [place for place, row in enumerate(results[0]["accuracy"]) if any(value is not None for value in row)]
-    told = [result["per_task"] for result in results if isinstance(result.get("per_task"), list)]
+    tested = [place for place, row in enumerate(results[0].accuracy) if any(value is not None for value in row)]
     stages = []
-    if len(told) == len(results) and all(len(stage) == len(tested) for stage in told):
+    if all(len(result.per_task) == len(tested) for result in results):
         for number, place in enumerate(tested):
-            at = [_part(stage[number], measure) for stage in told]
-            stages.append({"task": place, "values": [mean(values.get(kind, 0) for values in at) for kind in kinds]})
-    return {"kinds": kinds, "all": [whole(kind) for kind in kinds], "stages": stages}
+            costs_here = [_by_kind(result.per_task[number], measure) for result in results]
+            values = [mean(cost.get(kind, 0) for cost in costs_here) for kind in kinds]
+            stages.append({"task": place, "values": values})
+    whole = [mean(total.get(kind, 0) / share for total, share in zip(totals, shares, strict=True)) for kind in kinds]
+    return {"kinds": kinds, "all": whole, "stages": stages}
+
+
+def _by_kind(cost: RunResult | StageCost, measure: TimeMeasure | Literal["bytes"]) -> Mapping[str, float]:
+    return getattr(cost, measure) or {}
 
 
 def layers(variant: Variant) -> list[Data]:
-    """For each covered layer the deciles of the importances as each task left them, and the rank of its basis after."""
-    size = len(variant.runs[0].result["accuracy"])
+    """For each projected layer, after each task, the deciles of the importances and the rank of the basis."""
+    size = variant.runs[0].result.num_tasks
     names = dict.fromkeys(
         layer
         for run in variant.runs
-        for record in run.records.values()
+        for record in run.log.diagnostics.values()
         for kind in ("ranks", "importances")
         for layer in _part(record, kind)
     )
@@ -117,71 +127,83 @@ def _part(record: Any, kind: str) -> Data:
     return part if isinstance(part, dict) else {}
 
 
-def _deciles(told: Data) -> list[float] | None:
-    deciles = told.get("deciles")
+def _deciles(entry: Data) -> list[float] | None:
+    deciles = entry.get("deciles")
     whole = isinstance(deciles, list) and len(deciles) == 11 and all(map(is_number, deciles))
     return deciles if whole else None
 
 
-def _rank(told: Data) -> list[float] | None:
-    rank, of = told.get("rank"), told.get("of")
+def _rank(entry: Data) -> list[float] | None:
+    rank, of = entry.get("rank"), entry.get("of")
     return [rank, of] if is_number(rank) and is_number(of) else None
 
 
 def _recorded(
     variant: Variant, size: int, kind: str, layer: str, read: Callable[[Data], list[float] | None]
 ) -> list[Any]:
-    """What was recorded of a layer after each task, number by number the mean over seeds; None where nothing was."""
+    """What was recorded of a layer after each task, as means over seeds; None where nothing was recorded."""
     after_tasks: list[Any] = []
     for place in range(size):
-        records = [_part(_part(run.records.get(place, {}), kind), layer) for run in variant.runs]
-        told = [values for record in records if (values := read(record)) is not None]
-        after_tasks.append([rounded(fmean(values)) for values in zip(*told, strict=True)] or None)
+        records = [_part(_part(run.log.diagnostics.get(place, {}), kind), layer) for run in variant.runs]
+        known = [values for record in records if (values := read(record)) is not None]
+        after_tasks.append([round_number(fmean(values)) for values in zip(*known, strict=True)] or None)
     return after_tasks
 
 
 def landscapes(section: Section) -> Data | None:
-    """Losses around the weights and measures of flatness, by method and moment; None where no run has any.
+    """Losses around the weights and measures of flatness, by method and moment; None if no run has any.
 
-    Only what was measured as the first run's can be averaged and compared; the others are named.
+    Only landscapes with the same settings as the first run's are averaged and compared; the others are named.
     """
     runs = [run for variant in section.variants for run in variant.runs]
-    first = next((run.landscape.settings for run in runs if run.landscape), None)
+    first = next((found.settings for run in runs if (found := run.usable_landscape)), None)
     if first is None:
         return None
 
-    def apart(landscape: Landscape) -> Data:
-        return first.apart(landscape.settings, FLATNESS)
+    def differences(landscape: Landscape) -> Data:
+        return first.differences(landscape.settings, FLATNESS)
 
     methods = []
     for place, variant in enumerate(section.variants):
-        own = [run.landscape for run in variant.runs if run.landscape and not apart(run.landscape)]
-        if own:
-            moments = sorted({moment for landscape in own for moment in landscape.profiles})
-            methods.append({"method": place, "moments": [_moment(own, *moment) for moment in moments]})
+        usable = [landscape for run in variant.runs if (landscape := run.usable_landscape)]
+        if comparable := [landscape for landscape in usable if not differences(landscape)]:
+            moments = sorted({moment for landscape in comparable for moment in landscape.pairs})
+            methods.append({"method": place, "moments": [_moment(comparable, *moment) for moment in moments]})
     others = [
         f"{run.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})"
         for run in runs
-        if run.landscape and (settings := apart(run.landscape))
+        if run.usable_landscape and (settings := differences(run.usable_landscape))
     ]
-    return {"alphas": [rounded(alpha) for alpha in first.alphas], "methods": methods, "left_out": others}
+    return {"alphas": [round_number(alpha) for alpha in first.alphas], "methods": methods, "left_out": others}
 
 
 def _moment(landscapes: Sequence[Landscape], after: int, task: int) -> Data:
     """One moment: losses over all directions of all seeds; flatness over seeds, or over directions for one seed."""
-    rows = [row for landscape in landscapes for row in landscape.profiles.get((after, task), [])]
+    pairs = [pair for landscape in landscapes if (pair := landscape.pairs.get((after, task)))]
     flatness = {}
-    for measure in MEASURES:
-        told = [entry[measure] for each in landscapes if measure in (entry := each.flatness.get((after, task), {}))]
-        found = spread(mean for mean, _ in told)
-        if found:
-            std = told[0][1] if len(told) == 1 else found.std
-            flatness[measure] = {"mean": rounded(found.mean), "std": rounded(std)}
-    return {"after": after, "task": task, **over_seeds(rows), "flatness": flatness}
+    for measure in _FLATNESS_MEASURES:
+        values = [value for pair in pairs if (value := _flatness(pair, measure))]
+        if found := mean_std(value.mean for value in values):
+            std = values[0].std if len(values) == 1 else found.std
+            flatness[measure] = {"mean": round_number(found.mean), "std": round_number(std)}
+    return {
+        "after": after,
+        "task": task,
+        **over_seeds([row for pair in pairs for row in pair.losses]),
+        "flatness": flatness,
+    }
 
 
-def rounded(value: float | None) -> float | None:
-    """A number to five significant digits, for a smaller page; what is not finite becomes None."""
+def _flatness(pair: Pair, measure: str) -> MeanStd | None:
+    """A measure over directions; the top eigenvalue is a single number, which may be missing."""
+    if measure == "hessian":
+        return None if pair.eigenvalue is None else MeanStd(pair.eigenvalue)
+    estimate = getattr(pair.flatness, measure)
+    return MeanStd(estimate.mean, estimate.std)
+
+
+def round_number(value: float | None) -> float | None:
+    """Round to five significant digits, which keeps the page small; None if the number is not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""What results were made with: their settings by dotted key, and which of them have equal ones."""
+"""Which results may be averaged: those with equal settings, which differ in the seed alone."""
 
 from __future__ import annotations
 
@@ -7,58 +7,85 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from steppe.results.schema import RunResult
 
-def group_by_settings(name: str, results: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> dict[str, list[int]]:
-    """The places of results with equal settings in these sections of the configuration, by a label that says what
-    tells them apart, as in `er (buffer=500)`; the name alone where nothing does.
+METHOD_SECTIONS = ("method", "training")
+ALL_SECTIONS = ("benchmark", "training", "method")
+"""Sections of the configuration that a run's numbers depend on."""
 
-    A result written before a setting existed counts as having the value that others had without asking for it.
+
+def group_by_settings(name: str, results: Sequence[RunResult], sections: Sequence[str]) -> dict[str, list[int]]:
+    """Group results with equal settings.
+
+    Args:
+        name: What all results have in common, such as the method's name.
+        results: The results.
+        sections: The sections of the configuration to compare.
+
+    Returns:
+        The indices of the results in each group, by a label that says what sets the group apart, such as
+        `er (buffer=500)`; just the name if nothing does.
     """
-    settings = [flat(result["config"], sections) for result in results]
-    unasked: dict[str, Any] = {}
-    for result, values in zip(results, settings, strict=True):
-        asked = explicit_settings(result, sections)
-        for key, value in values.items():
-            if key not in asked:
-                unasked.setdefault(key, value)
-    whole = [{**unasked, **values} for values in settings]
-    keys = dict.fromkeys(key for values in whole for key in values)
-    differing = [key for key in keys if len({written(values.get(key)) for values in whole}) > 1]
+    settings = comparable_settings(results, sections)
+    differing = differing_settings(results, sections)
     groups: dict[str, list[int]] = {}
-    for place, values in enumerate(whole):
-        apart = [f"{key.split('.', 1)[1]}={written(values[key])}" for key in differing if key in values]
-        groups.setdefault(f"{name} ({', '.join(apart)})" if apart else name, []).append(place)
+    for index, values in enumerate(settings):
+        apart = [f"{key.split('.', 1)[1]}={format_setting(values[key])}" for key in differing if key in values]
+        groups.setdefault(f"{name} ({', '.join(apart)})" if apart else name, []).append(index)
     return groups
 
 
-def flat(config: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """Settings by dotted key, as in `method.lr`."""
+def differing_settings(results: Sequence[RunResult], sections: Sequence[str]) -> dict[str, list[Any]]:
+    """The settings in which results differ, by dotted key, each with its different values in order of appearance.
+
+    Args:
+        results: The results.
+        sections: The sections of the configuration to compare.
+    """
+    settings = comparable_settings(results, sections)
+    found: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for values in settings for key in values):
+        by_text: dict[str, Any] = {}
+        for values in settings:
+            by_text.setdefault(format_setting(values.get(key)), values.get(key))
+        if len(by_text) > 1:
+            found[key] = list(by_text.values())
+    return found
+
+
+def comparable_settings(results: Sequence[RunResult], sections: Sequence[str]) -> list[dict[str, Any]]:
+    """The settings of each result by dotted key, completed so that results of several versions can be compared.
+
+    A result from before a setting existed gets the value that other results have by default, if there is one.
+    """
+    settings = [flat_settings(result.config, sections) for result in results]
+    defaults: dict[str, Any] = {}
+    for result, values in zip(results, settings, strict=True):
+        explicit = explicit_settings(result, sections)
+        for key, value in values.items():
+            if key not in explicit:
+                defaults.setdefault(key, value)
+    return [{**defaults, **values} for values in settings]
+
+
+def flat_settings(config: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """Settings by dotted key, such as `method.lr`."""
     return {f"{section}.{key}": value for section in sections for key, value in config[section].items()}
 
 
-def written(value: Any) -> str:
-    """A setting as it is written in a configuration."""
+def format_setting(value: Any) -> str:
+    """A setting as a configuration file writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def explicit_settings(result: Mapping[str, Any], sections: Collection[str]) -> dict[str, str]:
-    """What a result's command sets beyond its preset, in these sections, by dotted key; its preset may have changed
-    since.
+def explicit_settings(result: RunResult, sections: Collection[str]) -> dict[str, str]:
+    """The settings that a result's command passes by `--set`, by dotted key.
+
+    The command counts, not today's preset, which may have changed since the run.
     """
     try:
-        words = shlex.split(result["command"])
+        words = shlex.split(result.command)
     except ValueError:
         return {}
-    pairs = [given.partition("=") for option, given in pairwise(words) if option == "--set"]
+    pairs = [value.partition("=") for option, value in pairwise(words) if option == "--set"]
     return {key: value for key, _, value in pairs if key.split(".", 1)[0] in sections and "." in key}
-
-
-_SEE_AGAIN = ("multitask", "oracle")  # what results of older versions do not say
-
-
-def is_sequential(result: Mapping[str, Any]) -> bool:
-    """Whether a run saw each task once, in its turn, as its result says: Multitask and Oracle see earlier ones whole
-    again, and Oracle has a BWT all the same.
-    """
-    schedule = result.get("schedule", "joint" if result["method"] in _SEE_AGAIN else "sequential")
-    return bool(schedule == "sequential")

@@ -3,6 +3,7 @@
 CONFIG, LOG, RESULT, CHECKPOINTS = "config.toml", "log.jsonl", "result.json", "checkpoints"
 REPORT, PAGE = "report.md", "report.html"
 PLAN, TABLES = "study.json", ("table.md", "table.tex", "table.json")
-"""What a study writes beside its runs."""
-BESIDE = ("landscape.json", "flatness.json")
-"""What other commands write there."""
+"""Written by a study beside its runs."""
+LANDSCAPE = "landscape.json"
+BESIDE = (LANDSCAPE, "flatness.json")
+"""Written by other commands beside the above."""

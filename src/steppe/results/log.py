@@ -1,26 +1,67 @@
-"""A run's log as it is read again: log.jsonl, a record a line."""
+"""Reading a run's log, log.jsonl: one JSON record per line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from steppe.results.layout import LOG
+from steppe.runtime.environment import printable
 from steppe.runtime.files import parsed_json, read_bounded
 
-_LARGEST = 100_000_000  # bytes
-_LONGEST = 1_000_000  # bytes of a record: that of a thousandth task has 20,000, and some for each layer
+_MAX_FILE_BYTES = 100_000_000
+_MAX_RECORD_BYTES = 1_000_000  # the record of a thousandth task takes 20,000, plus a few per layer
 
 
-def events(run: Path) -> Iterator[dict[str, Any]]:
-    """The records of a run's log; what cannot be read is passed over, for the result stands without it."""
+@dataclass(frozen=True)
+class TaskLog:
+    """What a log says about each task, by the task's index.
+
+    Attributes:
+        names: Name of each finished task.
+        diagnostics: What the method recorded about itself after each task: ranks, importances.
+        remarks: Remarks on the tasks, in order.
+    """
+
+    names: dict[int, str] = field(default_factory=dict)
+    diagnostics: dict[int, dict[str, Any]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def read_task_log(run: Path) -> TaskLog:
+    """Read what a run's log says about each task; unreadable records are skipped.
+
+    Args:
+        run: The run directory.
+    """
+    log = TaskLog()
+    for event in read_events(run):
+        task, diagnostics, remarks = event.get("task"), event.get("method"), event.get("remarks")
+        if event.get("event") != "TaskEnded" or not isinstance(task, int):
+            continue
+        log.names[task] = printable(str(event.get("name", "")))
+        if isinstance(diagnostics, dict):
+            log.diagnostics[task] = diagnostics
+        if isinstance(remarks, list):
+            texts = [printable(remark) for remark in remarks if isinstance(remark, str)]
+            log.remarks.extend(text for text in texts if text)
+    return log
+
+
+def read_events(run: Path) -> Iterator[dict[str, Any]]:
+    """Iterate over the records of a run's log; unreadable ones are skipped, since the result stands without them.
+
+    Args:
+        run: The run directory.
+    """
     try:
-        lines = read_bounded(run / LOG, _LARGEST).split(b"\n")
+        lines = read_bounded(run / LOG, _MAX_FILE_BYTES).split(b"\n")
     except (OSError, ValueError):
         return
     for line in lines:
-        if len(line) > _LONGEST:
+        if len(line) > _MAX_RECORD_BYTES:
             continue
         try:
             event = parsed_json(line)
@@ -28,12 +69,3 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(event, dict):
             yield event
-
-
-def final_diagnostics(run: Path, tasks: int) -> dict[str, Any]:
-    """What the method told of itself after the last of so many tasks; nothing where the log does not say, as one that
-    was cut short: the last record that is there would be another task's.
-    """
-    ended = [event for event in events(run) if event.get("event") == "TaskEnded" and event.get("task") == tasks - 1]
-    told = ended[-1].get("method") if ended else None
-    return told if isinstance(told, dict) else {}

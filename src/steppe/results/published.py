@@ -1,25 +1,25 @@
-"""Published figures to stand beside ours; the numbers are data, in published.toml."""
+"""Published figures to compare with; the numbers are data, in published.toml."""
 
 from __future__ import annotations
 
 import functools
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from steppe.results.statistics import MeanStd
+
 
 @dataclass(frozen=True)
-class Figure:
-    """A published mean, with its standard deviation where one was given."""
+class PublishedScore(MeanStd):
+    """A published mean, with its standard deviation if one was given."""
 
-    mean: float
-    std: float | None = None
     mark: str = ""
-    """What stands behind a figure that is not the paper's own; `notes_on_marks` says why."""
+    """Footnote mark of a figure that is not the paper's own; `footnotes` explains it."""
 
     def __str__(self) -> str:
-        return (f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}") + self.mark
+        return super().__str__() + self.mark
 
 
 _MARKS = {
@@ -34,18 +34,28 @@ def _all() -> dict[str, Any]:
 
 
 def methods_with_figures(benchmark: str) -> list[str]:
-    """The methods for which the paper or its released code has figures on a benchmark."""
+    """The methods with published figures on a benchmark, in the paper or its released code."""
     return list(_all().get(benchmark, {}))
 
 
-def published(benchmark: str, method: str, source: str = "paper") -> dict[str, Figure]:
-    """ACC and BWT that the paper, or its released code, reports; empty where it reports none."""
-    found = _all().get(benchmark, {}).get(method, {}).get(source, {})
-    mark = next((mark for key, (mark, _) in _MARKS.items() if found.get(key)), "")
-    measures = [measure for measure in ("acc", "bwt") if measure in found]
-    return {measure: replace(Figure(*found[measure]), mark=mark) for measure in measures}
+def published_scores(benchmark: str, method: str, source: str = "paper") -> dict[str, PublishedScore]:
+    """Published `acc` and `bwt`; empty if there are none.
+
+    Args:
+        benchmark: Name of the benchmark.
+        method: Name of the method.
+        source: `paper`, or `released` for its released code.
+
+    Example:
+        >>> str(published_scores("pmnist", "fs-dgpm")["acc"])
+        '76.96 ± 0.51'
+    """
+    entry = _all().get(benchmark, {}).get(method, {}).get(source, {})
+    mark = next((mark for key, (mark, _) in _MARKS.items() if entry.get(key)), "")
+    scores = {measure: entry[measure] for measure in ("acc", "bwt") if measure in entry}
+    return {measure: PublishedScore(mean, std[0] if std else None, mark) for measure, (mean, *std) in scores.items()}
 
 
-def notes_on_marks(text: str) -> list[str]:
-    """What the marks that occur in a text mean."""
+def footnotes(text: str) -> list[str]:
+    """What the footnote marks in a text mean."""
     return [note for mark, note in _MARKS.values() if mark in text]

@@ -1,167 +1,175 @@
-"""Results as people read them: one run's report, a study's table in Markdown, LaTeX and JSON."""
+"""Results for readers: the summary and report of one run; a study's table in Markdown, LaTeX and JSON."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.results.grouping import explicit_settings, group_by_settings
-from steppe.results.published import Figure, notes_on_marks, published
+from steppe.results.grouping import ALL_SECTIONS, explicit_settings, group_by_settings
+from steppe.results.published import PublishedScore, footnotes, published_scores
+from steppe.results.schema import RunResult, TimeMeasure
+from steppe.results.statistics import MeanStd, mean_std
 from steppe.runtime.environment import described
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a study: figures over its seeds."""
+    """One method of a study: its figures over seeds; None where the method has none."""
 
     method: str
     seeds: list[int]
-    acc: Figure | None
-    bwt: Figure | None
-    learning_acc: Figure | None
-    forgetting: Figure | None
-    forward_transfer: Figure | None
-    seconds: Figure | None
-    paper: dict[str, Figure]
-    released: dict[str, Figure]
+    acc: MeanStd | None
+    bwt: MeanStd | None
+    learning_acc: MeanStd | None
+    forgetting: MeanStd | None
+    forward_transfer: MeanStd | None
+    seconds: MeanStd | None
+    paper: dict[str, PublishedScore]
+    released: dict[str, PublishedScore]
 
 
-def rows(results: Sequence[Result], measure: str | None = None) -> list[Row]:
-    """Results by method and settings, in the order in which they first appear; mean and sample standard deviation. Time
-    is told by a measure that serves all of them, or those that they are shown beside.
+def rows(results: Sequence[RunResult], measure: TimeMeasure | None = None) -> list[Row]:
+    """One row for each method and choice of settings, in order of first appearance.
+
+    Args:
+        results: The results of one benchmark.
+        measure: How to measure time; None for the best measure that all results have.
     """
-    measure = measure or timed_by(results)
-    groups = variants(results).items()
-    return [row_of(label, [results[place] for place in places], measure) for label, places in groups]
+    measure = measure or common_time_measure(results)
+    groups = group_by_variant(results).items()
+    return [build_row(label, [results[index] for index in indices], measure) for label, indices in groups]
 
 
-def variants(results: Sequence[Result]) -> dict[str, list[int]]:
-    """The places of results that differ in their seed alone, one for each seed, by the method's name and, where it was
-    run with several settings, these.
+def group_by_variant(results: Sequence[RunResult]) -> dict[str, list[int]]:
+    """Group results that differ in the seed alone; a repeated seed is left out.
+
+    Returns:
+        The indices of the results in each group, by the method's name, with the settings that set the group apart if
+        the method was run with several.
     """
     methods: dict[str, list[int]] = {}
-    for place, result in enumerate(results):
-        methods.setdefault(result["method"], []).append(place)
-    found = {}
-    for method, places in methods.items():
-        own = [results[place] for place in places]
-        for label, group in group_by_settings(method, own, ("benchmark", "training", "method")).items():
-            of_seed: dict[int, int] = {}
+    for index, result in enumerate(results):
+        methods.setdefault(result.method, []).append(index)
+    variants = {}
+    for method, indices in methods.items():
+        same_method = [results[index] for index in indices]
+        for label, group in group_by_settings(method, same_method, ALL_SECTIONS).items():
+            by_seed: dict[int, int] = {}
             for member in group:
-                of_seed.setdefault(own[member]["seed"], places[member])
-            found[label] = list(of_seed.values())
-    return found
+                by_seed.setdefault(same_method[member].seed, indices[member])
+            variants[label] = list(by_seed.values())
+    return variants
 
 
-def comparable(result: Result) -> bool:
-    """Whether published figures may stand beside a result: its tasks, training and method are the paper's."""
-    return result["full_length"] and not explicit_settings(result, ("method",))
+def is_comparable(result: RunResult) -> bool:
+    """Whether published figures apply to a result: its tasks, training and method are the paper's."""
+    return result.is_canonical and not explicit_settings(result, ("method",))
 
 
-def timed_by(results: Iterable[Result]) -> str:
-    """Which seconds of results can be compared: the processor's if all were recorded with them, else those on the wall,
-    on which the machine may have done other work. Where a GPU computed, the processor's tell nothing.
+def common_time_measure(results: Iterable[RunResult]) -> TimeMeasure:
+    """The measure of time by which all results can be compared.
+
+    CPU time is better, since other work on the machine does not change it. It needs results that all recorded it, and
+    means nothing for a GPU.
     """
-    cpu = all("cpu_seconds" in result and result["config"]["run"].get("device", "cpu") == "cpu" for result in results)
+    cpu = all(result.cpu_seconds is not None and result.device == "cpu" for result in results)
     return "cpu_seconds" if cpu else "seconds"
 
 
-def seconds_per_task(result: Result, measure: str) -> float:
-    """Time of learning, without testing, by one of the measures that `timed_by` gives."""
-    seconds = result[measure]
-    return float(seconds["train"] + seconds["memory"]) / max(len(result["accuracy"]), 1)
+def seconds_per_task(result: RunResult, measure: TimeMeasure) -> float:
+    """Training time per task, without testing."""
+    seconds = result.time(measure)
+    return float(seconds["train"] + seconds["memory"]) / max(result.num_tasks, 1)
 
 
-def row_of(label: str, results: Sequence[Result], measure: str) -> Row:
-    """Figures over the seeds of one method with one choice of settings; of time by one of the measures that `timed_by`
-    gives.
+def build_row(label: str, results: Sequence[RunResult], measure: TimeMeasure) -> Row:
+    """The row of results that differ in the seed alone.
+
+    Args:
+        label: The method's name, with settings if need be.
+        results: The results, one for each seed.
+        measure: How to measure time.
     """
 
-    def over_seeds(value: Callable[[Result], float | None]) -> Figure | None:
-        values = [found for result in results if (found := value(result)) is not None]
-        if not values:  # tasks learnt together have no backward transfer
-            return None
-        return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    def over_seeds(value: Callable[[RunResult], float | None]) -> MeanStd | None:
+        return mean_std(map(value, results))
 
     first = results[0]
-    beside = all(comparable(result) for result in results)
+    comparable = all(is_comparable(result) for result in results)
     return Row(
         method=label,
-        seeds=sorted(result["seed"] for result in results),
-        acc=over_seeds(lambda result: result["acc"]),
-        bwt=over_seeds(lambda result: result["bwt"]),
-        learning_acc=over_seeds(lambda result: result["learning_acc"]),
-        forgetting=over_seeds(lambda result: result["forgetting"]),
-        forward_transfer=over_seeds(lambda result: result.get("forward_transfer")),
-        seconds=over_seeds(lambda result: sum(result[measure].values())),
-        paper=published(first["benchmark"], first["method"]) if beside else {},
-        released=published(first["benchmark"], first["method"], "released") if beside else {},
+        seeds=sorted(result.seed for result in results),
+        acc=over_seeds(lambda result: result.acc),
+        bwt=over_seeds(lambda result: result.bwt),
+        learning_acc=over_seeds(lambda result: result.learning_acc),
+        forgetting=over_seeds(lambda result: result.forgetting),
+        forward_transfer=over_seeds(lambda result: result.forward_transfer),
+        seconds=over_seeds(lambda result: sum(result.time(measure).values())),
+        paper=published_scores(first.benchmark, first.method) if comparable else {},
+        released=published_scores(first.benchmark, first.method, "released") if comparable else {},
     )
 
 
-SECONDS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
-"""What each measure of time is called."""
+TIME_LABELS: dict[TimeMeasure, str] = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
 _HEADER = ("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "released ACC", "released BWT", "seconds")
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row as text, for any of the formats."""
+    """A row as text, for all formats."""
     return (
         row.method,
         str(len(row.seeds)),
-        _text(row.acc),
-        _text(row.bwt),
-        *(_text(source.get(measure)) for source in (row.paper, row.released) for measure in ("acc", "bwt")),
+        format_score(row.acc),
+        format_score(row.bwt),
+        *(format_score(source.get(measure)) for source in (row.paper, row.released) for measure in ("acc", "bwt")),
         "" if row.seconds is None else f"{row.seconds.mean:.0f}",
     )
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """The study's table in Markdown."""
-    lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(each)) for each in rows(results))]
-    seconds = SECONDS[timed_by(results)]
+def markdown(results: Sequence[RunResult]) -> str:
+    """A study's table in Markdown, with notes."""
+    lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(row)) for row in rows(results))]
+    seconds = TIME_LABELS[common_time_measure(results)]
     notes = ["", f"ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; {seconds} per run."]
-    notes += [*notes_on_runs(results), *notes_on_marks("".join(lines)), *_remarks(results)]
+    notes += [*notes_on_runs(results), *footnotes("".join(lines)), *_remarks(results)]
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def notes_on_runs(results: Sequence[Result]) -> list[str]:
-    """Why published figures are missing beside some results, where they are for a reason, and what was left out."""
+def notes_on_runs(results: Sequence[RunResult]) -> list[str]:
+    """Why published figures are missing, which runs were left out, and whose plugins changed."""
     notes = []
-    if not all(result["full_length"] for result in results):
+    if not all(result.is_canonical for result in results):
         notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
-    elif not all(comparable(result) for result in results):
+    elif not all(is_comparable(result) for result in results):
         notes.append("Where a method's settings differ from its preset, published figures do not apply.")
-    if repeated := len(results) - sum(map(len, variants(results).values())):
-        notes.append(f"{repeated} run(s) with a seed that is there already, and the same settings, are left out.")
-    for label, places in variants(results).items():
-        told = [results[place]["versions"] for place in places]
-        plugins = dict.fromkeys(name for versions in told for name in versions if name.endswith(".py"))
-        if differing := [name for name in plugins if len({versions.get(name) for versions in told}) > 1]:
-            notes.append(f"The runs of {label} are of different versions of {', '.join(differing)}.")
+    variants = group_by_variant(results)
+    if repeated := len(results) - sum(map(len, variants.values())):
+        notes.append(f"{repeated} run(s) left out: a run with the same settings and seed is already included.")
+    for label, indices in variants.items():
+        versions = [results[index].versions for index in indices]
+        plugins = dict.fromkeys(name for each in versions for name in each if name.endswith(".py"))
+        if differing := [name for name in plugins if len({each.get(name) for each in versions}) > 1]:
+            notes.append(f"The runs of {label} used different versions of {', '.join(differing)}.")
     return notes
 
 
-def _remarks(results: Sequence[Result]) -> list[str]:
-    """What a reader must know about the tasks, each once."""
-    found = dict.fromkeys(remark for result in results for remark in result.get("remarks", []))
-    return [f"{remark[0].upper()}{remark[1:]}" for remark in found]
+def _remarks(results: Sequence[RunResult]) -> list[str]:
+    """The remarks of all runs, each once."""
+    unique = dict.fromkeys(remark for result in results for remark in result.remarks)
+    return [f"{remark[0].upper()}{remark[1:]}" for remark in unique]
 
 
-def latex(results: Sequence[Result]) -> str:
-    """The study's table in LaTeX (booktabs)."""
+def latex(results: Sequence[RunResult]) -> str:
+    """A study's table in LaTeX (booktabs)."""
 
     def line(values: Sequence[str]) -> str:
         return " & ".join(values) + r" \\"
 
     body = [line([_latex_text(cells(row)[0]), *map(_latex_number, cells(row)[1:])]) for row in rows(results)]
     columns = "l" + "r" * (len(_HEADER) - 1)
-    notes = [*notes_on_marks("".join(text for row in rows(results) for text in cells(row))), *_remarks(results)]
+    notes = [*footnotes("".join(text for row in rows(results) for text in cells(row))), *_remarks(results)]
     return "\n".join(
         [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_HEADER), r"\midrule", *body, r"\bottomrule"]
         + [rf"\multicolumn{{{len(_HEADER)}}}{{l}}{{\footnotesize {_latex_text(note)}}} \\" for note in notes]
@@ -169,42 +177,44 @@ def latex(results: Sequence[Result]) -> str:
     )
 
 
-def as_json(results: Sequence[Result], command: str) -> str:
-    """The study's table with everything that identifies it."""
+def as_json(results: Sequence[RunResult], command: str) -> str:
+    """A study's table in JSON, with versions, machines and the command.
 
-    def plain(figure: Figure | None) -> dict[str, Any] | None:
-        if figure is None:
-            return None
-        return {
-            "mean": figure.mean,
-            "std": figure.std,
-            **({"note": notes_on_marks(figure.mark)} if figure.mark else {}),
-        }
-
+    Args:
+        results: The results of one benchmark.
+        command: The command line of the study.
+    """
     table = [
         {
             "method": row.method,
             "seeds": row.seeds,
-            **{name: plain(getattr(row, name)) for name in ("acc", "bwt", "learning_acc", "forgetting", "seconds")},
-            **({} if row.forward_transfer is None else {"forward_transfer": plain(row.forward_transfer)}),
-            "paper": {measure: plain(figure) for measure, figure in row.paper.items()},
-            "released": {measure: plain(figure) for measure, figure in row.released.items()},
+            **{name: _as_dict(getattr(row, name)) for name in ("acc", "bwt", "learning_acc", "forgetting", "seconds")},
+            **({} if row.forward_transfer is None else {"forward_transfer": _as_dict(row.forward_transfer)}),
+            "paper": {measure: _as_dict(score) for measure, score in row.paper.items()},
+            "released": {measure: _as_dict(score) for measure, score in row.released.items()},
         }
         for row in rows(results)
     ]
-    versions = [dict(pairs) for pairs in dict.fromkeys(tuple(result["versions"].items()) for result in results)]
-    machines = [dict(pairs) for pairs in dict.fromkeys(tuple(result.get("machine", {}).items()) for result in results)]
-    identified = {
-        "benchmark": results[0]["benchmark"],
+    versions = [dict(pairs) for pairs in dict.fromkeys(tuple(result.versions.items()) for result in results)]
+    machines = [dict(pairs) for pairs in dict.fromkeys(tuple(result.machine.items()) for result in results)]
+    content = {
+        "benchmark": results[0].benchmark,
         "command": command,
-        "full_length": all(result["full_length"] for result in results),
+        "full_length": all(result.is_canonical for result in results),
         "remarks": _remarks(results),
         "versions": versions,
-        "timed_by": timed_by(results),
+        "timed_by": common_time_measure(results),
         "machines": [machine for machine in machines if machine],
         "rows": table,
     }
-    return json.dumps(identified, indent=1) + "\n"
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _as_dict(score: MeanStd | None) -> dict[str, Any] | None:
+    if score is None:
+        return None
+    note = {"note": footnotes(score.mark)} if isinstance(score, PublishedScore) and score.mark else {}
+    return {"mean": score.mean, "std": score.std, **note}
 
 
 _MEASURES = {
@@ -216,65 +226,62 @@ _MEASURES = {
 }
 
 
-def summary(result: Result) -> str:
-    """One run in a few lines, the published figures beside it."""
-    measured = {words: result[key] for key, words in _MEASURES.items() if result.get(key) is not None}
+def summary(result: RunResult) -> str:
+    """One run in a few lines, with the published figures."""
+    measured = {words: value for name, words in _MEASURES.items() if (value := getattr(result, name)) is not None}
     lines = [
-        f"{result['benchmark']} · {result['method']} · seed {result['seed']}",
+        f"{result.benchmark} · {result.method} · seed {result.seed}",
         "  " + "   ".join(f"{words} {value:.2f}" for words, value in measured.items()),
     ]
     for source, words in (("paper", "paper"), ("released", "its released code")):
-        figures = published(result["benchmark"], result["method"], source) if comparable(result) else {}
-        if figures:
-            seeds = " (5 seeds)" if any(figure.std is not None for figure in figures.values()) else ""
+        scores = published_scores(result.benchmark, result.method, source) if is_comparable(result) else {}
+        if scores:
+            seeds = " (5 seeds)" if any(score.std is not None for score in scores.values()) else ""
             lines.append(
-                f"  {words}{seeds}: " + "   ".join(f"{name.upper()} {figure}" for name, figure in figures.items())
+                f"  {words}{seeds}: " + "   ".join(f"{name.upper()} {score}" for name, score in scores.items())
             )
-            lines += [f"  {note}" for note in notes_on_marks(lines[-1])]
-    if not result["full_length"]:
+            lines += [f"  {note}" for note in footnotes(lines[-1])]
+    if not result.is_canonical:
         lines.append("  tasks or training differ from the benchmark's own: published figures do not apply")
-    elif not comparable(result):
+    elif not is_comparable(result):
         lines.append("  the method's settings differ from its preset: published figures do not apply")
-    lines += [f"  {remark}" for remark in result.get("remarks", [])]
-    seconds = result["seconds"]
-    cpu = f", {sum(spent.values()):.0f} CPU s" if (spent := result.get("cpu_seconds")) else ""
+    lines += [f"  {remark}" for remark in result.remarks]
+    seconds = result.seconds
+    cpu = f", {sum(result.cpu_seconds.values()):.0f} CPU s" if result.cpu_seconds else ""
     lines.append(
-        f"  {result['updates']} updates in {sum(seconds.values()):.0f} s{cpu} "
+        f"  {result.updates} updates in {sum(seconds.values()):.0f} s{cpu} "
         f"(training {seconds['train']:.0f}, testing {seconds['evaluate']:.0f}, memory {seconds['memory']:.1f}); "
-        + ", ".join(f"{kind} {size / 2**20:.2f} MiB" for kind, size in result["bytes"].items())
+        + ", ".join(f"{kind} {size / 2**20:.2f} MiB" for kind, size in result.bytes.items())
     )
     return "\n".join(lines)
 
 
-def run_report(result: Result) -> str:
-    """report.md of one run: figures, settings, and the accuracy matrix."""
-    matrix = result["accuracy"]
-    names = [str(place + 1) for place in range(len(matrix))]
+def run_report(result: RunResult) -> str:
+    """The text of report.md: summary, accuracy matrix, command and settings of one run."""
+    names = [str(number) for number in range(1, result.num_tasks + 1)]
     table = [
         _line(["after task", *names]),
         _line(["---:"] * (len(names) + 1)),
         *(
             _line([name, *("" if value is None else f"{value:.1f}" for value in row)])
-            for name, row in zip(names, matrix, strict=True)
+            for name, row in zip(names, result.accuracy, strict=True)
         ),
     ]
     settings = [
-        f"- `{section}.{key}` = `{value}`"
-        for section in ("benchmark", "training", "method")
-        for key, value in result["config"][section].items()
+        f"- `{section}.{key}` = `{value}`" for section in ALL_SECTIONS for key, value in result.config[section].items()
     ]
-    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
-    on = described(result.get("machine"))
+    versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
     return "\n".join(
-        [f"# {result['benchmark']}, {result['method']}, seed {result['seed']}", "", "```", summary(result), "```", ""]
+        [f"# {result.benchmark}, {result.method}, seed {result.seed}", "", "```", summary(result), "```", ""]
         + ["## Test accuracy on each task (column) after each task (row), percent", "", *table, ""]
-        + ["## How to run it again", "", "```", result["command"], "```", "", versions, "", on, ""]
-        + ["## Settings", "", *settings, ""]
+        + ["## How to repeat this run", "", "```", result.command, "```", "", versions, ""]
+        + [described(result.machine), "", "## Settings", "", *settings, ""]
     )
 
 
-def _text(figure: Figure | None) -> str:
-    return "" if figure is None else str(figure)
+def format_score(score: MeanStd | None) -> str:
+    """Mean ± standard deviation, or nothing."""
+    return "" if score is None else str(score)
 
 
 def _line(values: Sequence[str]) -> str:
@@ -288,6 +295,6 @@ def _latex_text(cell: str) -> str:
 
 
 def _latex_number(cell: str) -> str:
-    """A number with its deviation in maths mode, so that the minus and the ± are set right."""
-    maths = cell.replace(" ± ", r" \pm ").replace("†", r"^\dagger").replace("‡", r"^\ddagger")
-    return f"${maths}$" if cell else "--"
+    """A number in math mode, so that minus and ± are typeset correctly."""
+    math = cell.replace(" ± ", r" \pm ").replace("†", r"^\dagger").replace("‡", r"^\ddagger")
+    return f"${math}$" if cell else "--"

@@ -1,6 +1,6 @@
-// What the reader turns: choices, sliders, tabs, light and dark.
+// Controls: choices, sliders, tabs, light and dark mode.
 
-/** A labelled list to choose one of; `options` are [value, text]. */
+/** A labeled select; `options` are [value, text]. */
 function choice(words, options, changed, selected = null) {
   const list = make("select", { change: () => changed(list.value) },
     ...options.map(([value, text]) => make("option", { value, selected: value === selected }, text)));
@@ -18,7 +18,7 @@ function slider(words, count, at, changed) {
   return { element: make("label", {}, words, range), range };
 }
 
-/** Boxes to choose methods by, which are the legend as well. */
+/** Checkboxes to choose methods, which also serve as the legend. */
 function methodBoxes(methods, chosen, changed) {
   const boxes = methods.map(({ name, place }) => {
     const box = make("input", {
@@ -47,7 +47,7 @@ function methodBoxes(methods, chosen, changed) {
     make("legend", {}, "methods"), ...boxes.map(({ label }) => label), methods.length > 3 ? pick : null);
 }
 
-/** Links to sections become tabs, of which one section shows at a time. */
+/** Turns the links to sections into tabs that show one section at a time. */
 function makeTabs() {
   const bar = document.querySelector("nav.tabs");
   if (!bar) return;
@@ -80,7 +80,7 @@ function makeTabs() {
   show(Math.max(0, linked), false);
 }
 
-/** The reader's system decides between light and dark until this button does. */
+/** Light or dark mode: the system's preference until this button is used. */
 function makeThemeSwitch() {
   const button = document.getElementById("theme");
   const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -88,7 +88,7 @@ function makeThemeSwitch() {
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
   const name = () => {
     button.textContent = dark() ? "Light" : "Dark";
-    button.setAttribute("aria-label", dark() ? "Switch to light colours" : "Switch to dark colours");
+    button.setAttribute("aria-label", dark() ? "Switch to light mode" : "Switch to dark mode");
   };
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
@@ -99,7 +99,7 @@ function makeThemeSwitch() {
   name();
 }
 
-/** The reference of the table of differences: every one is on the page already, one shows. */
+/** The reference of the table of differences: all tables are on the page, one is visible. */
 function makeReferenceChoice(part) {
   const list = part.querySelector("select");
   const show = () => {

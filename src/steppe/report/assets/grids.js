@@ -1,4 +1,4 @@
-// The accuracy matrix as a map of colours, and stacked bars.
+// The accuracy matrix as a map of colors, and stacked bars.
 
 const LIGHT = [238, 243, 248];
 const DEEP = [12, 58, 110];
@@ -44,7 +44,7 @@ class HeatMap extends Chart {
       this.svg.append(draw("text", text, fixed(value, cell < 38 ? 0 : 1)));
     }));
     const bottom = frame.top + size * cell;
-    this.svg.append(draw("text", { x: frame.left, y: bottom + 18 }, "rows: after learning so many tasks"));
+    this.svg.append(draw("text", { x: frame.left, y: bottom + 18 }, "rows: after each task"));
     this.marks = draw("g", {});
     this.svg.append(this.marks);
     return bottom + this.paintScale(bottom + 34, width);
@@ -84,9 +84,9 @@ class HeatMap extends Chart {
     const [x, y] = [left + task * cell, top + after * cell];
     this.marks.replaceChildren(draw("rect", { class: "picked", x, y, width: cell - 1, height: cell - 1 }));
     const { mean, std, taskName: named } = this.spec;
-    const learnt = mean[task][task];
+    const learned = mean[task][task];
     const rows = [[null, "accuracy", `${withSpread(mean[after][task], std[after][task])} %`]];
-    if (after > task && known(learnt)) rows.push([null, "since learnt", fixed(mean[after][task] - learnt)]);
+    if (after > task && known(learned)) rows.push([null, "since learned", fixed(mean[after][task] - learned)]);
     this.tooltip.show(x + cell, y + cell / 2, `${named(task)}, after task ${after + 1}`, rows);
   }
 
@@ -95,7 +95,7 @@ class HeatMap extends Chart {
   }
 }
 
-/** spec: { rows: [{ name, values }], kinds, text(value) }; a row for each method or task, a colour for each kind. */
+/** spec: { rows: [{ name, values }], kinds, text(value) }; a row for each method or task, a color for each kind. */
 class StackedBars extends Chart {
   update(spec) {
     this.spec = spec;

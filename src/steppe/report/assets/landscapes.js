@@ -1,4 +1,4 @@
-// Loss along random directions around the weights, with a slider over the tasks learnt.
+// Loss along random directions around the weights, with a slider over the tasks learned.
 
 const FLATNESS = {
   sharpness: "sharpness",
@@ -12,7 +12,7 @@ function landscape(section, methods, part) {
   const data = section.landscape;
   if (!data) {
     part.append(make("p", {}, "None of these runs has a landscape yet: ", make("code", {}, "steppe landscape RUN"),
-      " makes one beside a run’s result, and a new report shows it here."));
+      " measures one; a new report then shows it here."));
     return true;
   }
   const moments = data.methods.flatMap((each) => each.moments);
@@ -54,8 +54,8 @@ function landscape(section, methods, part) {
     });
     table.replaceChildren(flatnessTable(data.methods.map((each) => [methods[each.method].name, at(each, after)])));
   };
-  const steps = slider("tasks learnt", afters().length, 1, (value) => { state.after = value - 1; update(); });
-  steps.range.setAttribute("aria-label", "tasks learnt");
+  const steps = slider("tasks learned", afters().length, 1, (value) => { state.after = value - 1; update(); });
+  steps.range.setAttribute("aria-label", "tasks learned");
   const options = tasks.map((task) => [String(task), taskName(section, task - 1)]);
   const list = choice("loss on", options, (value) => {
     state.task = Number(value);
@@ -65,15 +65,15 @@ function landscape(section, methods, part) {
   });
   const key = data.methods.map((each) =>
     make("span", {}, swatch(each.method), methods[each.method].name));
-  const words = "Mean over random directions and seeds, band: one standard deviation; dotted: as it was at the first of "
-    + "these moments.";
+  const words = "Mean over random directions and seeds, band: one standard deviation; dotted: at the first of these "
+    + "moments.";
   part.append(
     make("div", { class: "controls" }, list.element, steps.element, readout),
     make("div", { class: "key" }, ...key),
     chart.host,
     table,
     make("p", { class: "note" }, words
-      + (data.left_out.length ? ` Left out, for they were measured with other settings: ${data.left_out.join(", ")}.` : "")),
+      + (data.left_out.length ? ` Left out, since they were measured with other settings: ${data.left_out.join(", ")}.` : "")),
   );
   update();
   return true;

@@ -1,6 +1,6 @@
-// What methods that project tell of their bases: importances and ranks, layer by layer.
+// The bases of projection methods: importances and ranks, layer by layer.
 
-/** A part that shows one method's layers; `build(method)` gives what to put below the choice. */
+/** A part that shows one method's layers; `build(method)` returns what to put below the choice. */
 function layersPart(methods, part, title, note, has, build) {
   const able = methods.filter((method) => method.layers.some(has));
   if (!able.length) return false;
@@ -20,18 +20,18 @@ function layersPart(methods, part, title, note, has, build) {
 function importances(section, methods, part) {
   const bands = [[0, 10, 0.1], [1, 9, 0.14], [3, 7, 0.22]];
   const one = (layer) => {
-    const chart = new LineChart(`Importances of ${layer.name} as each task left them`);
+    const chart = new LineChart(`Importances of ${layer.name} at the end of each task`);
     const decile = (number) => layer.deciles.map((values) => values && values[number]);
     const named = [[10, "largest λ"], [9, "90 %"], [5, "median"], [1, "10 %"], [0, "smallest"]];
     const rows = (at) => named.map(([number, name]) => [null, name, fixed(layer.deciles[at][number], 3)]);
     chart.update({
       x: section.tasks.map((_, place) => place + 1),
       whole: true,
-      xTitle: "tasks learnt",
+      xTitle: "tasks learned",
       yTitle: layer.name,
       height: 230,
       domain: [0, 1.02],
-      title: (at) => `as task ${at + 1} left it`,
+      title: (at) => `at the end of task ${at + 1}`,
       series: [{
         name: "λ",
         place: 0,
@@ -43,9 +43,9 @@ function importances(section, methods, part) {
     return chart.host;
   };
   return layersPart(methods, part, "Importances of the bases, by layer",
-    "λ of each layer’s basis vectors as each task left it, of the basis that the task was learnt with (for SGP, of the "
-    + "basis that it made grow): the median, and bands that hold the middle 40 %, 80 % and all of them; deciles averaged "
-    + "over seeds. 1 keeps a direction fixed, 0 leaves it free.",
+    "λ of each layer’s basis vectors at the end of each task, for the basis the task was learned with (SGP: the extended "
+    + "basis): median, and bands with the middle 40 %, 80 % and all of them; deciles averaged over seeds. A direction is "
+    + "fixed at 1 and free at 0.",
     (layer) => layer.deciles,
     (method) => [make("div", { class: "multiples" }, ...method.layers.filter((layer) => layer.deciles).map(one))]);
 }
@@ -58,7 +58,7 @@ function ranks(section, methods, part) {
     chart.update({
       x: section.tasks.map((_, place) => place + 1),
       whole: true,
-      xTitle: "tasks learnt",
+      xTitle: "tasks learned",
       yTitle: "rank of the basis, percent of the layer’s inputs",
       height: 300,
       domain: [0, 100],
@@ -74,7 +74,6 @@ function ranks(section, methods, part) {
     return [make("div", { class: "key" }, ...key), chart.host];
   };
   return layersPart(methods, part, "Ranks of the bases",
-    "How many directions of each layer’s inputs the memory holds after each task, for the next one to be learnt with; "
-    + "mean over seeds.",
+    "Number of directions of each layer’s inputs in memory after each task, for learning the next one; mean over seeds.",
     (layer) => layer.rank, build);
 }

@@ -2,7 +2,7 @@
 
 /**
  * spec: { x: numbers, xTitle, yTitle, title(place), series, floor, ceiling, height, xTicks, format(value) }
- * series: { name, place (its colour), y: numbers or nulls, bands: [{ low, high, opacity }], back (drawn behind),
+ * series: { name, place (its color), y: numbers or nulls, bands: [{ low, high, opacity }], back (drawn behind),
  *   text(place) or rows(place) for the tooltip }
  */
 class LineChart extends Chart {

@@ -1,8 +1,8 @@
-// The parts of a section. Each fills its place on the page, or says by returning false that it has nothing to show.
+// The parts of a section. Each fills its place on the page, or returns false if it has nothing to show.
 
 const FEW = 6; // lines that can be told apart at first sight
 
-/** At first the best few methods by accuracy at the end. */
+/** Shown at first: the best few methods by final accuracy. */
 function bestFew(methods) {
   return new Set([...methods].sort((a, b) => b.acc - a.acc).slice(0, FEW).map((method) => method.place));
 }
@@ -15,7 +15,7 @@ function curves(section, methods, part) {
   const chosen = bestFew(methods);
   let task = "seen";
   let bands = true;
-  const chart = new LineChart("Accuracy against tasks learnt");
+  const chart = new LineChart("Accuracy against tasks learned");
   const curve = (method) => (task === "seen" ? method.seen : {
     mean: method.matrix.map((row) => row.mean[Number(task)]),
     std: method.matrix.map((row) => row.std[Number(task)]),
@@ -23,12 +23,12 @@ function curves(section, methods, part) {
   const update = () => {
     const shown = methods.filter((method) => chosen.has(method.place));
     const words = task === "seen" ? "mean over tasks seen" : taskName(section, Number(task));
-    chart.describe(`Test accuracy against tasks learnt, ${words}; methods: ${shown.map((each) => each.name).join(", ")}. `
+    chart.describe(`Test accuracy against tasks learned, ${words}; methods: ${shown.map((each) => each.name).join(", ")}. `
       + "Arrow keys read out values.");
     chart.update({
       x: section.tasks.map((_, place) => place + 1),
       whole: true,
-      xTitle: "tasks learnt",
+      xTitle: "tasks learned",
       yTitle: `test accuracy (%), ${words}`,
       floor: 0,
       ceiling: 100,
@@ -40,13 +40,13 @@ function curves(section, methods, part) {
       }),
     });
   };
-  const options = [["seen", "all seen so far, mean"],
+  const options = [["seen", "mean over tasks seen"],
     ...section.tasks.map((_, place) => [String(place), taskName(section, place)])];
   const tasks = choice("tasks", options, (value) => { task = value; update(); });
   const band = tick("band: one standard deviation over seeds", true, (on) => { bands = on; update(); });
   const several = methods.some((method) => method.seeds.length > 1);
   part.append(
-    make("h3", {}, "Accuracy as tasks are learnt"),
+    make("h3", {}, "Accuracy as tasks are learned"),
     make("div", { class: "controls" }, tasks.element, several ? band : null),
     methods.length > 1 ? methodBoxes(methods, chosen, update) : "",
     chart.host,
@@ -55,7 +55,7 @@ function curves(section, methods, part) {
   return true;
 }
 
-/** One map, or two to compare where there are several methods; the maps that show share their scale. */
+/** One map, or two to compare if there are several methods; visible maps share their scale. */
 function matrix(section, methods, part) {
   const inOrder = methods.filter((method) => method.seen.mean.filter(known).length > 1);
   const start = [...bestFew(inOrder.length ? inOrder : methods)].slice(0, 2);
@@ -99,7 +99,7 @@ const bytes = (value) => {
 const KINDS = { train: "training", evaluate: "testing", memory: "memory update" };
 
 function costs(section, methods, part) {
-  const time = section.timed_by === "cpu_seconds" ? "CPU time for each task" : "Time for each task";
+  const time = section.timed_by === "cpu_seconds" ? "CPU time per task" : "Time per task";
   const sides = [
     { measure: "seconds", words: time, text: seconds, chart: new StackedBars("Time by kind") },
     { measure: "bytes", words: "Memory at the end", text: bytes, chart: new StackedBars("Memory by kind") },
@@ -130,11 +130,11 @@ function costs(section, methods, part) {
   const start = methods.length === 1 && staged.length ? "0" : "all";
   const list = choice("show", options, update, start);
   part.append(
-    make("h3", {}, "What it costs"),
+    make("h3", {}, "Time and memory"),
     methods.length > 1 ? make("div", { class: "controls" }, list.element) : "",
     make("div", { class: "pair" }, ...blocks),
-    make("p", { class: "note" }, "Mean over seeds, on the machine that ran them; with all methods, a run’s time divided "
-      + "by its number of tasks. Memory is what the method keeps beside the network."),
+    make("p", { class: "note" }, "Mean over seeds, on the machine of the runs; for all methods, a run’s time divided by "
+      + "its number of tasks. Memory: besides the network."),
   );
   update(start);
   return true;
