@@ -1,12 +1,11 @@
-"""Thousands of damaged files for every reader of files that come from elsewhere: IDX, CIFAR-100 in both of its forms,
-states, and learners made of states.
+"""Feed corrupt files to every reader of files that come from elsewhere: IDX, CIFAR-100, checkpoints and learners.
 
     python tests/stress/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
 
-Each input is a good file with a few changes that the seed decides: flipped bits, cuts, splices, numbers set to extremes
-where lengths stand; in states also changes of the header and of the tree, with a hash that is right, so that what lies
-behind the hash is reached. An input must be read or refused by a SteppeError, within 2 seconds of CPU time, and the
-process must not grow by more than 300 MB. Prints JSON; exit code 1 if an input did worse.
+Each input is a valid file with a few changes that depend on the seed: flipped bits, cuts, splices, extreme lengths; in
+checkpoints also changed headers and trees with a corrected hash, so that the code behind the hash check is reached.
+Each must be read, or rejected with a SteppeError, within 2 seconds of CPU time, and the process must not grow by more
+than 300 MB. Prints JSON; exits with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from recording import record
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import torch
@@ -40,8 +41,6 @@ from steppe.checkpoint.io import parsed_state
 from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.data import cifar100, idx, restricted_pickle
 from steppe.errors import SteppeError
-from steppe.runtime.environment import machine
-from steppe.version import versions
 
 SLOWEST, GROWTH = 2.0, 300.0  # seconds, megabytes
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
@@ -254,15 +253,7 @@ def main() -> int:
     torch.set_num_threads(1)
     started = time.process_time()
     found = fuzz(options.inputs, options.seed)
-    command = " ".join(["python", "tests/fuzz_readers.py", *sys.argv[1:]])
-    seconds = round(time.process_time() - started, 1)
-    text = json.dumps(
-        {"command": command, "versions": versions(), "machine": machine(), "cpu_seconds": seconds, **found}, indent=1
-    )
-    print(text)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n", encoding="utf-8")
+    record(options.out, cpu_seconds=round(time.process_time() - started, 1), **found)
     return 1 if found["faults"] else 0
 
 

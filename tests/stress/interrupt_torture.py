@@ -1,19 +1,20 @@
-"""Interrupt learners at random instants, and look whether each is whole afterwards, saves, and learns on.
+"""Interrupt learners at random instants, and check that each stays intact, saves and learns on.
 
     python tests/stress/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
 
-Every trial takes a method and a model, and interrupts `learn`, `evaluate` or `predict`: by SIGINT (Ctrl-C), by SIGALRM
-whose handler raises, or by an exception that another thread raises in this one. A learner counts as broken if its model
-is left in another mode, with hooks or with weights that it has after no update; if a sample in its memory is none that
-was shown, or stands with another one's label; if the process is left with other handlers, threads or random numbers; or
-if it cannot be saved, loaded and taught on, unless it refuses to go on by name.
+Each trial takes a method and a model and interrupts `learn`, `evaluate` or `predict`: with SIGINT (Ctrl-C), with
+SIGALRM and a handler that raises, or with an exception raised by another thread. A learner counts as broken if
+
+- its model is left in another mode, with hooks, or with weights that no whole update produces;
+- a sample in its memory was never shown, or has another label;
+- the process is left with other signal handlers, threads or random numbers;
+- it cannot be saved, loaded and trained further, unless it refuses by name.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import random
 import signal
@@ -29,12 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recording import record
 from torch import Tensor, nn
 
 import steppe
 from steppe.registry import METHODS
-from steppe.runtime.environment import machine
-from steppe.version import versions
 
 KINDS = ("SIGINT", "SIGALRM", "from a thread")
 HOW: dict[str, Any] = {"epochs": 2, "batch_size": 8, "patience": 1}
@@ -56,13 +56,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.interrupts, options.seed, Path(directory))
-    command = f"python tests/stress/interrupt_torture.py --interrupts {options.interrupts} --seed {options.seed}"
-    found = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
-    text = json.dumps(found, indent=1) + "\n"
-    print(text, end="")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text, encoding="utf-8")
+    record(options.out, figures=[figures])
     return 1 if figures["broken"] else 0
 
 

@@ -1,4 +1,4 @@
-"""Learn in two threads, serve predictions from a copy in a third, run a plain model in a fourth, and compare.
+"""Learn in two threads, predict from a copy in a third, run a plain model in a fourth, and compare with calls alone.
 
     python tests/stress/threads_torture.py --calls 10000 --out results/reliability/threads.json
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import threading
 from collections import Counter
@@ -18,12 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from recording import record
 from torch import Tensor, nn
 
 from steppe import ER, FSDGPM, GPM, Learner, MethodConfig, Task
 from steppe.models.mlp import MLP
-from steppe.runtime.environment import machine
-from steppe.version import versions
 
 Model = Callable[[], nn.Module]
 
@@ -54,13 +52,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = tortured(options.calls)
-    command = f"python tests/stress/threads_torture.py --calls {options.calls}"
-    told = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
-    text = json.dumps(told, indent=1) + "\n"
-    print(text, end="")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text, encoding="utf-8")
+    record(options.out, figures=[figures])
     return 1 if figures["errors"] or figures["different"] else 0
 
 

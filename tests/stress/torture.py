@@ -1,18 +1,17 @@
-"""Kill real runs at random instants, damage what they leave, fill their disk, resume them, and compare.
+"""Kill runs at random instants, damage their checkpoints, fill their disk, resume them, and compare the results.
 
     python tests/stress/torture.py --kills 300 --out results/reliability/torture.json
 
-Every trial takes a benchmark and a method, and goes on with the same run until it is finished, however often it is
-killed. It counts as lost if it cannot be finished, and as different if its result (times aside), its weights or its log
-are not, bit for bit, those of a run that nothing happened to. Runs are forked from a process that has torch loaded, so
-that most of the time is spent where kills are wanted; some go through the command line.
+Each trial takes a benchmark and a method and resumes the same run until it is finished, however often it is killed. It
+counts as lost if it cannot be finished, and as different if its result (times aside), weights or log are not those of
+an uninterrupted run, bit for bit. Runs are forked from a process that has loaded torch, so most kills hit the run and
+not its start; some go through the command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import resource
@@ -26,6 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from recording import record
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import pictures
@@ -37,8 +38,6 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.learning import loop as training
 from steppe.results.layout import CHECKPOINTS, RESULT
-from steppe.runtime.environment import machine
-from steppe.version import versions
 
 MORE = ("split-mnist", "rotated-mnist")
 SMALL.update(dict.fromkeys(MORE, ("benchmark.tasks=2", "benchmark.samples=60")))
@@ -55,15 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.kills, options.seed, Path(directory))
-    command = f"python tests/stress/torture.py --kills {options.kills} --seed {options.seed}"
-    text = (
-        json.dumps({"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}, indent=1)
-        + "\n"
-    )
-    print(text, end="")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text, encoding="utf-8")
+    record(options.out, figures=[figures])
     return 1 if figures["lost"] or figures["different"] else 0
 
 

@@ -1,12 +1,11 @@
-"""Kill workers of real studies at random instants, and see that every study ends and names the runs that were killed.
+"""Kill workers of studies at random instants, and check that every study ends and names the killed runs.
 
     python tests/stress/torture_workers.py --kills 200 --out results/reliability/workers.json
 
-Workers are killed by SIGKILL, as by the system when memory runs out, while they start, learn and tell; most of what
-they tell is longer than a channel holds, so that many die in the middle of a message. Now and then the server that
-workers are forked from is killed as well. A study counts as hung if it takes longer than five minutes; a run as unnamed
-if it has neither a result nor a failure, or one that does not say how its process ended. Each study is then resumed,
-and its results compared with those of a study that nothing happened to.
+Workers are killed by SIGKILL, as the system does when memory runs out, while they start, learn or report. Most reports
+are longer than a pipe holds, so many die in the middle of one. Now and then the fork server is killed as well. A study
+counts as hung if it takes longer than five minutes, a run as unnamed if it has neither a result nor a failure that says
+how its process ended. Each study is then resumed and compared with an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from recording import record
+
 from steppe.experiments.config import RunConfig
 from steppe.experiments.study import Job, run_all
-from steppe.runtime.environment import machine
-from steppe.version import versions
 
 PLUGIN = Path(__file__).resolve().parents[1] / "support" / "dying_plugin.py"
 SEEDS = [seed for seed in range(96) if seed % 4]  # those with which the plugin does not die by itself
@@ -46,13 +45,7 @@ def main() -> int:
         return study(options.study)
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.kills, options.seed, Path(directory))
-    command = f"python tests/stress/torture_workers.py --kills {options.kills} --seed {options.seed}"
-    told = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
-    text = json.dumps(told, indent=1) + "\n"
-    print(text, end="")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text, encoding="utf-8")
+    record(options.out, figures=[figures])
     return 1 if figures["hung"] or figures["unnamed"] or figures["different"] else 0
 
 

@@ -1,0 +1,22 @@
+"""What the programs here print at the end, and write where `--out` says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from steppe.runtime.environment import machine
+from steppe.version import versions
+
+
+def record(out: Path | None, **found: Any) -> None:
+    """Print what was found, with the command, the versions and the machine; write it to a file if there is one."""
+    program = f"tests/stress/{Path(sys.argv[0]).name}"
+    command = " ".join(["python", program, *sys.argv[1:]])
+    text = json.dumps({"command": command, "versions": versions(), "machine": machine(), **found}, indent=1) + "\n"
+    print(text, end="")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
