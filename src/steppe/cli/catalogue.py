@@ -5,7 +5,7 @@ The package carries it written out in catalogue.json, since to ask the methods t
 
 from __future__ import annotations
 
-import steppe.benchmarks
+import steppe.benchmarks  # noqa: F401 - both announce themselves
 import steppe.methods  # noqa: F401 - both announce themselves
 from steppe.errors import unknown_name
 from steppe.registry import BENCHMARKS, METHODS, BenchmarkEntry, MethodEntry
