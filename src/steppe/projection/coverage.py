@@ -83,9 +83,9 @@ def warn_shared_head(name: str, head: range | None, heads: Sequence[range | None
     for number, earlier in enumerate((everything if other is None else other for other in heads), start=1):
         if own.start < earlier.stop and earlier.start < own.stop:
             warn_user(
-                f"{name}: its head, outputs {own.start} to {own.stop - 1}, overlaps task {number}'s, which "
-                "is not protected: with heads, the last layer is not covered, as each task should have its own outputs. "
-                "If tasks share outputs, omit `head` in all tasks; the last layer is then covered too.",
+                f"{name}: its head, outputs {own.start} to {own.stop - 1}, overlaps task {number}'s, which is not "
+                "protected: with heads, the last layer is not covered, as each task should have its own outputs. If "
+                "tasks share outputs, omit `head` in all tasks; the last layer is then covered too.",
             )
             return
 
