@@ -228,7 +228,7 @@ LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeErr
     "a covered layer that is none": (within(covered={"9.weight": True}), mlp, RunError, "'9.weight'"),
     "inputs of no kind": (within(inputs=[[8], "float99"]), mlp, RunError, "float99"),
     "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "no type of numbers"),
-    "a method's part": (within("method", network=None), mlp, RunError, "is to be kept"),
+    "a method's part": (within("method", network=None), mlp, RunError, "expected the state keys"),
     "a buffer that lies": (within("method", "replay", age=5), mlp, RunError, "cannot hold"),
     "a buffer of numbers": (within("method", "replay", stored=[1, 2]), mlp, RunError, "no learner"),
     "heads without end": (
@@ -265,12 +265,12 @@ def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "change", "says"),
     [
-        (steppe.EWC(), within("method", "penalty", centre={}), "not those of the weights"),
+        (steppe.EWC(), within("method", "penalty", centre={}), "parameter names do not match"),
         (steppe.EWC(), within("method", "penalty", "importance", **{"0.bias": torch.zeros(1)}), "the weight's shape"),
         (
             steppe.GEM(tasks=2),
             within("method", "memory", "rings", written=torch.ones(5).bool()),
-            "not those of this memory",
+            "memory or tasks differ",
         ),
     ],
 )

@@ -140,7 +140,7 @@ NUMBERS = {
     "negative minutes": Row("run pmnist er --checkpoint-every -1", "0 or more"),
     "no number of minutes": Row("resume stopped --checkpoint-every nan", "0 or more"),
     "no jobs to resume": Row("resume stopped --jobs 0", "at least 1"),
-    "thresholds": Row("run pmnist gpm --set thresholds=0.9,0.9", "3 covered layers"),
+    "thresholds": Row("run pmnist gpm --set thresholds=0.9,0.9", "3 projected layers"),
     "memory": Row("run pmnist gem --set memory=10", "raise memory"),
     "tasks of the memory": Row("run pmnist gem --set benchmark.tasks=21", "set tasks to the number"),
 }
@@ -149,8 +149,8 @@ CONTRADICTIONS = {
     "jobs of one run": Row("run pmnist er --jobs 2", "--seeds"),
     "config and names": Row("run pmnist er --config missing.toml", "--config defines the whole run"),
     "config and threads": Row("run --config missing.toml --threads 2", "--config defines the whole run"),
-    "a method the tasks do not suit": Row("run pmnist icarl", "classes of their own"),
-    "one such method of a study": Row("study pmnist er icarl --seeds 1", "classes of their own"),
+    "a method the tasks do not suit": Row("run pmnist icarl", "needs its own classes"),
+    "one such method of a study": Row("study pmnist er icarl --seeds 1", "needs its own classes"),
     "no CUDA": Row("run pmnist er --device cuda", "--device cpu"),
     "patience without validation": Row("run pmnist er --set patience=3", "no validation data", 1),
 }

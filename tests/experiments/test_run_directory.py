@@ -70,7 +70,7 @@ def test_log_has_a_record_per_task_and_epoch(finished: tuple[Path, RunResult]) -
     assert ended[0]["method"]["importances"] == {}
     assert len(ended[1]["method"]["importances"]["first.weight"]["deciles"]) == 11
     assert 0 < ended[0]["method"]["ranks"]["head.weight"]["rank"] <= 100
-    assert "basis_samples = 200 is more than the buffer holds: 60" in ended[0]["remarks"][0]
+    assert "basis_samples = 200 exceeds the buffer's 60 samples" in ended[0]["remarks"][0]
 
 
 def test_checkpoints_are_the_weights_after_each_task(finished: tuple[Path, RunResult]) -> None:

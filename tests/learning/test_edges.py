@@ -175,7 +175,7 @@ def test_icarl_may_learn_tasks_together() -> None:
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ICaRL(exemplars=8))
     learner.learn(tasks)
     assert len(learner.evaluate(tasks)) == 2
-    with pytest.raises(steppe.UsageError, match="shares rows"):
+    with pytest.raises(steppe.UsageError, match="overlaps an earlier"):
         steppe.Learner(nn.Linear(6, 4), steppe.ICaRL()).learn([tasks[0], tasks[0]])
 
 

@@ -239,7 +239,7 @@ def test_failed_tries_use_up_no_place() -> None:
         with pytest.raises(DataError, match="batch of one sample"):
             learner.learn(Task(loader))
     assert [learner.learn(Task((X, Y)), batch_size=11).updates for _ in range(2)] == [4, 4]
-    with pytest.raises(UsageError, match="shared by tasks = 2"):
+    with pytest.raises(UsageError, match="divided among tasks = 2"):
         learner.learn(Task((X, Y)), batch_size=11)
 
 

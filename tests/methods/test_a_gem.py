@@ -63,7 +63,7 @@ def test_projection() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(UsageError, match="leaves no sample"):
+    with pytest.raises(UsageError, match="leaves some without a sample"):
         AGEM(memory=3, tasks=4)
     with pytest.raises(UsageError, match="average, batch"):
         AGEM(reference="mean")

@@ -54,7 +54,7 @@ def test_logits_are_those_the_sample_was_seen_with() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 5, 40])
-def test_notes_stay_with_their_samples(capacity: int) -> None:
+def test_extras_stay_with_their_samples(capacity: int) -> None:
     fast = Reservoir(capacity, random.Random(1), random.Random(2))
     slow = ListReservoir(capacity, random.Random(1), random.Random(2))
     assert fast.sample_with_extras(3) is None
@@ -62,7 +62,7 @@ def test_notes_stay_with_their_samples(capacity: int) -> None:
     for size in (3, 1, 7, 4, 9, 2):
         y = torch.arange(number, number + size)
         number += size
-        fast.add(Batch(y.float().unsqueeze(1), y, torch.zeros_like(y)), notes=torch.stack((y, 10 * y), 1))
+        fast.add(Batch(y.float().unsqueeze(1), y, torch.zeros_like(y)), extras=torch.stack((y, 10 * y), 1))
         for value in y.tolist():
             slow.push(value)
         drawn_now = fast.sample_with_extras(6)

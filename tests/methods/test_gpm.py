@@ -227,7 +227,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 def test_a_small_task_is_remarked_upon() -> None:
     learner = Learner(nn.Linear(3, 2), GPM(basis_samples=50))
     found = learner.learn(Task((torch.randn(20, 3), torch.randint(0, 2, (20,)))))
-    assert found.remarks == ["basis_samples = 50 is more than the task has: 20 samples were used."]
+    assert found.remarks == ["basis_samples = 50 exceeds the task's 20 samples: all were used."]
 
 
 @pytest.mark.parametrize("text", ["", "a", "0.9,", "0.9;0.8", "0", "1.2", "nan", "-0.5,0.9"])
@@ -239,7 +239,7 @@ def test_thresholds_that_are_none_are_refused(text: str) -> None:
 def test_thresholds_must_fit_the_layers() -> None:
     learner = Learner(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), GPM(thresholds="0.9,0.9,0.9"))
     task = Task((torch.randn(20, 3), torch.randint(0, 2, (20,))))
-    with pytest.raises(UsageError, match=r"3 numbers, but the model has 2 covered layers \(0.weight, 1.weight\)"):
+    with pytest.raises(UsageError, match=r"3 numbers, but the model has 2 projected layers \(0.weight, 1.weight\)"):
         learner.validate(task)
     assert GPM(thresholds=0.9).thresholds == "0.9"  # type: ignore[arg-type]
 

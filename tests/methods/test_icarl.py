@@ -95,7 +95,7 @@ def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
         method.observe(few)
         method.after_batch(few)
         method.end_task()
-        places = method.exemplars.places
+        places = method.exemplars.rows
         held = {label: method.exemplars.batch.y[where.start : where.stop].tolist() for label, where in places.items()}
         assert held == {label: [label] * 2 for label in range(2 * task + 2)}
         assert len(method.exemplars.batch) == 4 * (task + 1)
@@ -119,7 +119,7 @@ def test_the_nearest_mean_is_found_far_from_0_too() -> None:
 def test_every_exemplar_is_drawn_in_its_turn() -> None:
     _, method = taught({"exemplars": 12}, 2)
     draws = torch.stack([method._sample_exemplars()[0].x for _ in range(60)])
-    for place, places in enumerate(method.exemplars.places.values()):
+    for place, places in enumerate(method.exemplars.rows.values()):
         kept = method.exemplars.batch.x[places.start : places.stop]
         assert all(bool((draws[:, place] == x).flatten(1).all(1).any()) for x in kept)
 
@@ -145,8 +145,8 @@ def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
         for label in sorted(set(y.tolist())):
             chosen[label] = x[y == label][herding(logits[y == label], quota)]
         kept = method.exemplars
-        assert list(kept.places) == list(chosen)
-        for label, places in kept.places.items():
+        assert list(kept.rows) == list(chosen)
+        for label, places in kept.rows.items():
             assert torch.equal(kept.batch.x[places.start : places.stop], chosen[label])
             assert set(kept.batch.y[places.start : places.stop].tolist()) == {label}
         with torch.no_grad():
@@ -170,7 +170,7 @@ def test_predicts_the_nearest_mean_within_the_head() -> None:
     learner, accuracies = learnt("icarl", {"exemplars": 12})
     method: Any = learner._method
     exemplars = {
-        label: method.exemplars.logits[places.start : places.stop] for label, places in method.exemplars.places.items()
+        label: method.exemplars.logits[places.start : places.stop] for label, places in method.exemplars.rows.items()
     }
     x = torch.randint(0, 256, (50, 1, 4, 4), dtype=torch.uint8)
     with torch.no_grad(), learner.network.mode(training=False):
@@ -219,14 +219,14 @@ def test_exemplars_of_no_class_or_of_no_samples_are_not_loaded(places: dict[int,
     state = learner._method.state_dict()
     learner._method.load_state_dict(state)
     state["exemplars"][2] = places
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match their logits"):
         learner._method.load_state_dict(state)
 
 
 def test_a_single_head_is_refused_before_work_starts() -> None:
     learner = Learner(Normed(), ICaRL())
     before = flattened(learner.network.trainable)
-    with pytest.raises(UsageError, match=r"task 0: iCaRL .* needs tasks with classes of their own"):
+    with pytest.raises(UsageError, match=r"task 0: iCaRL .* each task needs its own classes"):
         learner.learn(image_tasks(1, heads=False)[0])
     assert torch.equal(flattened(learner.network.trainable), before)
     assert learner.network.heads.ranges == []
@@ -242,11 +242,11 @@ def test_shared_rows_and_too_few_exemplars_are_refused() -> None:
     learner = Learner(Normed(), ICaRL(exemplars=3))
     tasks = image_tasks(2)
     learner.learn(tasks[0])
-    with pytest.raises(UsageError, match="shares rows with an earlier task's"):
+    with pytest.raises(UsageError, match="overlaps an earlier task's"):
         learner.validate(
             Task((torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.tensor([1, 2, 1, 2])), head=range(1, 3))
         )
-    with pytest.raises(UsageError, match="exemplars = 3 leaves nothing for some of the 4 classes"):
+    with pytest.raises(UsageError, match="exemplars = 3 is too few for the 4 classes"):
         learner.learn(tasks[1])
 
 

@@ -99,7 +99,7 @@ def test_a_state_that_does_not_add_up_is_refused(change: dict[str, object]) -> N
 
 
 def test_a_buffer_beyond_all_memory_is_refused() -> None:
-    with pytest.raises(UsageError, match="no memory for 1,000,000,000,000,000 samples"):
+    with pytest.raises(UsageError, match="not enough memory for 1,000,000,000,000,000 samples"):
         reservoir(10**15).add(numbered(0, 3))
 
 

@@ -133,7 +133,7 @@ def rows_shared(one: range | None, other: range | None) -> bool:
     return bool(set(range(4) if one is None else one) & set(range(4) if other is None else other))
 
 
-SHARED = "head, rows 0 to 1 of the output, has rows of task 1, which nothing.*leave `head` out of all tasks"
+SHARED = "head, outputs 0 to 1, overlaps task 1's, which is not protected.*omit `head` in all tasks"
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_what_may_follow_the_head(name: str, size: int) -> None:
 def test_outputs_of_no_single_layer(name: str, size: int) -> None:
     model = Finished(NONE[name], size).eval()
     assert find_head_weight(model, coverable_weights(model), X) is None
-    with pytest.raises(steppe.ModelError, match=r"no single layer gives its output: .*exclude=\("):
+    with pytest.raises(steppe.ModelError, match=r"no single layer computes the model's output: .*exclude=\("):
         find_covered_weights(Network(model), X, (), multi_head=True)
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -150,7 +150,7 @@ def test_layers_whose_calls_are_not_seen() -> None:
     """As in a compiled model, which goes around all hooks."""
     model = Finished(lambda m, x: m.head.forward(torch.tanh(m.body.forward(x))))
     with pytest.raises(
-        steppe.ModelError, match=r"calls of its layers cannot be seen.*before torch.compile \(model._orig"
+        steppe.ModelError, match=r"the model hides the calls of its layers.*before torch.compile \(model._orig"
     ):
         find_covered_weights(Network(model), X, (), multi_head=True)
 

@@ -244,7 +244,7 @@ def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: Importanc
     about = [task for task, remark in remarks if "'0.weight' holds all 6 directions" in remark]
     held_softly = rule == Spectral(3.0) and not grows
     assert about == [] if held_softly else len(about) == 1 and about[0] >= 2
-    assert all("lower threshold" in remark for _, remark in remarks)
+    assert all("lower the threshold" in remark for _, remark in remarks)
 
 
 @pytest.mark.parametrize(("rule", "open_again"), [(Sigmoid(0.01), False), (Ones(), True), (Spectral(1e9), True)])

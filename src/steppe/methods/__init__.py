@@ -1,4 +1,4 @@
-"""The methods, one file each; importing this package makes them known by name."""
+"""The methods, one file each; importing this package registers them by name."""
 
 from steppe.methods.a_gem import AGEM
 from steppe.methods.der import DERPlusPlus

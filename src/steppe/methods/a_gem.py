@@ -1,6 +1,6 @@
-"""A-GEM (Chaudhry et al., 2019): GEM with one constraint in place of one per task.
+"""A-GEM (Chaudhry et al., 2019): GEM with a single constraint instead of one per task.
 
-If the gradient g has a negative product with a reference gradient of the past tasks, that part of it is taken away:
+If the gradient g conflicts with a reference gradient of the past tasks, the conflicting component is removed:
 
     g ← g − (⟨g, g_ref⟩ / ⟨g_ref, g_ref⟩) g_ref    if ⟨g, g_ref⟩ < 0
 """
@@ -35,28 +35,27 @@ from steppe.tensors.batch import Batch
 class AGEM(MethodConfig):
     """Settings of A-GEM."""
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which each gradient is clipped, past tasks' too; 0: never", at_least=0)
-    memory: int = setting(200, "samples the memory holds, shared equally by the tasks", at_least=1)
-    tasks: int = setting(20, "how many tasks share the memory; more are refused", at_least=1)
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum norm of each gradient, past tasks' included; 0 disables clipping", at_least=0)
+    memory: int = setting(200, "memory size in samples, divided equally among the tasks", at_least=1)
+    tasks: int = setting(20, "number of tasks that share the memory; one more is an error", at_least=1)
     reference: str = setting(
         "average",
-        "reference gradient: the average of the past tasks' gradients, or that of a random batch of their memories",
+        "reference gradient: the average of the past tasks' gradients, or that of a random batch of their samples",
         choices=("average", "batch"),
     )
-    reference_samples: int = setting(256, "size of that random batch, for `batch`", at_least=1)
+    reference_samples: int = setting(256, "size of the random batch, for `batch`", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validate_memory_size(self.memory, self.tasks)
 
     def validate(self, task: Task, heads: Sequence[range | None]) -> None:
-        """Every task needs a ring."""
+        """Reject a task for which the memory has no ring."""
         validate_task_count(task, len(heads), self.tasks)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """A-GEM at work."""
         if self.reference == "average":
             require_uniform_weights(network)
         return _AGEM(self, network, streams)
@@ -90,7 +89,7 @@ class _AGEM(Method):
         return loss
 
     def _reference(self) -> ParamDict:
-        """g_ref at the present weights."""
+        """g_ref at the current weights."""
         if self.settings.reference == "average":
             count, network = len(self.memory.past), self.network
             share = torch.full((count,), 1 / count, dtype=network.dtype, device=network.device)
@@ -111,9 +110,17 @@ class _AGEM(Method):
 
 
 def remove_conflict(g: ParamDict, reference: ParamDict) -> ParamDict:
-    """G itself, or, where it points against the reference, its part at right angles to it."""
+    """Remove the component of a gradient that conflicts with a reference gradient.
+
+    Args:
+        g: The gradient by parameter name.
+        reference: The reference gradient.
+
+    Returns:
+        The gradient, orthogonal to the reference if their product was negative.
+    """
     along = _product(g, reference)
-    if along.is_cpu and not bool(along < 0):  # elsewhere one would have to wait for the answer
+    if along.is_cpu and not bool(along < 0):  # elsewhere, reading the sign would wait for the device
         return g
     share = torch.where(along < 0, along / _product(reference, reference), 0.0)
     return {name: part - share * reference[name] for name, part in g.items()}

@@ -1,4 +1,4 @@
-"""What a method is: settings that can start it, and a learner that sees one batch after another."""
+"""The interface of a continual-learning method: `MethodConfig` holds its settings, `Method` updates the network."""
 
 from __future__ import annotations
 
@@ -22,89 +22,191 @@ if TYPE_CHECKING:
 
 
 class MethodConfig(Settings, ABC):
-    """Base of every method's settings; `start` gives the running method."""
+    """Base class of every method's settings: a frozen dataclass whose `start` builds the method.
+
+    Declare each field with `steppe.setting(default, help)`; types and limits are checked on construction.
+
+    Example:
+        >>> import steppe
+        >>> config = steppe.ER(buffer=500)
+        >>> config.buffer, config.momentum
+        (500, 0.9)
+        >>> config.replace(lr=0.1).lr
+        0.1
+        >>> steppe.ER(lr=-1)
+        Traceback (most recent call last):
+        ...
+        steppe.errors.UsageError: lr = -1.0 is out of range: it must be above 0.
+    """
 
     uses_projection: ClassVar[bool] = False
-    """Whether the method projects gradients, and so needs the model's covered layers."""
+    """Whether the method projects gradients and needs the layers whose weights can be projected."""
 
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
-    """How a benchmark's tasks are presented: one after another; all at once; or, at each, all so far from the start."""
+    """How a benchmark presents its tasks: one after another, all at once, or at each task all so far from scratch."""
 
     def validate(self, task: Task, heads: Sequence[range | None]) -> None:
-        """Refuse a task that the method cannot learn after those with these heads, before anything is changed."""
+        """Reject a task that the method cannot learn next, before anything changes; by default none is rejected.
+
+        Args:
+            task: The task about to be learned.
+            heads: The heads of the tasks learned so far, in order; None for a task that uses all outputs.
+        """
 
     @abstractmethod
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """The method at work on a network. `covered` is empty unless `uses_projection` is set."""
+        """Build the method for a network.
+
+        Args:
+            network: The network to train.
+            covered: The weights whose gradients can be projected, by parameter name; empty unless `uses_projection`.
+            streams: The random streams of the run. Draw randomness from nowhere else.
+
+        Returns:
+            The method, ready for its first task.
+        """
 
 
 class Method(ABC):
-    """A method at work. Per task: begin, then for each batch `observe` once per glance and `after_batch` once (in the
-    first epoch), then end.
+    """A method that trains a network.
+
+    For each task the learner calls `begin_task`; then, for each batch, `observe` once per update and, in the first
+    epoch only, `after_batch` once; finally `end_task`.
+
+    Example:
+        A method that takes plain SGD steps, and its settings:
+
+        >>> from dataclasses import dataclass
+        >>> import steppe, torch
+        >>> from steppe.methods.parts.sgd import MomentumSGD
+        >>> class PlainSGD(steppe.Method):
+        ...     state_attrs = ("descent",)
+        ...     def __init__(self, network, lr):
+        ...         self.network, self.descent = network, MomentumSGD(network, lr, momentum=0.0)
+        ...     def observe(self, batch):
+        ...         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
+        ...         self.descent.step(gradient)
+        ...         return loss
+        >>> @dataclass(frozen=True)
+        ... class PlainSGDConfig(steppe.MethodConfig):
+        ...     lr: float = steppe.setting(0.1, "learning rate", above=0)
+        ...     def start(self, network, covered, streams):
+        ...         return PlainSGD(network, self.lr)
+        >>> learner = steppe.Learner(torch.nn.Linear(4, 2), PlainSGDConfig())
+        >>> x, y = torch.randn(20, 4), torch.arange(20) % 2
+        >>> _ = learner.learn(steppe.Task((x, y)))
+        >>> learner.num_tasks
+        1
     """
 
     network: Network
     descent: MomentumSGD | None = None
-    """SGD on the weights, where the method takes its steps by it."""
+    """SGD on the weights, if the method uses it."""
 
     state_attrs: ClassVar[tuple[str, ...] | None] = None
-    """The attributes that must be kept to go on after a break, beside the model and the streams: things with a state of
-    their own (`descent`, a reservoir), numbers, tensors, batches, lists and dictionaries of them. None: not said, so
-    runs of the method cannot be resumed.
+    """Names of the attributes to save so that training can be resumed, beside the model and the random streams: objects
+    with a `state_dict` (`descent`, a reservoir), numbers, tensors, batches, and lists and dictionaries of these. None
+    means undeclared: runs of the method cannot be resumed.
     """
 
     uses_bare_batch: bool = False
-    """Whether an update gives the model the batch by itself, with no other samples beside it: a batch of one sample
-    that BatchNorm could not take is then refused before the task is learnt.
+    """Whether an update runs the model on the batch alone, without replay samples. If so, a batch of one sample that
+    BatchNorm cannot normalize is rejected before the task is learned.
     """
 
     def begin_task(self) -> None:
-        """The next task starts: step sizes are the first ones again, and momentum is forgotten."""
+        """Start a task: reset the learning rates and clear the momentum."""
         if self.descent is not None:
             self.descent.restart()
 
     def decay_lr(self, divisor: float) -> float:
-        """Divide every step size until the task's end, and forget the momentum; returns the step size now."""
+        """Divide every learning rate until the end of the task, and clear the momentum.
+
+        Args:
+            divisor: The number to divide by.
+
+        Returns:
+            The current learning rate.
+
+        Raises:
+            UsageError: If the method has no `descent` and does not override this.
+        """
         if self.descent is None:
-            raise UsageError(f"{type(self).__name__} has no step size that could be cut: train it with patience=0.")
+            raise UsageError(f"{type(self).__name__} has no learning rate to decay: train it with patience=0.")
         return self.descent.decay_lr(divisor)
 
     @abstractmethod
     def observe(self, batch: Batch) -> Tensor:
-        """One update from a batch of the current task, as stored; returns the loss it descended."""
+        """Make one update from a batch of the current task.
+
+        Args:
+            batch: The samples as stored; pass them through `network.prepare` before the model sees them.
+
+        Returns:
+            The loss that the update descended, detached.
+        """
 
     def after_batch(self, batch: Batch) -> None:  # noqa: B027 - a method need not keep anything
-        """The batch has been learnt from and will not be offered again."""
+        """Store what the method needs from a batch, which it will not be offered again.
+
+        Args:
+            batch: The samples as stored, after the last update on them in the first epoch.
+        """
 
     def end_task(self) -> list[str]:
-        """The task is over; returns remarks for the log."""
+        """Finish the task.
+
+        Returns:
+            Remarks for the log.
+        """
         return []
 
     def scores(self, x: Tensor) -> Tensor:
-        """What prediction compares, (n, outputs), from prepared inputs in eval mode: the model's output unless the
-        method predicts in a way of its own.
+        """The scores that prediction compares: the model's output, unless the method predicts in another way.
+
+        Args:
+            x: Prepared inputs, with the model in eval mode.
+
+        Returns:
+            One row per sample and one column per output.
         """
         return self.network.outputs(x)
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory kept from task to task, in bytes, by kind (replay, logits, weights, rates, bases, importances);
-        replay and bases are always named.
+        """Memory kept between tasks, in bytes.
+
+        Returns:
+            Bytes by kind: always `replay` and `bases`; `logits`, `weights`, `rates` and `importances` where used.
         """
         return {"replay": 0, "bases": 0}
 
     def state_dict(self) -> State:
-        """What has to be kept to go on after a break between two batches, or between two tasks."""
+        """The state needed to resume between two batches or between two tasks.
+
+        Returns:
+            The attributes listed in `state_attrs`, by name.
+
+        Raises:
+            UsageError: If `state_attrs` is None.
+        """
         if self.state_attrs is None:
             raise UsageError(
-                f"{type(self).__name__} does not say what has to be kept of it: name its attributes in `state_attrs`."
+                f"{type(self).__name__} does not declare its state: list the attributes to save in `state_attrs`."
             )
         parts = {name: getattr(self, name) for name in self.state_attrs}
         return {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in parts.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; step sizes that were cut in the current task have been cut again before."""
+        """Restore a state. Learning-rate decays of the current task have already been applied again.
+
+        Args:
+            state: A state from `state_dict`.
+
+        Raises:
+            ValueError: If its keys are not those of `state_attrs`.
+        """
         if state.keys() != set(self.state_attrs or ()):
-            raise ValueError(f"{sorted(state, key=str)} is there, where {sorted(self.state_attrs or ())} is to be kept")
+            raise ValueError(f"expected the state keys {sorted(self.state_attrs or ())}, got {sorted(state, key=str)}")
         for name, value in state.items():
             part = getattr(self, name)
             if isinstance(part, Stateful):
@@ -113,5 +215,9 @@ class Method(ABC):
                 setattr(self, name, value)
 
     def diagnostics(self) -> dict[str, Any]:
-        """What is worth recording after a task: ranks, importances, whatever figures will want."""
+        """What to record after a task for figures and reports, such as ranks and importances.
+
+        Returns:
+            Numbers, lists and dictionaries that can be written as JSON.
+        """
         return {}

@@ -1,8 +1,10 @@
-"""DER++ (Buzzega et al., 2020): replay of samples together with the logits the model once gave them.
+"""DER++ (Buzzega et al., 2020): replay of samples together with the model's logits from when it learned them.
 
-    loss = CE(D) + α · mean (z − f(x))² over a draw (x, z) of the buffer + β · CE over a second draw
+With D the batch, (x, z) a sample of the buffer with its stored logits and (x′, y′) a second, independent one,
 
-z is the model's raw output, all rows of it, from the last update made on the sample before it was stored.
+    loss = CE(D) + α · mean (z − f(x))² + β · CE(f(x′), y′)
+
+z is the model's raw output, all columns of it, from the last update on the batch before it was stored.
 """
 
 from __future__ import annotations
@@ -29,15 +31,14 @@ from steppe.tensors.batch import Batch
 class DERPlusPlus(MethodConfig):
     """Settings of DER++."""
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
-    buffer: int = setting(200, "samples the replay buffer holds, each with its logits", at_least=1)
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
+    buffer: int = setting(200, "replay buffer size in samples, each stored with its logits", at_least=1)
     alpha: float = setting(0.5, "weight of the distance to the stored logits (α)", at_least=0)
-    beta: float = setting(0.5, "weight of the replayed cross-entropy (β); 0: DER", at_least=0)
+    beta: float = setting(0.5, "weight of the replayed cross-entropy (β); 0 gives DER", at_least=0)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """DER++ at work."""
         return _DERPlusPlus(self, network, streams)
 
 
@@ -47,24 +48,24 @@ class _DERPlusPlus(Method):
 
     def __init__(self, settings: DERPlusPlus, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(
-            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
-        )
+        self.replay = Reservoir.from_streams(settings.buffer, streams)
         self.descent = MomentumSGD(network, settings.lr, settings.momentum)
-        self._output = torch.empty(0, device="cpu")  # of the batch observed last
+        self._output = torch.empty(0, device="cpu")  # on the last batch observed
 
     def observe(self, batch: Batch) -> Tensor:
-        noted, labelled = self.replay.sample_with_extras(len(batch)), self.replay.sample(len(batch))
-        union = self.network.prepare(batch.joined(None if noted is None else noted[0]).joined(labelled))
-        output = self.network.forward(union.x)  # one forward: running statistics move once
+        with_logits = self.replay.sample_with_extras(len(batch))  # x, z
+        labeled = self.replay.sample(len(batch))  # x′, y′
+        union = self.network.prepare(batch.joined(None if with_logits is None else with_logits[0]).joined(labeled))
+        output = self.network.forward(union.x)  # a single forward, so that running statistics are updated once
         masked = self.network.heads.mask(output, union.task)
 
         new = slice(0, len(batch))
         loss = cross_entropy(masked[new], union.y[new])
-        if noted is not None and labelled is not None:
-            distilled = slice(len(batch), len(batch) + len(noted[1]))
+        if with_logits is not None and labeled is not None:
+            z = with_logits[1]
+            distilled = slice(len(batch), len(batch) + len(z))
             rehearsed = slice(distilled.stop, None)
-            loss = loss + self.settings.alpha * mse_loss(output[distilled], noted[1])
+            loss = loss + self.settings.alpha * mse_loss(output[distilled], z)
             loss = loss + self.settings.beta * cross_entropy(masked[rehearsed], union.y[rehearsed])
         self._output = output[new].detach()
         self.descent.step(clip_by_norm(self.network.gradient_of(loss), self.settings.clip))
@@ -84,4 +85,4 @@ _PRESETS = {
     "cifar100-superclass": {"lr": 0.01, "buffer": 1000, "alpha": 0.1, "beta": 0.5},
     "tiny-imagenet": {"lr": 0.01, "buffer": 400, "alpha": 0.2, "beta": 0.5},
 }
-register_method("der++", DERPlusPlus, "Replay of samples and of the logits they once had.", presets=_PRESETS)
+register_method("der++", DERPlusPlus, "Replay of samples and of the logits the model had for them.", presets=_PRESETS)

@@ -1,6 +1,11 @@
-"""ER and FS-ER: replay of a reservoir, without and with flattened sharpness (Algorithm FS-ER).
+"""ER and FS-ER: experience replay, without and with flattened sharpness (Algorithm FS-ER).
 
-FS-ER's v climbs the loss on D ∪ N in the full space; with no ascent steps it is ER.
+With D the batch and N a sample of the replay buffer, one update of FS-ER is
+
+    v = 0;   K times:   v ← v + η1 · ∇L_{D∪N}(w + v)
+    w ← w − η3 · ∇L_{D∪N}(w + v)
+
+in the full space, without projection. ER is the same with K = 0.
 """
 
 from __future__ import annotations
@@ -28,15 +33,14 @@ from steppe.tensors.batch import Batch
 class ER(MethodConfig):
     """Settings of ER and FS-ER."""
 
-    lr: float = setting(0.01, "step size of SGD (η3)", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
-    buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
-    ascent_steps: int = setting(0, "steps of the perturbation (K); 0: plain ER", at_least=0)
-    ascent_lr: float = setting(0.05, "step size of the perturbation (η1)", above=0)
+    lr: float = setting(0.01, "SGD learning rate (η3)", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
+    buffer: int = setting(200, "replay buffer size in samples", at_least=1)
+    ascent_steps: int = setting(0, "ascent steps of the perturbation (K); 0 gives plain ER", at_least=0)
+    ascent_lr: float = setting(0.05, "step size of an ascent step (η1)", above=0)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """ER at work."""
         return _ER(self, network, streams)
 
 
@@ -46,12 +50,10 @@ class _ER(Method):
 
     def __init__(self, settings: ER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(
-            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
-        )
+        self.replay = Reservoir.from_streams(settings.buffer, streams)
         self.ascent = self._initial_ascent()
         self.descent = MomentumSGD(network, settings.lr, settings.momentum)
-        self._full_space = GradientMemory(Ones())  # an empty memory projects nothing
+        self._full_space = GradientMemory(Ones())  # an empty memory passes gradients through
 
     def _initial_ascent(self) -> SharpnessAscent | None:
         return (
@@ -67,7 +69,7 @@ class _ER(Method):
         return super().decay_lr(divisor)
 
     def observe(self, batch: Batch) -> Tensor:
-        union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))
+        union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
         if self.ascent is None:
             loss, gradient = self.network.loss_and_grad(union, as_factors=True)
         else:
@@ -90,10 +92,14 @@ _PRESETS = {
     "cifar100-superclass": {"lr": 0.01, "buffer": 1000, "ascent_lr": 0.01},
     "tiny-imagenet": {"lr": 0.01, "buffer": 400, "ascent_lr": 0.001},
 }
-register_method("er", ER, "Experience replay of a reservoir.", presets=_PRESETS)
-# The paper gives no size of FS-ER's ascent: it is FS-DGPM's, but on the short stream of Permuted MNIST the released
-# script's. With FS-DGPM's, which a projection tempers, it learns less than ER does there.
+register_method("er", ER, "Experience replay from a reservoir buffer.", presets=_PRESETS)
+# The paper does not give FS-ER's η1. We use FS-DGPM's, except on Permuted MNIST, where we use the released script's:
+# without a projection FS-DGPM's is too large there, and FS-ER learns less than ER.
 _FS_PRESETS = {**_PRESETS, "pmnist": {**_PRESETS["pmnist"], "ascent_lr": 0.01}}
 register_method(
-    "fs-er", ER, "Experience replay at weights perturbed uphill.", variant={"ascent_steps": 2}, presets=_FS_PRESETS
+    "fs-er",
+    ER,
+    "ER with the gradient taken at weights perturbed uphill.",
+    variant={"ascent_steps": 2},
+    presets=_FS_PRESETS,
 )

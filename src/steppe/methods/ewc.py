@@ -1,9 +1,9 @@
-"""EWC (Kirkpatrick et al., 2017), in the form the paper's comparison uses: weights that mattered are held back.
+"""EWC (Kirkpatrick et al., 2017), as in the paper's comparison: a penalty for moving important weights.
 
     loss = cross-entropy + strength · Σ_τ Σ_i F_τi (w_i − w*_τi)²
 
-over all past tasks τ, with w*_τ the weights at their end and F_τ the square of the gradient of the mean cross-entropy
-on a few of their samples: a squared batch gradient, not a per-sample Fisher information.
+over all past tasks τ, with w*_τ the weights at the end of the task and F_τ the elementwise square of the gradient of
+the mean cross-entropy on a few of its samples: a squared batch gradient, not a per-sample Fisher information.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from steppe.tensors.batch import Batch
 class EWC(MethodConfig):
     """Settings of EWC."""
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which the gradient, penalty included, is clipped; 0: never", at_least=0)
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum norm of the gradient, penalty included; 0 disables clipping", at_least=0)
     strength: float = setting(100.0, "weight of the penalty (γ)", at_least=0)
-    samples: int = setting(10, "samples of a task, its first, that give the importances (n_mem)", at_least=1)
+    samples: int = setting(
+        10, "number of samples, a task's first, from which importances are computed (n_mem)", at_least=1
+    )
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """EWC at work."""
         return _EWC(self, network)
 
 
@@ -61,32 +62,33 @@ class _EWC(Method):
     def observe(self, batch: Batch) -> Tensor:
         if self.first is None and self.settings.samples == 1:
             alone = self.network.prepare(batch[:1])
-            cause = "samples = 1 takes the importances of a task from a single sample"
+            cause = "samples = 1 computes a task's importances from a single sample"
             require_batchable(self.network, alone, cause, "set samples to 2 or more")
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
         if self.penalty.tasks:
-            value, slope = self.penalty(self.network.trainable)
+            value, penalty_gradient = self.penalty(self.network.trainable)
             loss = loss + self.settings.strength * value
             gradient = {
-                name: torch.add(to_dense(g), slope[name], alpha=self.settings.strength) for name, g in gradient.items()
+                name: torch.add(to_dense(g), penalty_gradient[name], alpha=self.settings.strength)
+                for name, g in gradient.items()
             }
         self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
 
     def after_batch(self, batch: Batch) -> None:
-        held = 0 if self.first is None else len(self.first)
-        if held < self.settings.samples:
-            new = batch[: self.settings.samples - held]
+        stored = 0 if self.first is None else len(self.first)
+        if stored < self.settings.samples:
+            new = batch[: self.settings.samples - stored]
             self.first = new if self.first is None else self.first.joined(new)
 
     def end_task(self) -> list[str]:
-        """F of the task just learnt, at the weights it leaves."""
+        """Add the penalty of the task just learned, with F at its final weights."""
         if self.first is not None:
             _, gradient = self.network.loss_and_grad(self.network.prepare(self.first), statistics=False)
             importance = {name: to_dense(g).square() for name, g in gradient.items()}
             penalty = copy.copy(self.penalty)
             penalty.add(importance, self.network.trainable)
-            self.penalty, self.first = penalty, None  # at once: a task must not count twice
+            self.penalty, self.first = penalty, None  # in one statement, so that no task counts twice
         return []
 
     def memory_bytes(self) -> dict[str, int]:
@@ -94,10 +96,22 @@ class _EWC(Method):
 
 
 class Penalty:
-    """Σ_τ Σ_i F_τi (w_i − w*_τi)² over any number of tasks, from two vectors and a number.
+    """Σ_τ Σ_i F_τi (w_i − w*_τi)² over any number of tasks, in the memory of two copies of the weights.
 
-    A sum of parabolas in w_i is one parabola and a constant: F_i (w_i − c_i)² + s, with F_i = Σ_τ F_τi, the centre
-    c_i = Σ_τ F_τi w*_τi / F_i, and s what the w*_τ scatter about it. A new task moves the centre by its share of F_i.
+    A sum of parabolas in w_i is one parabola plus a constant: F_i (w_i − c_i)² + s, with F_i = Σ_τ F_τi, the center
+    c_i = Σ_τ F_τi w*_τi / F_i, and s the scatter of the w*_τ about it. A new task moves the center by its share of F_i.
+
+    Args:
+        weights: The weights to penalize, by parameter name.
+
+    Example:
+        >>> import torch
+        >>> from steppe.methods.ewc import Penalty
+        >>> penalty = Penalty({"w": torch.zeros(1)})
+        >>> penalty.add({"w": torch.tensor([2.0])}, {"w": torch.tensor([1.0])})
+        >>> value, gradient = penalty({"w": torch.tensor([3.0])})  # 2 · (3 − 1)² and 2 · 2 · (3 − 1)
+        >>> float(value), gradient["w"].tolist()
+        (8.0, [8.0])
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
@@ -105,24 +119,36 @@ class Penalty:
         self.importance: ParamDict = {name: torch.zeros_like(w) for name, w in weights.items()}
         self.centre: ParamDict = {name: torch.zeros_like(w) for name, w in weights.items()}
         self.scatter = torch.zeros((), dtype=torch.float64, device="cpu")
-        self._scatter: Tensor | None = None  # the same as the weights are, and where they are
+        self._scatter: Tensor | None = None  # a copy with the weights' type and device
 
     def add(self, importance: ParamDict, weights: Mapping[str, Tensor]) -> None:
-        """One more task: its F and the weights it ended with."""
+        """Add a task.
+
+        Args:
+            importance: Its F, by parameter name.
+            weights: The weights at its end, w*.
+        """
         importances, centres, scatter = dict(self.importance), dict(self.centre), self.scatter.clone()
         with torch.no_grad():
             for name, new in importance.items():
                 old, centre = self.importance[name], self.centre[name]
                 total = old + new
                 distance = weights[name] - centre
-                share = new / total.clamp(min=torch.finfo(total.dtype).tiny)  # 0 where no task ever cared
+                share = new / total.clamp(min=torch.finfo(total.dtype).tiny)  # 0 for a weight that no task uses
                 scatter += (old * share * distance.square()).sum().double().cpu()
                 importances[name], centres[name] = total, centre + share * distance
         self.importance, self.centre, self.scatter = importances, centres, scatter
         self.tasks, self._scatter = self.tasks + 1, None
 
     def __call__(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, ParamDict]:
-        """The penalty and its gradient at the weights."""
+        """Evaluate the penalty.
+
+        Args:
+            weights: The current weights.
+
+        Returns:
+            The penalty and its gradient.
+        """
         with torch.no_grad():
             distance = {name: w - self.centre[name] for name, w in weights.items()}
             half = {name: self.importance[name] * d for name, d in distance.items()}
@@ -132,22 +158,37 @@ class Penalty:
             return value + self._scatter, {name: h.mul_(2) for name, h in half.items()}
 
     def state_dict(self) -> State:
-        """All of it."""
+        """The number of tasks, F, c and s.
+
+        Returns:
+            The state.
+        """
         return {name: getattr(self, name) for name in ("tasks", "importance", "centre", "scatter")}
 
     def load_state_dict(self, state: State) -> None:
-        """The same penalty again."""
+        """Restore a state.
+
+        Args:
+            state: A state from `state_dict`.
+
+        Raises:
+            ValueError: If it belongs to other weights.
+        """
         for part in (self.importance, self.centre):
             if part.keys() != state["importance"].keys() or part.keys() != state["centre"].keys():
-                raise ValueError("importances and centres are not those of the weights")
+                raise ValueError("the penalty's parameter names do not match the model's")
         for name, weight in self.importance.items():
             if not weight.shape == state["importance"][name].shape == state["centre"][name].shape:
-                raise ValueError(f"importance and centre of {name!r} are not of the weight's shape")
+                raise ValueError(f"the penalty of {name!r} does not have the weight's shape {tuple(weight.shape)}")
         self.tasks, self.importance, self.centre = state["tasks"], state["importance"], state["centre"]
         self.scatter, self._scatter = state["scatter"].cpu(), None
 
     def memory_bytes(self) -> dict[str, int]:
-        """The two vectors, by kind: as much after the hundredth task as after the first."""
+        """The memory of F and c, which does not grow with the number of tasks.
+
+        Returns:
+            Bytes by kind.
+        """
         return {
             "importances": sum(part.nbytes for part in self.importance.values()),
             "weights": sum(part.nbytes for part in self.centre.values()),
@@ -159,6 +200,6 @@ _PRESETS = {
     "pmnist-60k": {"lr": 0.01, "strength": 100.0, "samples": 10},
     "cifar100-split": {"lr": 0.005, "strength": 5000.0, "samples": 64},
     "cifar100-superclass": {"lr": 0.03, "strength": 1000.0, "samples": 64},
-    "tiny-imagenet": {"lr": 0.01, "strength": 1000.0, "samples": 64},  # our choice: no one reports it
+    "tiny-imagenet": {"lr": 0.01, "strength": 1000.0, "samples": 64},  # ours: none is published
 }
-register_method("ewc", EWC, "Elastic weight consolidation: a pull back on weights that mattered.", presets=_PRESETS)
+register_method("ewc", EWC, "Elastic weight consolidation: a penalty for moving important weights.", presets=_PRESETS)

@@ -1,4 +1,4 @@
-"""Finetune: plain SGD on whatever comes; the lower bound that forgets."""
+"""Finetune: plain SGD on the current task; the lower bound that forgets."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ from steppe.tensors.batch import Batch
 
 @dataclass(frozen=True)
 class Finetune(MethodConfig):
-    """Settings of Finetune."""
+    """Settings of Finetune.
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
+    Example:
+        >>> import steppe, torch
+        >>> learner = steppe.Learner(torch.nn.Linear(4, 2), steppe.Finetune(lr=0.1))
+        >>> _ = learner.learn(steppe.Task((torch.randn(20, 4), torch.arange(20) % 2)))
+        >>> learner.predict(torch.randn(3, 4)).shape
+        torch.Size([3])
+    """
+
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """Finetune at work."""
         return _Finetune(self, network)
 
 

@@ -1,12 +1,20 @@
 """FS-DGPM and its family (Algorithm 1): flatten sharpness within the gradient memory, learn outside it.
 
-| member    | perturbation             | importances λ            |
-| --------- | ------------------------ | ------------------------ |
-| fs-dgpm   | ascent                   | the paper's rule         |
-| fs-gpm    | ascent                   | 1                        |
-| fs-sgpm   | ascent                   | spectral, fixed per task |
-| la-dgpm   | descent (look-ahead), chunked | the paper's rule, climbing |
-| dgpm      | only to move λ           | the paper's rule         |
+With D the batch, N a sample of the replay buffer, M the bases and Λ their importances, one update is
+
+    1. v = 0;   K times:   v ← v + η1 · ∇L_D(w + v) M Λ Mᵀ
+    2. from the second task on:   Λ moves along ∇_Λ L_{D∪N}(w + v), by the importance rule
+    3. w ← w − η3 · ∇L_{D∪N}(w + v) (I − M Λ Mᵀ)
+
+after which D goes into the buffer (once per batch). After each task M is rebuilt from samples of the buffer.
+
+| member    | perturbation                  | importances λ                   |
+| --------- | ----------------------------- | ------------------------------- |
+| fs-dgpm   | ascent                        | the paper's rule                |
+| fs-gpm    | ascent                        | 1                               |
+| fs-sgpm   | ascent                        | spectral, fixed per task        |
+| la-dgpm   | descent (look-ahead), chunked | the paper's rule, with the sign reversed |
+| dgpm      | only to update λ              | the paper's rule                |
 """
 
 from __future__ import annotations
@@ -35,57 +43,74 @@ from steppe.tensors.batch import Batch
 
 @dataclass(frozen=True)
 class FSDGPM(MethodConfig):
-    """Settings of the family; the defaults are FS-DGPM as the paper runs it on Permuted MNIST."""
+    """Settings of the family; the defaults are the paper's FS-DGPM on Permuted MNIST.
+
+    Example:
+        >>> import steppe, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> learner = steppe.Learner(model, steppe.FSDGPM(importance="spectral"))
+        >>> for _ in range(2):
+        ...     _ = learner.learn(steppe.Task((torch.randn(20, 4), torch.arange(20) % 2)))
+        >>> learner.num_tasks
+        2
+    """
 
     uses_projection = True
 
-    lr: float = setting(0.01, "step size of SGD (η3)", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which the gradient is clipped before projection; 0: never", at_least=0)
-    ascent_steps: int = setting(2, "steps of the perturbation (K)", at_least=1)
-    ascent_lr: float = setting(0.05, "step size of the perturbation (η1)", above=0)
-    ascent_clamp: float = setting(2.0, "bound on each element of a projected ascent gradient", above=0)
+    lr: float = setting(0.01, "SGD learning rate (η3)", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum gradient norm before projection; 0 disables clipping", at_least=0)
+    ascent_steps: int = setting(2, "ascent steps of the perturbation (K)", at_least=1)
+    ascent_lr: float = setting(0.05, "step size of an ascent step (η1)", above=0)
+    ascent_clamp: float = setting(2.0, "each element of a projected ascent gradient is clamped to ± this", above=0)
     ascent_form: str = setting(
         "whole",
-        "each step on the whole batch (paper) or on a chunk of it (released code)",
+        "take each ascent step on the whole batch (paper) or on a chunk of it (released code)",
         choices=("whole", "chunked"),
     )
-    second_order: bool = setting(False, "differentiate through the ascent")
+    second_order: bool = setting(False, "differentiate through the ascent steps")
     statistics: str = setting(
         "once",
-        "move BatchNorm's running statistics once per update, or in every forward pass of it (released code)",
+        "update BatchNorm's running statistics once per update, or in every forward pass of it (released code)",
         choices=("once", "every-forward"),
     )
     perturbation: str = setting(
         "ascend",
-        "climb; look ahead by descending; or perturb for the importances alone",
+        "perturb uphill (ascend), downhill (look-ahead), or only to update the importances (importance-only)",
         choices=("ascend", "look-ahead", "importance-only"),
     )
     importance: str = setting(
-        "sigmoid", "rule for the importances λ of the bases", choices=("sigmoid", "ones", "spectral")
+        "sigmoid", "rule for the importances λ of the basis directions", choices=("sigmoid", "ones", "spectral")
     )
-    importance_lr: float = setting(0.01, "step size of the importances (η2), for `sigmoid`", at_least=0)
+    importance_lr: float = setting(0.01, "learning rate of the importances (η2), for `sigmoid`", at_least=0)
     temperature: float = setting(10.0, "temperature of the sigmoid, for `sigmoid`", above=0)
-    alpha: float = setting(25.0, "how fast λ falls with the singular value, for `spectral`; larger: later", above=0)
-    buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
+    alpha: float = setting(
+        25.0,
+        "how slowly λ falls with the singular value (α), for `spectral`; larger keeps more directions near λ = 1",
+        above=0,
+    )
+    buffer: int = setting(200, "replay buffer size in samples", at_least=1)
     basis_samples: int = setting(200, "samples drawn from the buffer to build the bases (n_s)", at_least=1)
-    threshold: float = setting(0.99, "share of energy the bases hold after the first task (ε0)", above=0, at_most=1)
-    threshold_step: float = setting(0.0005, "what each further task adds to it (Δε)", at_least=0, at_most=1)
+    threshold: float = setting(
+        0.99, "share of the inputs' energy that the bases hold after the first task (ε0)", above=0, at_most=1
+    )
+    threshold_step: float = setting(
+        0.0005, "increase of the threshold with each further task (Δε)", at_least=0, at_most=1
+    )
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """The method at work."""
         require_covered(covered)
         return _FSDGPM(self, network, covered, streams)
 
     def importance_rule(self) -> ImportanceRule:
-        """The rule by which λ starts and moves."""
+        """The rule that initializes and updates λ."""
         if self.importance == "sigmoid":
             sign = -1 if self.perturbation == "look-ahead" else 1
             return Sigmoid(self.importance_lr, self.temperature, sign=sign)
         return Spectral(self.alpha) if self.importance == "spectral" else Ones()
 
     def ascent(self) -> SharpnessAscent:
-        """How v is found."""
+        """The ascent that finds v."""
         lr = -self.ascent_lr if self.perturbation == "look-ahead" else self.ascent_lr
         return SharpnessAscent(
             lr,
@@ -105,19 +130,17 @@ class _FSDGPM(Method):
         self, settings: FSDGPM, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams
     ) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(
-            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
-        )
+        self.replay = Reservoir.from_streams(settings.buffer, streams)
         self.memory = GradientMemory(settings.importance_rule(), covered)
         self.ascent = settings.ascent()
         self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.tasks_done = 0
-        self._importances_reached: dict[str, Any] = {}
+        self._final_importances: dict[str, Any] = {}
 
     def begin_task(self) -> None:
         super().begin_task()
         self.ascent, self.memory.rule = self.settings.ascent(), self.settings.importance_rule()
-        # The ascent sees D by itself; DGPM's serves Λ alone, where there is any to be moved.
+        # The ascent runs the model on D alone. DGPM ascends only to update Λ, so not while there is none to update.
         self.uses_bare_batch = self.settings.perturbation != "importance-only" or (
             bool(self.memory) and self.memory.rule.dynamic
         )
@@ -130,48 +153,49 @@ class _FSDGPM(Method):
         union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
         current = union[: len(batch)]  # D
 
-        # Sharpness evaluation: v, K steps within the memory; then L_{D∪N}(w + v) and its gradients.
-        found = self._evaluate_sharpness(current, union)
-        with torch.inference_mode():  # nothing from here on is differentiated
-            # Dynamic gradient projection memory: Λ, from the second task on.
-            self.memory.update_importances(found.importance_gradient)
-            # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient, the gradient clipped as a whole.
-            clip = clip_factor(found.gradient, self.settings.clip)
-            self.descent.step(self.memory.project_out(found.gradient, found.coordinates), clip)
-        return found.loss
+        # 1. Sharpness evaluation: v, in K steps within the memory; then L_{D∪N}(w + v) and its gradients.
+        perturbed = self._evaluate_sharpness(current, union)
+        with torch.inference_mode():  # nothing is differentiated from here on
+            # 2. Dynamic gradient projection memory: update Λ, from the second task on.
+            self.memory.update_importances(perturbed.importance_gradient)
+            # 3. Weight update: w ← w − η3 · gradient (I − M Λ Mᵀ), clipped before the projection.
+            clip = clip_factor(perturbed.gradient, self.settings.clip)
+            self.descent.step(self.memory.project_out(perturbed.gradient, perturbed.coordinates), clip)
+        return perturbed.loss
 
     def _evaluate_sharpness(self, current: Batch, union: Batch) -> PerturbedGradient:
         if self.settings.perturbation != "importance-only":
             return self.ascent(self.network, self.memory, current, union)
-        # DGPM: v serves Λ alone, and the step is taken with the gradient at w.
-        slopes: Tensor | None = None
+        # DGPM: v serves Λ only; the step uses the gradient at w.
+        importance_gradient: Tensor | None = None
         if self.memory and self.memory.rule.dynamic:
-            slopes = self.ascent(self.network, self.memory, current, union, statistics=False).importance_gradient
+            perturbed = self.ascent(self.network, self.memory, current, union, statistics=False)
+            importance_gradient = perturbed.importance_gradient
         loss, gradient = self.network.loss_and_grad(union, factored=self.memory.linear)
-        return PerturbedGradient(loss, gradient, slopes)
+        return PerturbedGradient(loss, gradient, importance_gradient)
 
     def after_batch(self, batch: Batch) -> None:
         self.replay.add(batch)
 
     def end_task(self) -> list[str]:
-        """UpdateGPM: bases of the buffer's representations replace the old ones."""
-        self._importances_reached = self.memory.importance_distributions()
-        wanted, held = self.settings.basis_samples, len(self.replay)
-        samples = self.replay.sample(min(wanted, held))
+        """UpdateGPM: replace the bases by those of the layers' inputs on samples of the buffer."""
+        self._final_importances = self.memory.importance_distributions()
+        requested, available = self.settings.basis_samples, len(self.replay)
+        samples = self.replay.sample(min(requested, available))
         threshold = self.settings.threshold + self.tasks_done * self.settings.threshold_step
         memory = copy.copy(self.memory)
         remarks = [] if samples is None else memory.rebuild(self.network, samples.x, threshold)
-        if wanted > held:
-            remarks.append(f"basis_samples = {wanted} is more than the buffer holds: {held} samples were used.")
-        self.memory, self.tasks_done = memory, self.tasks_done + 1  # at once, or not at all
+        if requested > available:
+            remarks.append(f"basis_samples = {requested} exceeds the buffer's {available} samples: all were used.")
+        self.memory, self.tasks_done = memory, self.tasks_done + 1  # in one statement, so that an interrupt is safe
         return remarks
 
     def memory_bytes(self) -> dict[str, int]:
         return {"replay": self.replay.memory_bytes(), **self.memory.memory_bytes()}
 
     def diagnostics(self) -> dict[str, Any]:
-        """Importances as the task left them, of the basis it was learnt with; ranks of the basis built since."""
-        return {"importances": self._importances_reached, "ranks": self.memory.ranks()}
+        """The final importances of the bases used during the task, and the ranks of the bases built after it."""
+        return {"importances": self._final_importances, "ranks": self.memory.ranks()}
 
 
 _PMNIST = {"ascent_lr": 0.05, "buffer": 200, "basis_samples": 200, "threshold": 0.99, "threshold_step": 0.0005}
@@ -201,7 +225,10 @@ _PRESETS = {
     },
 }
 register_method(
-    "fs-dgpm", FSDGPM, "Flattened sharpness, dynamic gradient projection memory: the paper's method.", presets=_PRESETS
+    "fs-dgpm",
+    FSDGPM,
+    "Flattened sharpness with a dynamic gradient projection memory: the paper's method.",
+    presets=_PRESETS,
 )
 register_method(
     "fs-gpm", FSDGPM, "FS-DGPM with hard projection (λ = 1).", variant={"importance": "ones"}, presets=_PRESETS
@@ -209,7 +236,7 @@ register_method(
 register_method(
     "fs-sgpm",
     FSDGPM,
-    "FS-DGPM with importances from the singular values: the strongest on Permuted MNIST.",
+    "FS-DGPM with importances from singular values; the strongest on Permuted MNIST.",
     variant={"importance": "spectral"},
     presets={
         **_PRESETS,
@@ -219,14 +246,14 @@ register_method(
 register_method(
     "dgpm",
     FSDGPM,
-    "FS-DGPM whose perturbation serves the importances alone.",
+    "FS-DGPM that perturbs only to update the importances.",
     variant={"perturbation": "importance-only"},
     presets=_PRESETS,
 )
 register_method(
     "la-dgpm",
     FSDGPM,
-    "FS-DGPM that looks ahead downhill instead of perturbing uphill.",
+    "FS-DGPM with a downhill look-ahead instead of an uphill perturbation.",
     variant={"perturbation": "look-ahead", "ascent_form": "chunked"},
     presets=_PRESETS,
 )

@@ -1,7 +1,7 @@
-"""GEM (Lopez-Paz and Ranzato, 2017): a step may not raise the loss on any past task's memory, to first order.
+"""GEM (Lopez-Paz and Ranzato, 2017): to first order, no step may increase the loss on a past task's stored samples.
 
-If the gradient g has a negative product with some past task's g_τ (the rows of A), it is replaced by the nearest one
-that has none, found by the dual:
+The rows of A are the past tasks' gradients g_τ. If ⟨g, g_τ⟩ < 0 for some τ, the gradient g is replaced by the closest
+one without conflicts, found in the dual:
 
     v = argmin ½ vᵀ(AAᵀ + 10⁻³ I)v + (Ag)ᵀv  subject to  v ≥ strength,    g ← g + Aᵀv
 """
@@ -33,30 +33,29 @@ from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
 
-_RIDGE = 1e-3  # added to AAᵀ, so that the dual has one solution even if the rows depend on each other
+_RIDGE = 1e-3  # added to AAᵀ, so that the solution is unique even if the rows are linearly dependent
 
 
 @dataclass(frozen=True)
 class GEM(MethodConfig):
     """Settings of GEM."""
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which each gradient is clipped, past tasks' too; 0: never", at_least=0)
-    memory: int = setting(200, "samples the memory holds, shared equally by the tasks", at_least=1)
-    tasks: int = setting(20, "how many tasks share the memory; more are refused", at_least=1)
-    strength: float = setting(0.0, "lower bound of the dual variables (γ): above 0 favours past tasks", at_least=0)
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum norm of each gradient, past tasks' included; 0 disables clipping", at_least=0)
+    memory: int = setting(200, "memory size in samples, divided equally among the tasks", at_least=1)
+    tasks: int = setting(20, "number of tasks that share the memory; one more is an error", at_least=1)
+    strength: float = setting(0.0, "lower bound of the dual variables (γ); above 0 favors past tasks", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validate_memory_size(self.memory, self.tasks)
 
     def validate(self, task: Task, heads: Sequence[range | None]) -> None:
-        """Every task needs a ring."""
+        """Reject a task for which the memory has no ring."""
         validate_task_count(task, len(heads), self.tasks)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """GEM at work."""
         require_uniform_weights(network)
         return _GEM(self, network)
 
@@ -81,10 +80,10 @@ class _GEM(Method):
         g = clip_by_norm(g, self.settings.clip)
         if len(self.memory.past):
             rows = self.memory.past.gradients(self.settings.clip)  # A
-            products = rows.products(g)
+            products = rows.products(g)  # A g
             if bool((products < 0).any()):
                 v = solve_dual(rows.gram(), products, self.settings.strength)
-                correction = rows.combined(v)
+                correction = rows.combined(v)  # Aᵀv
                 g = {name: correction[name].add_(to_dense(part)) for name, part in g.items()}
         self.descent.step(g)
         return loss
@@ -101,24 +100,37 @@ class _GEM(Method):
 
 
 def solve_dual(gram: Tensor, products: Tensor, strength: float) -> Tensor:
-    """V of the dual, in float64, given back in the number type of the products.
+    """Solve GEM's dual problem, in float64.
 
-    With P = AAᵀ + 10⁻³ I = L Lᵀ and v = strength + u it is the non-negative least-squares problem
+    With P = AAᵀ + 10⁻³ I = L Lᵀ and v = strength + u, it is the non-negative least-squares problem
 
         argmin ‖Lᵀu + L⁻¹(Ag + P·strength)‖²  subject to  u ≥ 0
+
+    Args:
+        gram: AAᵀ, (tasks, tasks).
+        products: A g, (tasks).
+        strength: The lower bound of v.
+
+    Returns:
+        v, with the type and device of `products`.
+
+    Raises:
+        DivergedError: If a gradient is not finite, or the solver fails.
     """
-    from scipy.optimize import nnls  # here, because loading it takes longer than all of the library
+    from scipy.optimize import nnls  # imported late: it takes longer to load than the rest of the library
 
     a = gram.double().cpu().numpy()
     c = products.double().cpu().numpy()
     if not (np.isfinite(a).all() and np.isfinite(c).all()):
-        raise DivergedError("a gradient on a past task's memory is no longer finite: lower the step size (lr).")
+        raise DivergedError("a gradient on a past task's samples is not finite: lower the learning rate (lr).")
     p = (a + a.T) / 2 + _RIDGE * np.eye(len(a))
     try:
         lower = np.linalg.cholesky(p)
         u, _ = nnls(lower.T, -np.linalg.solve(lower, c + p.sum(1) * strength), maxiter=100 * len(a))
     except (np.linalg.LinAlgError, RuntimeError) as error:
-        raise DivergedError(f"the gradients on past tasks' memories cannot be reconciled: {error}") from error
+        raise DivergedError(
+            f"the conflict between past tasks' gradients could not be solved: {error}: lower the learning rate (lr)."
+        ) from error
     return torch.from_numpy(u + strength).to(products)
 
 
@@ -129,4 +141,6 @@ _PRESETS = {
     "cifar100-superclass": {"lr": 0.03, "strength": 0.5, "memory": 1000, "tasks": 20},
     "tiny-imagenet": {"lr": 0.03, "strength": 0.5, "memory": 400, "tasks": 40},
 }
-register_method("gem", GEM, "Gradients kept from raising the loss on past tasks' memories.", presets=_PRESETS)
+register_method(
+    "gem", GEM, "Gradient episodic memory: no step may increase a past task's loss on stored samples.", presets=_PRESETS
+)

@@ -1,7 +1,10 @@
-"""GPM, gradient projection memory (Saha, Garg and Roy, ICLR 2021): learn where earlier tasks had no inputs.
+"""GPM, gradient projection memory (Saha, Garg and Roy, ICLR 2021): learn outside the span of earlier tasks' inputs.
 
-No replay. After each task the covered layers' bases grow by what they miss of the inputs on samples of that task; from
-the second task on, each layer's gradient loses its part within the basis: G −= G M diag(λ) Mᵀ, with λ = 1.
+No replay. From the second task on, each covered layer's gradient is projected, with λ = 1:
+
+    G ← G − G M diag(λ) Mᵀ
+
+After each task the basis M of each layer is extended by what it misses of the layer's inputs on samples of the task.
 """
 
 from __future__ import annotations
@@ -33,51 +36,55 @@ class GPM(MethodConfig):
 
     uses_projection = True
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(0.0, "norm to which the gradient is clipped before projection; 0: never", at_least=0)
-    basis_samples: int = setting(125, "samples of a task from which the bases grow (n_s)", at_least=1)
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(0.0, "maximum gradient norm before projection; 0 disables clipping", at_least=0)
+    basis_samples: int = setting(125, "samples of a task from which the bases are extended (n_s)", at_least=1)
     thresholds: str = setting(
         "0.97",
-        "share of energy the bases hold after the first task (ε): one number, or one per covered layer with commas",
+        "share of the inputs' energy that the bases hold after the first task (ε): one number, or one per projected "
+        "layer, separated by commas",
     )
-    threshold_step: float = setting(0.0, "what each further task adds to it (Δε)", at_least=0, at_most=1)
-    freeze_norms: bool = setting(True, "leave scale and shift of normalisation layers alone from the second task on")
+    threshold_step: float = setting(
+        0.0, "increase of the thresholds with each further task (Δε)", at_least=0, at_most=1
+    )
+    freeze_norms: bool = setting(True, "freeze the scales and shifts of normalization layers from the second task on")
 
     def __post_init__(self) -> None:
-        if isinstance(self.thresholds, (int, float)):  # a plain number is as good as its text
+        if isinstance(self.thresholds, (int, float)):  # a number is accepted as well
             object.__setattr__(self, "thresholds", str(self.thresholds))
         super().__post_init__()
         self._parse_thresholds()
 
     def _parse_thresholds(self) -> list[float]:
-        """The thresholds as numbers."""
+        """Parse the thresholds."""
         try:
             shares = [float(part) for part in self.thresholds.split(",")]
         except ValueError:
             raise UsageError(
-                f"thresholds = {self.thresholds!r}: write one number, or one per covered layer with commas between."
+                f"thresholds = {self.thresholds!r} is invalid: pass one number, or one per layer, separated by commas."
             ) from None
         for share in shares:
             if not 0 < share <= 1:
-                raise UsageError(f"thresholds = {self.thresholds!r}: {share:g} is not above 0 and at most 1.")
+                raise UsageError(
+                    f"thresholds = {self.thresholds!r}: {share:g} is out of range: it must be above 0 and at most 1."
+                )
         return shares
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """The method at work."""
         require_covered(covered)
         shares = self._parse_thresholds()
         if len(shares) == 1:
             shares = shares * len(covered)
         if len(shares) != len(covered):
             raise UsageError(
-                f"thresholds = {self.thresholds!r} gives {len(shares)} numbers, but the model has {len(covered)} "
-                f"covered layers ({', '.join(covered)}): give one number, or one for each of them."
+                f"thresholds = {self.thresholds!r} has {len(shares)} numbers, but the model has {len(covered)} "
+                f"projected layers ({', '.join(covered)}): pass one number, or one per layer."
             )
         return _GPM(self, network, covered, dict(zip(covered, shares, strict=True)), streams)
 
     def importance_rule(self) -> ImportanceRule:
-        """What λ a task's directions get."""
+        """The importances λ of new directions."""
         return Ones()
 
 
@@ -98,14 +105,17 @@ class _GPM(Method):
         self.memory = GradientMemory(settings.importance_rule(), covered)
         self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.tasks_done = 0
-        self._pickers = streams.python_rng("basis draws"), streams.python_rng("basis pushes")
-        self._samples = Reservoir(settings.basis_samples, *self._pickers)
+        self._streams = streams
+        self._samples = self._empty_reservoir()
+
+    def _empty_reservoir(self) -> Reservoir:
+        return Reservoir.from_streams(self.settings.basis_samples, self._streams, "basis")
 
     def begin_task(self) -> None:
         super().begin_task()
         if self.settings.freeze_norms and self.tasks_done:
             self.network.weights.freeze_norms()
-        self._samples = Reservoir(self.settings.basis_samples, *self._pickers)
+        self._samples = self._empty_reservoir()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.linear)
@@ -116,18 +126,18 @@ class _GPM(Method):
         self._samples.add(batch)
 
     def end_task(self) -> list[str]:
-        """The bases grow by a uniform sample of the task, which is then dropped."""
-        wanted, held = self.settings.basis_samples, len(self._samples)
-        samples = self._samples.sample(wanted)
+        """Extend the bases with a uniform sample of the task, then drop the sample."""
+        requested, available = self.settings.basis_samples, len(self._samples)
+        samples = self._samples.sample(requested)
         if samples is None:
             return []
-        raised = self.tasks_done * self.settings.threshold_step
-        thresholds = {name: share + raised for name, share in self.thresholds.items()}
-        memory, empty = copy.copy(self.memory), Reservoir(wanted, *self._pickers)
+        increase = self.tasks_done * self.settings.threshold_step
+        thresholds = {name: share + increase for name, share in self.thresholds.items()}
+        memory, empty = copy.copy(self.memory), self._empty_reservoir()
         remarks = memory.extend(self.network, samples.x, thresholds, first=self.tasks_done == 0)
-        if wanted > held:
-            remarks.append(f"basis_samples = {wanted} is more than the task has: {held} samples were used.")
-        # At once: bases must not grow twice by the same task.
+        if requested > available:
+            remarks.append(f"basis_samples = {requested} exceeds the task's {available} samples: all were used.")
+        # In one statement: an interrupt must not leave bases that would be extended twice by the same task.
         self.memory, self._samples, self.tasks_done = memory, empty, self.tasks_done + 1
         return remarks
 
@@ -135,9 +145,9 @@ class _GPM(Method):
         return {"replay": 0, **self.memory.memory_bytes()}
 
     def diagnostics(self) -> dict[str, Any]:
-        """Ranks, and importances where they differ, of the basis that the task has made grow."""
+        """The ranks of the bases after the task, and their importances unless all are 1."""
         ranks = {"ranks": self.memory.ranks()}
-        if isinstance(self.memory.rule, Ones):  # there is nothing to tell of λ
+        if isinstance(self.memory.rule, Ones):
             return ranks
         return {"importances": self.memory.importance_distributions(), **ranks}
 
@@ -150,5 +160,5 @@ PRESETS = {
     "tiny-imagenet": {"lr": 0.005, "basis_samples": 200, "thresholds": "0.9", "threshold_step": 0.0025},
 }
 register_method(
-    "gpm", GPM, "Gradient projection memory: learn outside what earlier tasks' inputs span.", presets=PRESETS
+    "gpm", GPM, "Gradient projection memory: learn outside the span of earlier tasks' inputs.", presets=PRESETS
 )

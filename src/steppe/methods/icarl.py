@@ -1,13 +1,14 @@
-"""iCaRL (Rebuffi et al., CVPR 2017) for tasks with heads of their own: exemplars, distillation, nearest class mean.
+"""iCaRL (Rebuffi et al., CVPR 2017) for multi-head tasks: exemplars, distillation, nearest class mean.
 
-z(x) is the whole vector of logits. While learning task t, with z* the logits stored for each exemplar and one exemplar
+z(x) is the full vector of logits. While learning task t, with z* the logits stored for each exemplar and one exemplar
 drawn per old class:
 
     loss = CE(z on t's head) + γ Σ_{τ<t} (1/c_τ) Σ_{classes of τ} KL(softmax z*[τ] ‖ softmax z[τ])
 
-At the task's end each of its classes chooses exemplars by herding: the e-th is the sample, not yet chosen, that brings
-the mean of the chosen z nearest to the class mean. A class keeps the first m = ⌊K / classes seen⌋, and all z* are
-taken anew. A sample is predicted as the class of its task whose exemplars' mean z is nearest to its own.
+At the end of the task, exemplars of each of its classes are selected by herding: the e-th is the unused sample that
+brings the mean z of the selected ones closest to the class mean. Every class keeps its first m = ⌊K / classes seen⌋
+exemplars, and all z* are recomputed. A sample is predicted as the class, among those of its task, whose exemplars' mean
+z is closest to its own.
 """
 
 from __future__ import annotations
@@ -33,72 +34,79 @@ from steppe.runtime.session import breathe
 from steppe.settings import setting
 from steppe.tensors.batch import Batch, index_of
 
-_CHUNK = 256  # samples of a forward that only collects logits
+_CHUNK = 256  # samples per forward when collecting logits
 
 
 @dataclass(frozen=True)
 class ICaRL(MethodConfig):
     """Settings of iCaRL."""
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which the gradient is clipped; 0: never", at_least=0)
-    exemplars: int = setting(1000, "samples kept over all classes (K)", at_least=1)
-    distillation: float = setting(0.5, "weight of the old classes' distillation (γ)", at_least=0)
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
+    exemplars: int = setting(1000, "number of exemplars over all classes (K)", at_least=1)
+    distillation: float = setting(0.5, "weight of the distillation of old classes (γ)", at_least=0)
 
     def validate(self, task: Task, heads: Sequence[range | None]) -> None:
-        """Every task needs classes of its own, and every class at least one exemplar."""
+        """Reject a task without its own classes, or with more classes than exemplars.
+
+        Args:
+            task: The task about to be learned.
+            heads: The heads of the tasks learned so far.
+
+        Raises:
+            UsageError: If iCaRL cannot learn the task.
+        """
         if task.head is None:
             raise UsageError(
-                f"{task.name}: iCaRL keeps exemplars of each class and so needs tasks with classes of their own, but "
-                "this one shares the single head: give the tasks heads (head=range(...)), or use another method."
+                f"{task.name}: iCaRL keeps exemplars per class, so each task needs its own classes, but this one "
+                "shares the single head: give the tasks heads (head=range(...)), or use another method."
             )
         earlier = [head for head in heads if head is not None]
         if any(task.head.start < head.stop and head.start < task.head.stop for head in earlier):
             raise UsageError(
-                f"{task.name}: iCaRL needs tasks with classes of their own, but the head {task.head} shares rows with "
-                "an earlier task's: give each task its own rows, or use another method."
+                f"{task.name}: iCaRL needs each task to have its own classes, but the head {task.head} overlaps an "
+                "earlier task's: give each task its own outputs, or use another method."
             )
         classes = sum(len(head) for head in earlier) + len(task.head)
         if self.exemplars < classes:
             raise UsageError(
-                f"{task.name}: exemplars = {self.exemplars} leaves nothing for some of the {classes} classes seen with "
-                "this task: raise it to one per class at least."
+                f"{task.name}: exemplars = {self.exemplars} is too few for the {classes} classes seen with this task: "
+                "raise it to at least one per class."
             )
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """ICaRL at work."""
         if min_eval_batch(network.model) > 1:
             raise ModelError(
-                "iCaRL compares samples with the means of classes, and a BatchNorm of the model keeps no running "
-                "statistics, so that what it says of a sample depends on the others in a batch: let it keep them "
-                "(track_running_stats=True), or choose another method."
+                "iCaRL compares single samples with class means, but a BatchNorm of the model keeps no running "
+                "statistics, so a sample's logits depend on the rest of its batch: set track_running_stats=True, or "
+                "use another method."
             )
         return _ICaRL(self, network, streams)
 
 
 @dataclass(frozen=True)
 class Exemplars:
-    """Samples of the old classes, class by class in order of choice, with the logits stored for them."""
+    """Exemplars of all classes, class by class in the order of selection, with their stored logits."""
 
     batch: Batch
     logits: Tensor  # (samples, outputs)
-    places: dict[int, range]  # class -> where its samples are
+    rows: dict[int, range]  # class -> the rows of its samples
 
     @property
     def is_consistent(self) -> bool:
-        """Whether every sample has its logits, and every class samples and a place among the logits."""
+        """Whether every sample has logits, and every class has samples and an output."""
         return (
             self.logits.ndim == 2
             and len(self.logits) == len(self.batch)
-            and len(self.places) > 0
-            and all(type(label) is int and 0 <= label < self.logits.shape[1] for label in self.places)
-            and all(0 <= places.start < places.stop <= len(self.batch) for places in self.places.values())
+            and len(self.rows) > 0
+            and all(type(label) is int and 0 <= label < self.logits.shape[1] for label in self.rows)
+            and all(0 <= rows.start < rows.stop <= len(self.batch) for rows in self.rows.values())
         )
 
     def class_means(self) -> Tensor:
-        """Mean logits of the exemplars of every class that has some, (classes, outputs), in the order of `places`."""
-        return torch.stack([self.logits[places.start : places.stop].mean(0) for places in self.places.values()])
+        """The mean logits of each class's exemplars, (classes, outputs), in the order of `rows`."""
+        return torch.stack([self.logits[rows.start : rows.stop].mean(0) for rows in self.rows.values()])
 
 
 class _ICaRL(Method):
@@ -116,12 +124,12 @@ class _ICaRL(Method):
     def begin_task(self) -> None:
         super().begin_task()
         self._pool = []
-        self.uses_bare_batch = self.exemplars is None  # else there is one of every old class beside the batch
+        self.uses_bare_batch = self.exemplars is None  # else exemplars of the old classes are joined to it
 
     def observe(self, batch: Batch) -> Tensor:
-        drawn, stored = self._sample_exemplars()
-        union = self.network.prepare(batch.joined(drawn))
-        output = self.network.forward(union.x)  # the update's one forward
+        exemplars, stored = self._sample_exemplars()  # stored: their z*
+        union = self.network.prepare(batch.joined(exemplars))
+        output = self.network.forward(union.x)  # a single forward, so that running statistics are updated once
         loss = self._current_loss(output[: len(batch)], union[: len(batch)])
         if stored is not None:
             loss = loss + self.settings.distillation * self._distillation_loss(output[len(batch) :], stored)
@@ -129,45 +137,45 @@ class _ICaRL(Method):
         return loss.detach()
 
     def _sample_exemplars(self) -> tuple[Batch | None, Tensor | None]:
-        """A random exemplar of every old class, and its stored logits."""
+        """A random exemplar of each old class, with their stored logits."""
         if self.exemplars is None:
             return None, None
-        held = self.exemplars.batch.y.device
-        picked = index_of((self._picker.choice(places) for places in self.exemplars.places.values()), held)
-        return self.exemplars.batch[picked], self.exemplars.logits[picked.to(self.network.device, non_blocking=True)]
+        picks = (self._picker.choice(rows) for rows in self.exemplars.rows.values())
+        index = index_of(picks, self.exemplars.batch.y.device)
+        return self.exemplars.batch[index], self.exemplars.logits[index.to(self.network.device, non_blocking=True)]
 
     def _current_loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy of each sample on its task's head."""
+        """The cross-entropy of the samples on their task's head."""
         return cross_entropy(self.network.heads.mask(output, batch.task), batch.y)
 
     def _distillation_loss(self, output: Tensor, stored: Tensor) -> Tensor:
-        """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), one exemplar of each class, on its own task's head."""
+        """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), over one exemplar per class, each on its own task's head."""
         total = output.new_zeros(())
         for head in filter(None, self.network.heads.ranges):
-            own = [row for row, label in enumerate(self.exemplars.places if self.exemplars else ()) if label in head]
+            own = [row for row, label in enumerate(self.exemplars.rows if self.exemplars else ()) if label in head]
             if not own:
                 continue
             rows = index_of(own, output.device)
             target = log_softmax(stored[rows, head.start : head.stop], 1)
-            found = log_softmax(output[rows, head.start : head.stop], 1)
-            total = total + (target.exp() * (target - found)).sum() / len(head)
+            current = log_softmax(output[rows, head.start : head.stop], 1)
+            total = total + (target.exp() * (target - current)).sum() / len(head)
         return total
 
     def after_batch(self, batch: Batch) -> None:
         if self._pool:
-            batch.require_like(self._pool[0])  # now, rather than when they are put together at the task's end
+            batch.require_like(self._pool[0])  # fail now, not when they are joined at the end of the task
         self._pool.append(batch)
 
     def end_task(self) -> list[str]:
-        """Choose the new classes' exemplars, shorten the old classes', and take all stored logits anew."""
+        """Select the new classes' exemplars, truncate the old classes', and recompute all stored logits."""
         quota = self.settings.exemplars // sum(len(head) for head in self.network.heads.ranges if head is not None)
         kept: dict[int, Batch] = {}
         if self.exemplars is not None:
-            for label, places in self.exemplars.places.items():
-                kept[label] = self.exemplars.batch[places.start : min(places.stop, places.start + quota)]
+            for label, rows in self.exemplars.rows.items():
+                kept[label] = self.exemplars.batch[rows.start : min(rows.stop, rows.start + quota)]
         if self._pool:
             pool = Batch.union(self._pool)
-            self._pool = [pool]  # kept to the end, should that be broken off
+            self._pool = [pool]  # keep the pool until the end, in case this is interrupted
             logits = self._logits(pool)
             for label in sorted(set(pool.y.tolist())):
                 breathe()
@@ -180,16 +188,16 @@ class _ICaRL(Method):
         return []
 
     def _store(self, kept: Mapping[int, Batch]) -> Exemplars:
-        places: dict[int, range] = {}
+        rows: dict[int, range] = {}
         start = 0
         for label, batch in kept.items():
-            places[label] = range(start, start + len(batch))
+            rows[label] = range(start, start + len(batch))
             start += len(batch)
         whole = Batch.union(list(kept.values()))
-        return Exemplars(whole, self._logits(whole), places)
+        return Exemplars(whole, self._logits(whole), rows)
 
     def _logits(self, batch: Batch) -> Tensor:
-        """The whole output on stored samples, in eval mode."""
+        """The full output on stored samples, in eval mode."""
         with torch.no_grad(), self.network.mode(training=False):
             parts = []
             for x in torch.split(batch.x, _CHUNK):
@@ -198,12 +206,12 @@ class _ICaRL(Method):
         return torch.cat(parts)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Minus the distance to each class's mean; −inf for a class without exemplars."""
+        """Minus the distance to each class mean, or −inf for a class without exemplars."""
         logits = self.network.input_copies.call(x)
         scores = torch.full_like(logits, -torch.inf)
         if self.exemplars is not None and self._means is not None:
             distances = torch.cdist(logits, self._means, compute_mode="donot_use_mm_for_euclid_dist")
-            held = index_of(self.exemplars.places, logits.device)
+            held = index_of(self.exemplars.rows, logits.device)
             scores[:, held] = distances.neg().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         return scores
 
@@ -211,7 +219,7 @@ class _ICaRL(Method):
         held = self.exemplars
         return {
             **super().state_dict(),
-            "exemplars": None if held is None else [held.batch, held.logits, held.places],
+            "exemplars": None if held is None else [held.batch, held.logits, held.rows],
             "pool": Batch.union(self._pool) if self._pool else None,
         }
 
@@ -220,7 +228,7 @@ class _ICaRL(Method):
         super().load_state_dict({key: value for key, value in state.items() if key not in ("exemplars", "pool")})
         self.exemplars = None if exemplars is None else Exemplars(*exemplars)
         if self.exemplars is not None and not self.exemplars.is_consistent:
-            raise ValueError("the exemplars and their logits do not fit")
+            raise ValueError("the exemplars do not match their logits and classes")
         self._means = None if self.exemplars is None else self.exemplars.class_means()
         self._pool = [] if pool is None else [pool]
 
@@ -233,8 +241,20 @@ class _ICaRL(Method):
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """The places of up to `count` rows of features, (n, d), in order: each the unused row that brings the mean of the
-    chosen ones nearest to the mean of all.
+    """Select samples by herding: always the one that brings the mean of those selected closest to the mean of all.
+
+    Args:
+        features: One row per sample, (n, d).
+        count: The maximum number of samples to select.
+
+    Returns:
+        Row indices in the order of selection.
+
+    Example:
+        >>> import torch
+        >>> from steppe.methods.icarl import herd
+        >>> herd(torch.tensor([[0.0], [1.0], [4.0], [7.0]]), 2)  # the mean is 3; {4, 1} has mean 2.5
+        tensor([2, 1])
     """
     mean = features.mean(0)
     total = torch.zeros_like(mean)
@@ -252,7 +272,7 @@ def herd(features: Tensor, count: int) -> Tensor:
 register_method(
     "icarl",
     ICaRL,
-    "Exemplars by herding, distillation of old logits, nearest class mean; for tasks with heads of their own.",
+    "Exemplars by herding, distillation of old logits, nearest class mean; multi-head only.",
     presets={
         "cifar100-split": {"lr": 0.03, "distillation": 0.1, "exemplars": 1000},
         "cifar100-superclass": {"lr": 0.01, "distillation": 0.5, "exemplars": 1000},

@@ -1,7 +1,7 @@
-"""Multitask and Oracle: upper bounds that see all tasks at once.
+"""Multitask and Oracle: upper bounds that see several tasks at once.
 
-Multitask learns every task of the benchmark together; Oracle learns, at each task, all tasks so far from the start.
-Both take plain SGD steps on the cross-entropy of each sample on its own head.
+Multitask learns all tasks of the benchmark together. Oracle learns all tasks so far from scratch at each new task. Both
+take plain SGD steps on the cross-entropy of each sample on its own head.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ register_method(
 register_method(
     "oracle",
     Oracle,
-    "At each task, all tasks so far from the start; an upper bound.",
+    "All tasks so far, from scratch at each new task; an upper bound.",
     presets=PRESETS,
     training=_TRAINING,
 )

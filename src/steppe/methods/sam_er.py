@@ -1,6 +1,9 @@
-"""SAM-ER: replay of a reservoir with sharpness-aware minimisation (Foret et al., 2021) on D ∪ N.
+"""SAM-ER: experience replay with sharpness-aware minimization (Foret et al., 2021).
 
-v = ρ g / ‖g‖ with g = ∇L_{D∪N}(w),    w ← w − lr · ∇L_{D∪N}(w + v)
+With D the batch and N a sample of the replay buffer, one update is
+
+    g = ∇L_{D∪N}(w);   v = ρ g / ‖g‖
+    w ← w − lr · ∇L_{D∪N}(w + v)
 """
 
 from __future__ import annotations
@@ -27,14 +30,13 @@ from steppe.tensors.batch import Batch
 class SAMER(MethodConfig):
     """Settings of SAM-ER."""
 
-    lr: float = setting(0.01, "step size of SGD", above=0)
-    momentum: float = setting(0.9, "momentum of SGD", at_least=0, below=1)
-    clip: float = setting(2.0, "norm to which the gradient at w + v is clipped; 0: never", at_least=0)
-    buffer: int = setting(200, "samples the replay buffer holds", at_least=1)
+    lr: float = setting(0.01, "SGD learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    clip: float = setting(2.0, "maximum norm of the gradient at w + v; 0 disables clipping", at_least=0)
+    buffer: int = setting(200, "replay buffer size in samples", at_least=1)
     rho: float = setting(0.05, "length of the perturbation v (ρ)", above=0)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
-        """SAM-ER at work."""
         return _SAMER(self, network, streams)
 
 
@@ -44,17 +46,14 @@ class _SAMER(Method):
 
     def __init__(self, settings: SAMER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.replay = Reservoir(
-            settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
-        )
+        self.replay = Reservoir.from_streams(settings.buffer, streams)
         self.descent = MomentumSGD(network, settings.lr, settings.momentum)
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
-        _, uphill = self.network.loss_and_grad(union, statistics=False)
-        loss, gradient = self.network.loss_and_grad(
-            union, at=self.network.scratch.perturbed(scale_to_norm(uphill, self.settings.rho)), as_factors=True
-        )
+        _, g = self.network.loss_and_grad(union, statistics=False)
+        v = scale_to_norm(g, self.settings.rho)
+        loss, gradient = self.network.loss_and_grad(union, at=self.network.scratch.perturbed(v), as_factors=True)
         self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
 
@@ -66,7 +65,15 @@ class _SAMER(Method):
 
 
 def scale_to_norm(gradient: Gradient, length: float) -> ParamDict:
-    """The direction of the gradient over all weights together, with the given length; no direction where it is 0."""
+    """Scale a gradient to a given norm over all parameters together.
+
+    Args:
+        gradient: The gradient by parameter name.
+        length: The norm of the result.
+
+    Returns:
+        The scaled gradient; zeros if the gradient is zero.
+    """
     dense = {name: to_dense(g) for name, g in gradient.items()}
     norm = torch.stack([torch.linalg.vector_norm(g) for g in dense.values()]).norm()
     return {name: g * (length / (norm + 1e-12)) for name, g in dense.items()}
@@ -79,4 +86,4 @@ _PRESETS = {
     "cifar100-superclass": {"lr": 0.01, "buffer": 1000},
     "tiny-imagenet": {"lr": 0.01, "buffer": 400},
 }
-register_method("sam-er", SAMER, "Experience replay with sharpness-aware minimisation.", presets=_PRESETS)
+register_method("sam-er", SAMER, "Experience replay with sharpness-aware minimization.", presets=_PRESETS)

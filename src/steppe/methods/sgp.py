@@ -1,7 +1,9 @@
-"""SGP, scaled gradient projection (Saha and Roy, AAAI 2023): GPM that holds weak directions less tightly.
+"""SGP, scaled gradient projection (Saha and Roy, AAAI 2023): GPM that constrains weak directions less.
 
-Everything is GPM's but the importances λ. With σ_i = ‖Rᵀm_i‖ on the task just learnt, for new directions and old ones
-alike, each task gives λ_i = (α + 1) σ_i / (α σ_i + σ_max); an old direction adds that to what it had, up to 1.
+SGP is GPM with importances λ. After each task, with σ_i = ‖Rᵀm_i‖ on its inputs R for old and new directions m_i alike,
+
+    λ_i = (α + 1) σ_i / (α σ_i + σ_max)        for a new direction
+    λ_i ← min(1, λ_i + (α + 1) σ_i / (α σ_i + σ_max))        for an old one
 """
 
 from __future__ import annotations
@@ -16,25 +18,27 @@ from steppe.settings import setting
 
 @dataclass(frozen=True)
 class SGP(GPM):
-    """Settings of SGP: those of GPM, and α."""
+    """Settings of SGP: GPM's, and α."""
 
-    alpha: float = setting(10.0, "how fast λ falls with the singular value (α); larger: later", at_least=0)
+    alpha: float = setting(
+        10.0, "how slowly λ falls with the singular value (α); larger keeps more directions near λ = 1", at_least=0
+    )
 
     def importance_rule(self) -> ImportanceRule:
-        """What λ a task's directions get, before it is added to what they had."""
+        """The importances λ that a task adds."""
         return Spectral(self.alpha)
 
 
 _ALPHAS = {
-    "pmnist": 1.0,  # our choice: the released code has no such benchmark
+    "pmnist": 1.0,  # ours: the released code does not have this benchmark
     "pmnist-60k": 1.0,
     "cifar100-split": 10.0,
     "cifar100-superclass": 3.0,
-    "tiny-imagenet": 10.0,  # likewise
+    "tiny-imagenet": 10.0,  # also ours
 }
 register_method(
     "sgp",
     SGP,
-    "GPM whose directions are held by how much they mattered.",
+    "GPM that constrains directions by their importance.",
     presets={benchmark: {**PRESETS[benchmark], "alpha": alpha} for benchmark, alpha in _ALPHAS.items()},
 )

@@ -1,1 +1,1 @@
-"""The gradient memory: layer inputs, their leading directions, and soft projectors onto them."""
+"""The gradient memory: bases of the layers' inputs, and soft projectors onto them."""

@@ -1,4 +1,4 @@
-"""Which of a model's weights a gradient memory covers."""
+"""Find the weights of a model that a gradient memory covers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,23 @@ from steppe.runtime.warn import warn_user
 def find_covered_weights(
     network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool
 ) -> dict[str, ProjectedWeight]:
-    """The weights that a gradient memory covers, seen with prepared inputs: all that a rule covers but those named, and
-    in multi-head learning the head. Weights that no rule covers, and those of layers that do something else with them
-    than their rule says, are named in a warning; one that the model also uses outside of its layer is refused, because
-    only a part of its gradient could be projected.
+    """Find the weights that a gradient memory covers: those of layers with a rule, but not a multi-head model's head.
+
+    Warns about weights that cannot be covered: those of layers without a rule, and of layers that use their weight
+    differently than their rule assumes.
+
+    Args:
+        network: The network.
+        x: Prepared inputs to run it on.
+        exclude: Names of weights and layers not to cover.
+        multi_head: Whether tasks have their own outputs, whose layer is then not covered.
+
+    Returns:
+        The covered weights, by parameter name.
+
+    Raises:
+        ModelError: If the head cannot be identified, or a weight is also used outside its layer, so that only part of
+            its gradient could be projected.
     """
     covered = projected_weights(network.model, exclude)
     known = coverable_weights(network.model)
@@ -34,13 +47,13 @@ def find_covered_weights(
         named = any(_matches(name, entry) for name in _uncovered(network, known) for entry in exclude)
         if head is None and known and (not exclude or (last in covered and not named)):
             raise ModelError(
-                "the model is learnt with several heads, but no single layer gives its output: name the head's layers, "
-                "or weights that belong to no layer, with exclude=(...). "
-                f"The last layer that its forward runs has the weight {last!r}."
+                "the tasks have separate heads, but no single layer computes the model's output: name the head's "
+                "layers, or weights that belong to no layer, with exclude=(...). "
+                f"The last layer that the forward runs has the weight {last!r}."
                 if last is not None
-                else "the model is learnt with several heads, but calls of its layers cannot be seen, so that the head "
-                "is not found: give the model as it was before torch.compile (model._orig_mod), or name the head's "
-                "layers with exclude=(...)."
+                else "the tasks have separate heads, but the model hides the calls of its layers, so the head cannot "
+                "be found: pass the model from before torch.compile (model._orig_mod), or name the head's layers with "
+                "exclude=(...)."
             )
         covered = {name: weight for name, weight in covered.items() if name != head}
     with network.mode(training=False):
@@ -55,20 +68,24 @@ def find_covered_weights(
 
 
 def warn_shared_head(name: str, head: range | None, heads: Sequence[range | None], outputs: int) -> None:
-    """Say that a task's head has rows of an earlier one's, where the first task had a head and the last layer is
-    therefore left uncovered.
+    """Warn if a task's head overlaps an earlier one's in a multi-head model, whose last layer is not covered.
+
+    Args:
+        name: The task's name.
+        head: Its head; None for all outputs.
+        heads: The heads of the earlier tasks.
+        outputs: The number of the model's outputs.
     """
     if not heads or heads[0] is None:
         return
     everything = range(outputs)
-    mine = everything if head is None else head
-    for place, earlier in enumerate(everything if other is None else other for other in heads):
-        if mine.start < earlier.stop and earlier.start < mine.stop:
+    own = everything if head is None else head
+    for number, earlier in enumerate((everything if other is None else other for other in heads), start=1):
+        if own.start < earlier.stop and earlier.start < own.stop:
             warn_user(
-                f"{name}: its head, rows {mine.start} to {mine.stop - 1} of the output, has rows of task {place + 1}, "
-                "which nothing protects: where tasks have heads the last layer is not covered, for each should have "
-                "rows of its own. Where they share rows, leave `head` out of all tasks, from the first on: the last "
-                "layer is then covered too.",
+                f"{name}: its head, outputs {own.start} to {own.stop - 1}, overlaps task {number}'s, which is not "
+                "protected: with heads, the last layer is not covered, as each task should have its own outputs. If "
+                "tasks share outputs, omit `head` in all tasks; the last layer is then covered too.",
             )
             return
 
@@ -76,13 +93,13 @@ def warn_shared_head(name: str, head: range | None, heads: Sequence[range | None
 def _require_called(names: Sequence[str]) -> None:
     for name in names:
         raise ModelError(
-            f"the weight {name!r} is used outside of calls of its layer, where a gradient memory does not see what it "
-            f"meets: its gradient cannot be projected. Call the layer, or leave it out with exclude=({name!r},)."
+            f"the weight {name!r} is used outside its layer, with inputs that a gradient memory cannot see, so its "
+            f"gradient cannot be projected: call the layer, or leave the weight out with exclude=({name!r},)."
         )
 
 
 def _uncovered(network: Network, known: Collection[str]) -> list[str]:
-    """The matrices that have no rule and no other reason to pass through."""
+    """The trainable matrices without a rule, other than embeddings."""
     embedded = {
         id(p)
         for module in network.model.modules()
@@ -93,7 +110,7 @@ def _uncovered(network: Network, known: Collection[str]) -> list[str]:
 
 
 def _matches(name: str, entry: str) -> bool:
-    """Whether a weight is the one that an entry names, or of the module."""
+    """Whether an entry names the weight or a module that contains it."""
     return name == entry or name.startswith(entry + ".")
 
 
@@ -101,6 +118,6 @@ def _warn_uncovered(network: Network, known: Collection[str]) -> None:
     left = _uncovered(network, known)
     if left:
         warn_user(
-            "these weights belong to layers that a gradient memory cannot cover, and will be learnt without "
+            "these weights belong to layers that a gradient memory cannot cover, and will be learned without "
             f"protection: {', '.join(left)}",
         )

@@ -1,10 +1,10 @@
-"""Whether a layer gives the model's output: what follows it may scale and shift its rows, but neither mix them nor add
-what other layers give.
+"""Whether a layer is the model's head: what follows it may scale and shift its outputs, but not mix them or add the
+outputs of other layers.
 
-The layer's output is cut out of the graph of one forward, which then shows what the model's output h ↦ y depends on
-besides, and by y's Jacobian how y depends on it. Row i of y may depend on row i of h in any way, and on the others
-through what all rows have in common: a scale (a norm of h, say) or a shift (as in log_softmax). Then off its diagonal
-the Jacobian is of rank 1, or is so once the shift, which is the same in all rows, is taken away.
+In one forward, the layer's output h is cut out of the graph. The graph then shows what else the model's output y
+depends on, and the Jacobian of y in h shows how it depends on h. y_i may depend on h_i in any way, and on the other
+elements of h through what all share: a scale (such as a norm of h) or a shift (as in log_softmax). Then the Jacobian
+has rank 1 off its diagonal, at least after subtracting the shift, which is the same in all its rows.
 """
 
 from __future__ import annotations
@@ -18,21 +18,30 @@ from torch import Tensor, nn
 
 from steppe.runtime.hooks import temporary_hooks
 
-_ROWS = 8  # of the Jacobian that are looked at
-_PARALLEL = 1e-4  # sin² of the angle between vectors that count as parallel
-_FAINT = 1e-5  # of the largest entry: a vector that rounding may have made
+_ROWS = 8  # number of rows of the Jacobian to compute
+_PARALLEL = 1e-4  # sin² of the angle up to which vectors count as parallel
+_FAINT = 1e-5  # norms up to this share of the largest entry may be rounding noise
 
 
 def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterable[nn.Module], x: Tensor) -> bool:
-    """Whether the model's output on prepared inputs comes, row by row, from what these layers give, and neither from
-    what other layers give by a way around them, nor from a matrix that belongs to no layer at all.
+    """Whether the model's output is, element by element, a function of these layers' outputs.
+
+    Args:
+        model: The model.
+        layers: The layers that may be the head.
+        others: All other layers with weights; if the output depends on one of them other than through `layers`, or on a
+            matrix outside all layers, the answer is no.
+        x: Prepared inputs.
+
+    Returns:
+        Whether the layers are the head.
     """
     cuts: list[Tensor] = []
     around: list[Tensor] = _matrices_outside_layers(model, [*layers, *others])
 
     def cut(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         cuts.append(output.detach().requires_grad_())
-        return cuts[-1].clone()  # the model may go on in place, which a leaf does not allow
+        return cuts[-1].clone()  # the model may modify it in place, which a leaf does not allow
 
     def note(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
@@ -42,40 +51,40 @@ def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterab
         for hook, hooked in ((cut, layers), (note, others)):
             hooks += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
         with torch.enable_grad():
-            output: Tensor = model(x.clone())  # it may work in place
+            output: Tensor = model(x.clone())  # the model may modify it in place
     if not output.requires_grad:
         return False
     weights = torch.arange(output.numel(), device=output.device).cos().reshape(output.shape).to(output.dtype)
-    # (not all alike, for the sum of softmax and its kin depends on nothing)
-    found = torch.autograd.grad(output, [*cuts, *around], weights, allow_unused=True, retain_graph=True)
-    if any(g is not None and bool(g.any()) for g in found[len(cuts) :]):
+    # (unequal, because the plain sum of a softmax is constant)
+    gradients = torch.autograd.grad(output, [*cuts, *around], weights, allow_unused=True, retain_graph=True)
+    if any(g is not None and bool(g.any()) for g in gradients[len(cuts) :]):
         return False
-    used = [h for h, g in zip(cuts, found, strict=False) if g is not None]
+    used = [h for h, g in zip(cuts, gradients, strict=False) if g is not None]
     return bool(used) and all(_is_rowwise(h, output) for h in used)
 
 
 def _is_rowwise(h: Tensor, output: Tensor) -> bool:
-    """Whether the first sample's output is its h with each row scaled, shifted, or turned into something else."""
+    """Whether each element of the first sample's output depends only on its own element of h, and shared quantities."""
     if h.numel() != output.numel():
         return False
     size = output.shape[1]
-    rows = list(range(size)) if size <= _ROWS else [place * (size - 1) // (_ROWS - 1) for place in range(_ROWS)]
-    slopes = [torch.autograd.grad(output[0, row], [h], retain_graph=True)[0] for row in rows]
-    jacobian = torch.stack([slope.double().reshape(output.shape)[0] for slope in slopes])
+    rows = list(range(size)) if size <= _ROWS else [index * (size - 1) // (_ROWS - 1) for index in range(_ROWS)]
+    gradients = [torch.autograd.grad(output[0, row], [h], retain_graph=True)[0] for row in rows]
+    jacobian = torch.stack([g.double().reshape(output.shape)[0] for g in gradients])
     return bool(jacobian.isfinite().all()) and bool(jacobian.any()) and not mixes_rows(jacobian, rows)
 
 
 def mixes_rows(jacobian: Tensor, rows: Sequence[int]) -> bool:
-    """Whether the Jacobian of which these are some rows, (rows, size), is that of an output that mixes its input's."""
+    """Whether a Jacobian, given some of its rows, (rows, size), mixes the elements of its input."""
     if _rank_one(jacobian, rows):
         return False
-    if jacobian.shape[1] < 5:  # without the shift too few places are left to tell
+    if jacobian.shape[1] < 5:  # too few elements to decide after subtracting the shift
         return True
     return not _rank_one(jacobian[1:] - jacobian[0], rows[1:], beside=rows[:1])
 
 
 def _rank_one(parts: Tensor, rows: Sequence[int], beside: Sequence[int] = ()) -> bool:
-    """Whether each two of these rows are parallel, where neither they nor those beside have their own place."""
+    """Whether all pairs of rows are parallel off the diagonal, ignoring also the columns in `beside`."""
     least = _FAINT * float(parts.abs().max())
     for one, other in combinations(range(len(rows)), 2):
         kept = torch.ones(parts.shape[1], dtype=torch.bool, device=parts.device)
@@ -89,6 +98,6 @@ def _rank_one(parts: Tensor, rows: Sequence[int], beside: Sequence[int] = ()) ->
 
 
 def _matrices_outside_layers(model: nn.Module, layers: Sequence[nn.Module]) -> list[Tensor]:
-    """The trainable weights of none of the layers that are whole matrices, and so neither scales nor shifts of rows."""
+    """The trainable matrices outside the layers; vectors may be scales and shifts of the output."""
     known = {id(p) for layer in layers for p in layer.parameters()}
     return [p for p in model.parameters() if p.requires_grad and p.squeeze().ndim > 1 and id(p) not in known]

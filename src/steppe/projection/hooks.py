@@ -1,4 +1,4 @@
-"""Collect layer inputs during a forward: hooks that live for the length of a `with` block and not a line longer."""
+"""Observe the layers of a model during a forward, with hooks that are always removed again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
 
 
 class _PassThroughMode(TorchFunctionMode):
-    """Sees every function of torch that this thread calls, and lets it be."""
+    """A function mode that changes nothing."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -29,10 +29,15 @@ class _PassThroughMode(TorchFunctionMode):
 
 @contextmanager
 def disable_fused_attention(model: nn.Module) -> Iterator[None]:
-    """Inside, torch's attention does not go its quick way of eval mode, on which padding is left out and layers are
-    handed tensors that have no shape.
+    """Inside, torch's attention does not take its fused path in eval mode, which hands layers nested tensors.
 
-    It is not taken where a function mode looks on, which is this thread's own affair; torch.backends.mha is not.
+    torch avoids that path under a function mode. A mode is local to this thread; `torch.backends.mha` is not.
+
+    Args:
+        model: The model; nothing happens if it has no attention.
+
+    Yields:
+        Nothing.
     """
     attends = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
     with _PassThroughMode() if attends else nullcontext():
@@ -41,12 +46,30 @@ def disable_fused_attention(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> Iterator[None]:
-    """Inside, every forward hands each call of a covered layer, the input as it is, to `sink(weight, layer, x)`."""
+    """Inside, pass the input of every call of a covered layer to `sink(weight, layer, x)`.
+
+    Args:
+        weights: The covered weights, by parameter name.
+        sink: Called with each weight, layer and input.
+
+    Yields:
+        Nothing.
+
+    Example:
+        >>> import torch
+        >>> from steppe.projection.hooks import capture_inputs
+        >>> from steppe.projection.layers import projected_weights
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        >>> with capture_inputs(projected_weights(model), lambda weight, layer, x: print(weight.name, *x.shape)):
+        ...     _ = model(torch.randn(5, 4))
+        0.weight 5 4
+        1.weight 5 3
+    """
 
     def hook_for(weight: ProjectedWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = (args[0] if args else kwargs["input"]).detach()
-            with torch.autocast(x.device.type, enabled=False):  # whatever the model's precision, not that of the bases
+            with torch.autocast(x.device.type, enabled=False):  # the bases keep full precision
                 sink(weight, layer, x.float() if x.dtype in _HALF else x)
 
         return hook
@@ -59,14 +82,19 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
 
 
 def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
-    """The covered weight whose layer gives the model's output, found by one forward; None if there is no such one.
+    """Find the head: the layer that returns the model's output, or from whose output alone it is computed element-wise.
 
-    A layer that returns the very tensor the model returns is it; otherwise one from whose output alone the model's
-    comes, row by row (a scale may follow it).
+    Args:
+        model: The model.
+        weights: The weights whose layers may be the head.
+        x: Prepared inputs.
+
+    Returns:
+        The name of the head's weight, or None if no layer is the head.
     """
     calls, result = _record_outputs(model, weights, x)
     for name, output, version in calls:
-        if output is result and output._version == version:  # else something may have been added to it
+        if output is result and output._version == version:  # else it was modified in place afterwards
             return name
     for name in dict.fromkeys(name for name, output, _ in reversed(calls) if output.numel() == result.numel()):
         others = [layer for other, weight in weights.items() if other != name for layer in weight.layers]
@@ -76,23 +104,30 @@ def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x
 
 
 def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
-    """The weight of the layer that a forward runs last; None where no call of a layer is seen."""
+    """Find the weight of the layer that a forward calls last; None if it calls none."""
     calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
 
 def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
-    """The covered weights that a forward also uses where none of their layers is called, so that a part of the gradient
-    is owed to no layer's input.
+    """Find the covered weights that a forward also uses outside their layers.
 
-    While a layer is called its weight counts as a constant: a gradient that still comes has come from elsewhere.
+    During a layer's calls, its weight does not require a gradient: any gradient it still gets comes from elsewhere.
+
+    Args:
+        model: The model.
+        weights: The covered weights, by parameter name.
+        x: Prepared inputs.
+
+    Returns:
+        The names of the weights used outside their layers.
     """
     own = dict(model.named_parameters())
-    wanted = {name: own[name] for name in weights}
+    parameters = {name: own[name] for name in weights}
 
-    def hook_for(weight: nn.Parameter, wants: bool) -> Callable[..., None]:
+    def hook_for(weight: nn.Parameter, required: bool) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            weight.requires_grad_(wants)
+            weight.requires_grad_(required)
 
         return hook
 
@@ -100,29 +135,28 @@ def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedW
         with temporary_hooks() as hooks, torch.enable_grad():
             for name, weight in weights.items():
                 for layer in dict.fromkeys(weight.layers):
-                    hooks.append(layer.register_forward_pre_hook(hook_for(wanted[name], False), prepend=True))
-                    hooks.append(layer.register_forward_hook(hook_for(wanted[name], True)))
-            output: Tensor = model(x.clone())  # it may work in place
-            if not (wanted and output.requires_grad):
+                    hooks.append(layer.register_forward_pre_hook(hook_for(parameters[name], False), prepend=True))
+                    hooks.append(layer.register_forward_hook(hook_for(parameters[name], True)))
+            output: Tensor = model(x.clone())  # the model may modify it in place
+            if not (parameters and output.requires_grad):
                 return []
-            found = torch.autograd.grad(output.logsumexp(-1).sum(), list(wanted.values()), allow_unused=True)
+            total = output.logsumexp(-1).sum()
+            gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     finally:
-        for parameter in wanted.values():
+        for parameter in parameters.values():
             parameter.requires_grad_()
-    return [name for name, g in zip(wanted, found, strict=True) if g is not None and bool(g.any())]
+    return [name for name, g in zip(parameters, gradients, strict=True) if g is not None and bool(g.any())]
 
 
 def _record_outputs(
     model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor
 ) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
-    """What each call of the layers gives, under the name of its weight and with its version, and what the model
-    gives.
-    """
+    """The output of each call of the layers, with the name of its weight and its version, and the model's output."""
     calls: list[tuple[str, Tensor, int]] = []
 
     def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], output: object) -> None:
-            if isinstance(output, Tensor):  # a layer with a forward of its own may give anything
+            if isinstance(output, Tensor):  # a custom layer may return anything
                 calls.append((name, output, output._version))
 
         return hook
@@ -131,4 +165,4 @@ def _record_outputs(
         for name, weight in weights.items():
             for layer in dict.fromkeys(weight.layers):
                 hooks.append(layer.register_forward_hook(hook_for(name)))
-        return calls, model(x.clone())  # it may work in place
+        return calls, model(x.clone())  # the model may modify it in place

@@ -1,8 +1,7 @@
-"""Importance rules: what λ is when a task starts, and how an update moves it (docs/concepts.md: soft projection,
-importances).
+"""Importance rules: how λ starts a task, and how an update changes it (docs/concepts.md: soft projection, importances).
 
-`ones` never moves; `sigmoid` is the paper's rule to the letter (and, measured, inert: σ(10·λ) returns to 0.99995
-whatever a step of the paper's size did); `spectral` fixes λ per task from the singular values.
+`Ones` keeps λ = 1. `Sigmoid` is the paper's rule, literally; in practice it is inert, since σ(10·λ) returns to 0.99995
+after any step of the paper's size. `Spectral` fixes λ for each task from the singular values.
 """
 
 from __future__ import annotations
@@ -17,29 +16,55 @@ from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
 
 
 class ImportanceRule(Protocol):
-    """One way to weigh the basis directions."""
+    """How the basis directions are weighted by their importances λ."""
 
     @property
     def dynamic(self) -> bool:
-        """Whether updates move λ; if not, its gradient is never computed."""
+        """Whether updates change λ; if not, its gradient is never computed."""
         ...
 
     def initial(self, singular_values: Tensor) -> Tensor:
-        """λ at the start of a task, (groups, k), from the kept singular values."""
+        """λ at the start of a task.
+
+        Args:
+            singular_values: Those of the basis directions, (groups, k); 0 for padding.
+
+        Returns:
+            λ, (groups, k).
+        """
         ...
 
     def update(self, importance: Tensor, gradient: Tensor) -> None:
-        """Move λ, all layers' in a row, by one update with gradient ∂L/∂λ, in place; the gradient may be used up."""
+        """Update λ in place.
+
+        Args:
+            importance: λ of all layers, concatenated.
+            gradient: ∂L/∂λ, in the same order; may be overwritten.
+        """
         ...
 
     def decay_lr(self, divisor: float) -> ImportanceRule:
-        """The same rule with smaller steps."""
+        """Divide the step size.
+
+        Args:
+            divisor: The number to divide by.
+
+        Returns:
+            A copy with the smaller step size.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Ones:
-    """λ = 1: hard projection."""
+    """λ = 1: hard projection.
+
+    Example:
+        >>> import torch
+        >>> from steppe.projection.importance import Ones
+        >>> Ones().initial(torch.tensor([[3.0, 1.0]]))
+        tensor([[1., 1.]])
+    """
 
     dynamic: bool = False
 
@@ -48,19 +73,30 @@ class Ones:
         return torch.ones_like(singular_values)
 
     def update(self, importance: Tensor, gradient: Tensor) -> None:
-        """Unmoved."""
+        """Does nothing."""
 
     def decay_lr(self, divisor: float) -> Ones:
-        """There are no steps."""
+        """Returns itself, as there is no step size."""
         return self
 
 
 @dataclass(frozen=True)
 class Sigmoid:
-    """The paper's rule: λ ← σ(temperature · (λ − lr · ∂L/∂λ)), from λ = 1.
+    """The paper's rule: λ ← σ(temperature · (λ − lr · ∂L/∂λ)), starting at λ = 1.
 
-    The gradients of all layers are clipped together to the norm `clip`. `sign` is −1 for the look-ahead member,
-    which climbs.
+    Args:
+        lr: The learning rate η2.
+        temperature: The factor inside the sigmoid.
+        clip: The maximum norm of the gradients of all layers together.
+        sign: −1 ascends instead, as in the look-ahead member of the family.
+
+    Example:
+        >>> import torch
+        >>> from steppe.projection.importance import Sigmoid
+        >>> importance = torch.ones(2)
+        >>> Sigmoid(lr=0.5).update(importance, torch.tensor([0.0, 2.0]))
+        >>> importance  # σ(10 · 1) and σ(10 · (1 − 0.5 · 2))
+        tensor([1.0000, 0.5000])
     """
 
     lr: float
@@ -74,32 +110,42 @@ class Sigmoid:
         return torch.ones_like(singular_values)
 
     def update(self, importance: Tensor, gradient: Tensor) -> None:
-        """One step of gradient descent on λ, then the sigmoid."""
+        """Take one step of gradient descent on λ, then apply the sigmoid."""
         length = torch.linalg.vector_norm(gradient)
         factor = clip_ratio(float(length), self.clip) if length.is_cpu else clip_ratio_tensor(length, self.clip)
         step = gradient.mul_(self.sign * self.lr * factor)
         importance.sub_(step).mul_(self.temperature).sigmoid_()
 
     def decay_lr(self, divisor: float) -> Sigmoid:
-        """The same with a smaller step size."""
+        """A copy with the smaller step size."""
         return replace(self, lr=self.lr / divisor)
 
 
 @dataclass(frozen=True)
 class Spectral:
-    """λ_i = (α + 1) σ_i / (α σ_i + σ_max): near 1 for strong directions, less for weak ones; fixed within a task."""
+    """λ_i = (α + 1) σ_i / (α σ_i + σ_max): near 1 for strong directions, lower for weak ones; fixed during a task.
+
+    Args:
+        alpha: α; the larger, the closer λ stays to 1.
+
+    Example:
+        >>> import torch
+        >>> from steppe.projection.importance import Spectral
+        >>> Spectral(alpha=1.0).initial(torch.tensor([[3.0, 1.0, 0.0]]))
+        tensor([[1.0000, 0.5000, 0.0000]])
+    """
 
     alpha: float
     dynamic: bool = False
 
     def initial(self, singular_values: Tensor) -> Tensor:
-        """From the singular values, per group; padding stays 0."""
+        """λ from the singular values, per group; padding gets 0."""
         top = singular_values.amax(-1, keepdim=True).clamp(min=torch.finfo(singular_values.dtype).tiny)
         return (self.alpha + 1) * singular_values / (self.alpha * singular_values + top)
 
     def update(self, importance: Tensor, gradient: Tensor) -> None:
-        """Unmoved."""
+        """Does nothing."""
 
     def decay_lr(self, divisor: float) -> Spectral:
-        """There are no steps."""
+        """Returns itself, as there is no step size."""
         return self

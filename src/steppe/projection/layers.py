@@ -1,9 +1,9 @@
-"""Which layers a gradient memory covers, and how each turns its input into the columns of R, from which UpdateGPM
-makes its bases (docs/concepts.md: the gradient projection memory). A new layer type is one registered function.
+"""The layers that a gradient memory can cover, and how each turns its input into the columns of R, from which UpdateGPM
+computes bases (docs/concepts.md: the gradient projection memory). To add a layer type, register a rule.
 
-A rule maps a layer and its input to a tensor (groups, n, in): every row is one input vector that the layer multiplies
-by one row of its weight, viewed as (groups, out / groups, in). Therefore each row of the weight's gradient lies in
-the span of these vectors.
+A rule maps a layer and its input to a tensor (groups, n, in). Each row is an input vector that the layer multiplies by
+the rows of its weight, viewed as (groups, out / groups, in). Each row of the weight's gradient therefore lies in the
+span of these vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ RULES: dict[type[nn.Module], Rule] = {}
 
 
 def register_rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register a rule for layer types (and their subclasses)."""
+    """Register a rule for layer types and their subclasses.
+
+    Args:
+        kinds: The layer types.
+
+    Returns:
+        A decorator for the rule.
+    """
 
     def register(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(kinds, rule))
@@ -34,18 +41,16 @@ def register_rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 @register_rule(nn.Linear)
 def linear_inputs(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer's input vectors; every dimension but the last counts samples."""
+    """The rule of linear layers: every dimension but the last counts samples."""
     return x.reshape(1, -1, x.shape[-1])
 
 
 @register_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
-    """All patches a convolution looks at, padding included, in the order of weight.view(out, -1); a lone sample may
-    come without a batch around it.
-    """
+    """The rule of convolutions: all patches, padding included, in the order of `weight.view(out, -1)`."""
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     space = len(layer.kernel_size)
-    x = x if x.ndim == space + 2 else x.unsqueeze(0)
+    x = x if x.ndim == space + 2 else x.unsqueeze(0)  # the batch dimension may be missing
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = pad(x, padding(layer), mode=mode)
     for axis, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
@@ -60,7 +65,7 @@ def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
-    """The padding before and after each axis, the last axis first, as `pad` wants it."""
+    """The padding before and after each axis, last axis first, as `torch.nn.functional.pad` expects it."""
     amounts: list[int] = []
     for axis in reversed(range(len(layer.kernel_size))):
         if layer.padding == "same":
@@ -75,42 +80,58 @@ def padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
 
 @dataclass(frozen=True)
 class ProjectedWeight:
-    """One weight that the memory covers, with every layer that uses it."""
+    """A weight that the memory covers, with every layer that uses it."""
 
     name: str
     layers: tuple[nn.Module, ...]
     rule: Rule
     factorable: bool = False
-    """Whether its gradient may be had as factors of inputs and output gradients (see `linear_calls`)."""
+    """Whether its gradient can be computed as factors: inputs and output gradients (see `network.linear_hooks`)."""
 
 
 def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str, ProjectedWeight]:
-    """The trainable weights of all layers that have a rule, by parameter name, but for those excluded by the name of
-    the weight or of a layer that uses it.
+    """The trainable weights of all layers that have a rule.
 
-    A weight shared by several covered layers is covered once, with the inputs of all of them. A weight shared with a
-    module of another kind is refused: that module's gradient would not lie in the span of the layer's inputs.
+    A weight shared by several covered layers is covered once, with the inputs of all of them.
+
+    Args:
+        model: The model.
+        exclude: Names of weights, and of layers whose weights to leave out.
+
+    Returns:
+        The weights, by parameter name.
+
+    Raises:
+        ModelError: If a weight is shared with a module without a rule, whose gradient would not lie in the span of the
+            layers' inputs.
+
+    Example:
+        >>> import torch
+        >>> from steppe.projection.layers import projected_weights
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+        >>> list(projected_weights(model)), list(projected_weights(model, exclude=("2",)))
+        (['0.weight', '2.weight'], ['0.weight'])
     """
-    found: dict[str, ProjectedWeight] = {}
+    weights: dict[str, ProjectedWeight] = {}
     for name, users in _users(model).items():
         if not users[0].parameter.requires_grad or any(_is_excluded(name, user.path, exclude) for user in users):
             continue
-        strangers = [user.path for user in users if user.rule is None]
-        if len(strangers) == len(users):
+        unruled = [user.path for user in users if user.rule is None]
+        if len(unruled) == len(users):
             continue
-        if strangers:
+        if unruled:
             raise ModelError(
-                f"the weight {name!r} is shared with {strangers[0]!r}, which is no linear or convolution layer: "
-                f"its gradient cannot be projected. Untie it, or leave it out with exclude=({name!r},)."
+                f"the weight {name!r} is shared with {unruled[0]!r}, which is not a linear or convolution layer, so "
+                f"its gradient cannot be projected: untie it, or leave it out with exclude=({name!r},)."
             )
         rule = users[0].rule
         assert rule is not None
-        found[name] = ProjectedWeight(name, tuple(user.module for user in users), rule)
-    return found
+        weights[name] = ProjectedWeight(name, tuple(user.module for user in users), rule)
+    return weights
 
 
 def coverable_weights(model: nn.Module) -> dict[str, ProjectedWeight]:
-    """Every weight that a layer with a rule uses, whatever else does and whether or not it is to be covered."""
+    """All weights of layers with a rule, including frozen ones and those shared with other modules."""
     return {
         name: ProjectedWeight(name, tuple(user.module for user in ruled), ruled[0].rule)
         for name, users in _users(model).items()
@@ -119,7 +140,7 @@ def coverable_weights(model: nn.Module) -> dict[str, ProjectedWeight]:
 
 
 class _User(NamedTuple):
-    """A module that holds a parameter, with the rule by which it would be covered."""
+    """A module that has a parameter, with the rule that would cover it."""
 
     path: str
     module: nn.Module
@@ -128,9 +149,9 @@ class _User(NamedTuple):
 
 
 def _users(model: nn.Module) -> dict[str, list[_User]]:
-    """The modules that hold each parameter, by the parameter's name; a shared parameter has several."""
+    """The modules that have each parameter, by the parameter's name; a shared parameter has several."""
     names = {id(p): name for name, p in model.named_parameters()}  # a shared parameter appears once
-    # nn.MultiheadAttention computes with its parts' weights without calling them, so their inputs are never seen.
+    # nn.MultiheadAttention uses its submodules' weights without calling them, so their inputs are never seen.
     opaque = {id(part) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()}
     users: dict[str, list[_User]] = {name: [] for name in names.values()}
     for path, module in model.named_modules():
@@ -142,11 +163,11 @@ def _users(model: nn.Module) -> dict[str, list[_User]]:
 
 
 def require_covered(covered: Mapping[str, ProjectedWeight]) -> None:
-    """Refuse a model that gives a gradient memory nothing to cover."""
+    """Reject a model without weights to cover."""
     if not covered:
         raise ModelError(
-            "the model has no layer that a gradient memory can cover (Linear, Conv1d, Conv2d, Conv3d with a "
-            "trainable weight, the head of a multi-head model aside): use a replay method such as er."
+            "the model has no layer that a gradient memory can cover (Linear, Conv1d, Conv2d or Conv3d with a "
+            "trainable weight, other than the head of a multi-head model): use a replay method such as er."
         )
 
 

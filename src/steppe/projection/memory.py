@@ -1,4 +1,4 @@
-"""The gradient memory of a whole network: one soft projector per covered weight."""
+"""The gradient memory of a network: one soft projector per covered weight."""
 
 from __future__ import annotations
 
@@ -22,28 +22,55 @@ from steppe.projection.projector import SoftProjector
 from steppe.runtime.session import breathe
 
 _SATURATED = 0.99
-"""From this importance on a direction counts as held fast."""
+"""The importance from which a direction counts as frozen."""
 
 
 class GradientMemory:
-    """Empty until the first `rebuild` or `grow`; a parameter without a projector passes through unchanged."""
+    """Soft projectors of a network's weights; gradients of weights without a projector pass through unchanged.
+
+    The memory is empty until the first `rebuild` (FS-DGPM: new bases) or `extend` (GPM: growing bases).
+
+    Args:
+        rule: How λ starts and moves.
+        covered: The weights to project, by parameter name, from `projected_weights` or `find_covered_weights`.
+
+    Raises:
+        ModelError: If the rule is dynamic and the weights differ in type or device.
+
+    Example:
+        >>> import torch
+        >>> from steppe.network.network import Network
+        >>> from steppe.projection.importance import Ones
+        >>> from steppe.projection.layers import projected_weights
+        >>> from steppe.projection.memory import GradientMemory
+        >>> model = torch.nn.Linear(4, 2, bias=False)
+        >>> memory = GradientMemory(Ones(), projected_weights(model))
+        >>> inputs = torch.randn(10, 1) * torch.tensor([1.0, 1.0, 0.0, 0.0])  # all along one direction
+        >>> memory.rebuild(Network(model), inputs, threshold=0.99)
+        []
+        >>> memory.ranks()
+        {'weight': {'rank': 1, 'of': 4}}
+        >>> outside = memory.project_out({"weight": torch.ones(2, 4)})
+        >>> bool((outside["weight"] @ inputs.T).abs().max() < 1e-5)
+        True
+    """
 
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, ProjectedWeight] = MappingProxyType({})) -> None:
-        self.rule, self.covered = rule, dict(covered)  # a learner may be copied, a proxy may not
+        self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
-        if rule.dynamic:  # known before anything is learnt
+        if rule.dynamic:  # fail before anything is learned
             own = {name: dict(weight.layers[0].named_parameters())["weight"] for name, weight in covered.items()}
             _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
 
     @property
     def projectors(self) -> Mapping[str, SoftProjector]:
-        """The projector of each weight that has one; to be set as a whole."""
+        """The projectors by parameter name; assign a whole new mapping to change them."""
         return self._projectors
 
     @projectors.setter
     def projectors(self, projectors: Mapping[str, SoftProjector]) -> None:
-        # The importances lie in one row of numbers, of which each projector sees its part: one call moves them all.
+        # The importances of all weights are one tensor with a view per projector, so that one call updates them all.
         kinds = {name: (p.importance.dtype, p.importance.device) for name, p in projectors.items()}
         if len(set(kinds.values())) > 1:
             if self.rule.dynamic:
@@ -63,15 +90,38 @@ class GradientMemory:
         return bool(self._projectors)
 
     def coordinates(self, gradient: Gradient) -> Gradient:
-        """G M for every covered weight."""
+        """The coordinates G M of a gradient along the bases.
+
+        Args:
+            gradient: The gradient by parameter name.
+
+        Returns:
+            G M for every weight with a projector.
+        """
         return {name: p.coordinates(gradient[name]) for name, p in self._projectors.items()}
 
     def project_onto(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
-        """The part of a gradient within the memory, softly: G M diag(λ) Mᵀ; `known` may hold G M of some weights."""
+        """The component of a gradient within the memory: G M diag(λ) Mᵀ.
+
+        Args:
+            gradient: The gradient by parameter name.
+            known: G M of the weights for which it is already known.
+
+        Returns:
+            The component; gradients of weights without a projector unchanged.
+        """
         return self._apply(gradient, known, SoftProjector.project_onto)
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
-        """The part of a gradient outside the memory, softly: G − G M diag(λ) Mᵀ."""
+        """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
+
+        Args:
+            gradient: The gradient by parameter name.
+            known: G M of the weights for which it is already known.
+
+        Returns:
+            The component; gradients of weights without a projector unchanged.
+        """
         return self._apply(gradient, known, SoftProjector.project_out)
 
     def _apply(
@@ -86,12 +136,18 @@ class GradientMemory:
         return parts
 
     def ranks(self) -> dict[str, dict[str, int]]:
-        """How many directions each covered weight's basis holds, and of how many."""
+        """The size of the bases.
+
+        Returns:
+            For each weight with a projector, the rank of its basis and the largest possible one.
+        """
         return {name: {"rank": p.rank, "of": p.max_rank} for name, p in self.projectors.items()}
 
     def saturated(self) -> set[str]:
-        """The covered weights that have nowhere left to learn in: every direction is in the basis and held fast. λ that
-        moves begins at 1 and stays near it.
+        """The weights that can no longer learn, because their bases hold every direction and freeze it.
+
+        Returns:
+            Their names. A dynamic λ counts as freezing, since it starts at 1 and stays close to it.
         """
         return {
             name
@@ -100,32 +156,51 @@ class GradientMemory:
         }
 
     def importance_distributions(self) -> dict[str, dict[str, float | list[float]]]:
-        """λ's mean and deciles over the directions that each covered weight's basis holds."""
-        found: dict[str, dict[str, float | list[float]]] = {}
+        """The distribution of λ over the directions of each basis.
+
+        Returns:
+            For each weight with a projector, the mean of λ and its deciles, minimum and maximum included.
+        """
+        distributions: dict[str, dict[str, float | list[float]]] = {}
         for name, projector in self.projectors.items():
             values = projector.active_importance.double()
             deciles = torch.quantile(values, torch.linspace(0, 1, 11, dtype=values.dtype, device=values.device))
-            found[name] = {"mean": float(values.mean()), "deciles": deciles.tolist()}
-        return found
+            distributions[name] = {"mean": float(values.mean()), "deciles": deciles.tolist()}
+        return distributions
 
     def update_importances(self, gradient: Tensor | None) -> None:
-        """One update of λ by the rule, given ∂L/∂λ of all weights in a row; none, where nothing is to move."""
+        """Update λ by the rule.
+
+        Args:
+            gradient: ∂L/∂λ of all weights, concatenated; None leaves λ unchanged.
+        """
         if gradient is not None:
             self.rule.update(self.importance, gradient)
 
     def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
-        """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
-        anew. Returns remarks on weights that have been closed by it.
+        """UpdateGPM: replace the bases by those of the covered layers' inputs on stored samples, and reinitialize λ.
+
+        Args:
+            network: The network.
+            x: The samples, as stored.
+            threshold: The share of the inputs' energy that each basis holds (ε).
+            chunk: How many samples to process at a time.
+
+        Returns:
+            Remarks on weights that can no longer learn.
+
+        Raises:
+            LayerDivergedError: If a layer's inputs are not finite.
         """
         before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
             breathe()
             spectrum = representation.spectrum()
-            if spectrum is None:  # a layer the forward never used
+            if spectrum is None:  # a layer that the forward did not use
                 continue
             kept = select_leading(spectrum, threshold)
-            if kept.values.shape[-1] > 0:  # a layer whose inputs were all zero needs no direction
+            if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
                 projectors[name] = _make_projector(network, name, kept.vectors, self.rule.initial(kept.values))
         self.projectors = projectors
         return self._saturation_remarks(before)
@@ -133,11 +208,24 @@ class GradientMemory:
     def extend(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> list[str]:
-        """GPM's update: the bases grow by what they miss of the inputs on stored samples x, to each weight's own share
-        of energy. λ accumulates: what the rule gives for this task is added to what was there, up to 1. Returns remarks
-        on weights that have been closed by it, and on those that it leaves without a basis.
+        """GPM's update: extend the bases by what they miss of the covered layers' inputs on stored samples.
+
+        λ accumulates: the rule's values for this task are added to the old ones, up to 1.
+
+        Args:
+            network: The network.
+            x: The samples, as stored.
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε).
+            first: Whether this is the first task, whose bases leave out the direction that crosses the threshold.
+            chunk: How many samples to process at a time.
+
+        Returns:
+            Remarks on weights that can no longer learn, and on weights left without a basis.
+
+        Raises:
+            LayerDivergedError: If a layer's inputs are not finite.
         """
-        before, projectors, bare = self.saturated(), dict(self.projectors), []
+        before, projectors, remarks = self.saturated(), dict(self.projectors), []
         for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
             breathe()
             old = projectors.get(name)
@@ -146,29 +234,29 @@ class GradientMemory:
                 continue
             if growth.basis.shape[-1] == 0:
                 if bool((representation.energy() > 0).any()):
-                    bare.append(_empty_basis_remark(name, thresholds[name]))
+                    remarks.append(_empty_basis_remark(name, thresholds[name]))
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
                 importance[:, : old.basis.shape[-1]] += old.importance * direction_mask(old.basis)
             projectors[name] = _make_projector(network, name, growth.basis, importance.clamp(max=1))
         self.projectors = projectors
-        return [*bare, *self._saturation_remarks(before)]
+        return [*remarks, *self._saturation_remarks(before)]
 
     def _saturation_remarks(self, before: Collection[str]) -> list[str]:
-        """On the weights that are closed and were not before: said once, not after every later task."""
-        closed = self.saturated()
+        """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
+        saturated = self.saturated()
         return [
-            f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so that this weight can no longer "
-            "learn: a lower threshold would have left it room."
+            f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
+            "learn: lower the threshold to leave it room."
             for name, p in self.projectors.items()
-            if name in closed and name not in before
+            if name in saturated and name not in before
         ]
 
     def _collect_representations(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
     ) -> dict[str, Representation]:
-        """Every covered layer's inputs on stored samples x, in eval mode."""
+        """The covered layers' inputs on stored samples x, in eval mode."""
         representations = {name: Representation(thresholds[name]) for name in self.covered}
         with (
             torch.no_grad(),
@@ -182,27 +270,42 @@ class GradientMemory:
                 network.input_copies.call(network.prepare_inputs(part))
                 breathe()
         for name, representation in representations.items():
-            if not representation.is_finite():  # as after a last update that went too far: no loss has shown it yet
+            if not representation.is_finite():  # the last update diverged, and no loss was computed since
                 raise LayerDivergedError(
-                    f"the inputs of the layer with the weight {name!r} are no longer finite, or too large to be "
-                    "squared: lower the step size (lr, ascent_lr) or check the data."
+                    f"the inputs of the layer with the weight {name!r} are not finite, or too large to be squared: "
+                    "lower the step size (lr, ascent_lr) or check the data."
                 )
         return representations
 
     def state_dict(self) -> State:
-        """Bases and importances; the rule's step size is the business of whoever slows it down."""
+        """The bases and importances. The rule is not included; the method restores its step size.
+
+        Returns:
+            The state.
+        """
         return {name: [p.basis, p.importance] for name, p in self.projectors.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """The same bases and importances again."""
+        """Restore a state.
+
+        Args:
+            state: A state from `state_dict`.
+
+        Raises:
+            ValueError: If it has a basis of a weight that is not covered, or importances of another shape.
+        """
         for name, (basis, importance) in state.items():
             fits = basis.ndim == 3 and importance.shape == (basis.shape[0], basis.shape[2])
             if name not in self.covered or not fits:
-                raise ValueError(f"the basis of {name!r} is not one of a covered weight, with its importances")
+                raise ValueError(f"the basis of {name!r} does not match its importances, or the weight is not covered")
         self.projectors = {name: SoftProjector(basis, importance) for name, (basis, importance) in state.items()}
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory of bases and importances."""
+        """The memory of bases and importances.
+
+        Returns:
+            Bytes by kind.
+        """
         return {
             "bases": sum(p.basis.nbytes for p in self.projectors.values()),
             "importances": sum(p.importance.nbytes for p in self.projectors.values()),
@@ -210,15 +313,15 @@ class GradientMemory:
 
 
 def _require_one_kind(kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
-    """Refuse covered weights of several types, or on several devices, where λ of all of them moves in one row."""
+    """Reject covered weights of several types or on several devices, since λ of all of them is one tensor."""
     first = next(iter(kinds), "")
     for name, kind in kinds.items():
         if kind != kinds[first]:
             raise ModelError(
                 "the covered weights are of several types, or on several devices "
-                f"({first!r} is {_describe_kind(kinds[first])}, {name!r} {_describe_kind(kind)}), but their importances "
-                "are updated together: make the weights alike (model.float()), leave some out with exclude=(...), or "
-                "set importance to ones or spectral."
+                f"({first!r} is {_describe_kind(kinds[first])}, {name!r} {_describe_kind(kind)}), but their "
+                "importances are updated together: make the weights alike (model.float()), leave some out with "
+                "exclude=(...), or set importance to ones or spectral."
             )
 
 
@@ -227,15 +330,15 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
 
 
 def _make_projector(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
-    """A basis for a weight, in the weight's precision."""
+    """A projector in the weight's precision."""
     dtype = network.trainable[name].dtype
     return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
 
 def _empty_basis_remark(name: str, threshold: float) -> str:
-    """A remark on a weight that is left without a basis."""
+    """The remark on a weight that is left without a basis."""
     return (
-        f"the basis of {name!r} is empty, so that nothing holds this weight: a single direction has more than the "
-        f"threshold's share of its inputs, {threshold:g}, and the first task leaves out the direction that crosses it; "
-        "a higher threshold, or inputs about 0, would mend that."
+        f"the basis of {name!r} is empty, so this weight is not protected: a single direction holds more than the "
+        f"threshold's share of its inputs, {threshold:g}, and the first task leaves out the direction that crosses the "
+        "threshold. Raise the threshold, or center the inputs around 0."
     )

@@ -1,4 +1,4 @@
-"""The soft projector P = M diag(λ) Mᵀ of one layer. Its λ may be part of a row that a gradient memory moves."""
+"""The soft projector P = M diag(λ) Mᵀ of one weight."""
 
 from __future__ import annotations
 
@@ -15,11 +15,24 @@ from steppe.projection.basis import direction_mask
 
 @dataclass(frozen=True)
 class SoftProjector:
-    """Basis M, (groups, in, k), with orthonormal columns (zero where a group needs fewer), and importances λ,
-    (groups, k).
+    """P = M diag(λ) Mᵀ, applied to gradients without forming P.
 
-    A gradient G has the weight's shape and is viewed as (groups, out / groups, in); a linear layer's may come as
-    factors, and is then projected by its inputs.
+    A gradient G has the shape of the weight and is viewed as (groups, out / groups, in). A linear layer's gradient may
+    be factored; then only its inputs are projected, and the result is factored too.
+
+    Args:
+        basis: M, (groups, in, k), with orthonormal columns; zero columns pad groups that need fewer.
+        importance: λ, (groups, k). It may be a view into the importances of a whole gradient memory.
+
+    Example:
+        >>> import torch
+        >>> from steppe.projection.projector import SoftProjector
+        >>> projector = SoftProjector(torch.eye(3)[None, :, :2], torch.tensor([[1.0, 0.5]]))
+        >>> gradient = torch.ones(1, 3)
+        >>> projector.project_onto(gradient)
+        tensor([[1.0000, 0.5000, 0.0000]])
+        >>> projector.project_out(gradient)
+        tensor([[0.0000, 0.5000, 1.0000]])
     """
 
     basis: Tensor
@@ -27,32 +40,37 @@ class SoftProjector:
 
     @functools.cached_property
     def columns(self) -> Tensor:
-        """The basis of a layer without groups as a matrix, (in, k)."""
+        """M as a matrix, (in, k), for a layer without groups."""
         return self.basis[0]
 
     @functools.cached_property
     def rows(self) -> Tensor:
-        """Its transpose, (k, in)."""
+        """Mᵀ, (k, in), for a layer without groups."""
         return self.columns.t()
 
     @property
     def rank(self) -> int:
-        """How many directions are held, over all groups."""
+        """The number of directions, over all groups."""
         return int(direction_mask(self.basis).sum())
 
     @property
     def max_rank(self) -> int:
-        """How many directions there are to hold, over all groups."""
+        """The largest possible number of directions, over all groups."""
         return self.basis.shape[0] * self.basis.shape[1]
 
     @property
     def active_importance(self) -> Tensor:
-        """The importances of the directions that are held, without padding."""
+        """The importances of the directions, without padding."""
         return self.importance[direction_mask(self.basis)]
 
     def coordinates(self, gradient: Tensor | FactoredGrad) -> Tensor | FactoredGrad:
-        """G M: each row of G along each basis direction, (out, k), or (groups, out / groups, k) where there are groups;
-        factors stay factors.
+        """G M: the coordinates of each row of G along the basis directions.
+
+        Args:
+            gradient: G, dense or factored.
+
+        Returns:
+            G M, (out, k), or (groups, out / groups, k) for a layer with groups; factored if G is.
         """
         if isinstance(gradient, FactoredGrad):
             return gradient @ self.columns
@@ -62,7 +80,15 @@ class SoftProjector:
     def project_onto(
         self, gradient: Tensor | FactoredGrad, coordinates: Tensor | FactoredGrad | None = None
     ) -> Tensor | FactoredGrad:
-        """G M diag(λ) Mᵀ; G M may be given where it is known already; factors stay factors."""
+        """The component of a gradient within the memory: G M diag(λ) Mᵀ.
+
+        Args:
+            gradient: G, dense or factored.
+            coordinates: G M, if already known.
+
+        Returns:
+            The component, factored if G is.
+        """
         weighed = self._weighted_coordinates(gradient, coordinates)
         if isinstance(weighed, FactoredGrad):
             return weighed @ self.rows
@@ -73,12 +99,20 @@ class SoftProjector:
     def project_out(
         self, gradient: Tensor | FactoredGrad, coordinates: Tensor | FactoredGrad | None = None
     ) -> Tensor | FactoredGrad:
-        """G − G M diag(λ) Mᵀ; factors stay factors."""
+        """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
+
+        Args:
+            gradient: G, dense or factored.
+            coordinates: G M, if already known.
+
+        Returns:
+            The component, factored if G is.
+        """
         if isinstance(gradient, FactoredGrad):
             along = gradient @ self.columns if coordinates is None else coordinates
             assert isinstance(along, FactoredGrad)
             return FactoredGrad(gradient.left, less_product(gradient.right, along.right * self.importance, self.rows))
-        if coordinates is not None and gradient.ndim == 2 and not self._grouped:  # the same without a detour
+        if coordinates is not None and gradient.ndim == 2 and not self._grouped:  # fewer calls
             assert isinstance(coordinates, Tensor)
             return less_product(gradient, coordinates * self.importance, self.rows)
         weighed = self._weighted_coordinates(gradient, coordinates)
@@ -105,7 +139,14 @@ class SoftProjector:
         return known * (self.importance.unsqueeze(1) if self._grouped else self.importance)
 
     def with_importance(self, importance: Tensor) -> SoftProjector:
-        """The same basis with other importances."""
+        """Replace the importances.
+
+        Args:
+            importance: The new λ, (groups, k).
+
+        Returns:
+            A projector with the same basis.
+        """
         changed = object.__new__(SoftProjector)
-        changed.__dict__.update(self.__dict__, importance=importance)  # with the views it has made already
+        changed.__dict__.update(self.__dict__, importance=importance)  # keeps the cached views
         return changed

@@ -1,10 +1,9 @@
-"""Whether what a layer gives depends on its weight W only through W X, with X the input vectors that its rule finds.
+"""Whether a layer's output depends on its weight W only through W X, with X the input vectors that its rule finds.
 
-A gradient memory protects W X: it lets W move by some Δ with Δ X = 0 alone. If a layer computes with anything else than
-X (sin(3x), say), or with anything else than W (its rows at unit length), that leaves its output free to move. So such a
-Δ is added, as large as W, and what the layer gives is compared with what it gave before. That is done in eval mode, in
-which outputs are to be kept; which way the gradient points in training does not matter, for whatever lies along X is
-taken out of it.
+A gradient memory protects W X: it allows only changes Δ of W with Δ X = 0. If a layer multiplies something other than X
+(such as sin(3x)), or by something other than W (such as its normalized rows), its output may still change. To find out,
+add such a Δ, as large as W, and compare the outputs. This is done in eval mode, since that is the output to preserve;
+the gradient in training mode does not matter, as its component along X is removed in any case.
 """
 
 from __future__ import annotations
@@ -22,14 +21,23 @@ from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.layers import RULES, ProjectedWeight
 from steppe.runtime.hooks import temporary_hooks
 
-_VECTORS = 8  # input vectors at the most that a call is tried with
-_ROUNDING = 64  # roundings of the largest number that an output may be off by
+_VECTORS = 8  # the maximum number of input vectors to test a call with
+_ROUNDING = 64  # rounding errors of the largest output that a difference may amount to
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
-    """The weights that some layer uses otherwise than by multiplying the vectors found in its input, or may: it cannot
-    be tried, or was not called. Seen with prepared inputs. Layers that run torch's own forward are not tried.
+    """Find the weights that some layer uses other than by multiplying the input vectors that its rule finds.
+
+    Layers that run torch's own forward are trusted. Layers that cannot be tested, or are not called, are not.
+
+    Args:
+        model: The model.
+        weights: The covered weights, by parameter name.
+        x: Prepared inputs.
+
+    Returns:
+        The names of the weights that cannot be covered.
     """
     doubtful = {
         name: layers for name, weight in weights.items() if (layers := [m for m in weight.layers if not _is_known(m)])
@@ -37,10 +45,10 @@ def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight
     calls: dict[nn.Module, list[_Arguments]] = {layer: [] for layers in doubtful.values() for layer in layers}
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls[layer].append(_clone_arguments((args, kwargs)))  # the model may go on in place
+        calls[layer].append(_clone_arguments((args, kwargs)))  # the model may modify it in place
 
     with temporary_hooks() as hooks:
-        for layer in calls:  # before hooks of the user's own, which will see the same when the call is made again
+        for layer in calls:  # before the user's own hooks, which will see the same when the call is repeated
             hooks.append(layer.register_forward_pre_hook(note, prepend=True, with_kwargs=True))
         if calls:
             with torch.no_grad(), disable_fused_attention(model):
@@ -58,7 +66,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _clone_arguments(argument: Any) -> Any:
-    """The same with tensors of its own, also within tuples, lists and dictionaries."""
+    """A copy with cloned tensors, also inside tuples, lists and dictionaries."""
     if isinstance(argument, Tensor):
         return argument.detach().clone()
     if type(argument) in (tuple, list):
@@ -69,7 +77,7 @@ def _clone_arguments(argument: Any) -> Any:
 
 
 def _is_known(layer: nn.Module) -> bool:
-    """Whether calling it runs torch's own forward of a layer with a rule, and nobody's hooks."""
+    """Whether a call runs torch's own forward of a layer with a rule, without hooks."""
     kind = next((kind for kind in RULES if isinstance(layer, kind)), None)
     return (
         kind is not None
@@ -85,9 +93,7 @@ _METHODS = ("forward", "_conv_forward", "__call__")
 
 
 def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments) -> bool:
-    """Whether the layer's output stays where it is, on some or all of the input vectors, when its weight moves by Δ
-    with Δ X = 0 for these; and not because it does not depend on its weight at all.
-    """
+    """Whether the layer's output depends on its weight, but not on changes Δ of it with Δ X = 0."""
     parameter = layer._parameters["weight"]
     assert parameter is not None
     columns: list[Tensor] = []
@@ -113,7 +119,7 @@ def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, arguments: _Ar
             return any(
                 _output_stays(before, moved, parameter, *part) for part in _probe_sets(columns[0], before, layer)
             )
-    except Exception:  # whatever it is called with, or gives, it is not what a rule is made for
+    except Exception:  # it takes or returns something that rules do not support
         return False
 
 
@@ -121,10 +127,16 @@ _Read = Callable[[Tensor], Tensor]
 
 
 def _probe_sets(columns: Tensor, output: Tensor, layer: nn.Module) -> Iterator[tuple[Tensor, _Read]]:
-    """Sets of input vectors, (groups, n, in), each with what takes from an output all that belongs to them.
+    """Sets of input vectors to test, (groups, n, in), each with a function that selects their part of an output.
 
-    First a few vectors with their own outputs, where each seems to have one: few enough to leave Δ room. Then all of
-    them with the whole output, for layers that mix them afterwards.
+    Args:
+        columns: All input vectors of a call.
+        output: The output of the call.
+        layer: The layer.
+
+    Yields:
+        If each vector seems to have its own output, a few vectors, so few that a Δ exists; then all vectors with the
+        whole output, for layers that mix them afterwards.
     """
     _, count, size = columns.shape
     lengths = torch.linalg.vector_norm(columns, dim=(0, 2))
@@ -140,7 +152,7 @@ def _probe_sets(columns: Tensor, output: Tensor, layer: nn.Module) -> Iterator[t
 
 
 def _channel_axes(layer: nn.Module, output: Tensor) -> list[int]:
-    """The dimensions of an output that may be the one of the weight's rows."""
+    """The dimensions of an output that may correspond to the rows of the weight."""
     if isinstance(layer, nn.Linear):
         return [-1]
     if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
@@ -151,7 +163,7 @@ def _channel_axes(layer: nn.Module, output: Tensor) -> list[int]:
 def _output_stays(
     before: Tensor, moved: Callable[[Tensor], Tensor | None], weight: Tensor, columns: Tensor, read: _Read
 ) -> bool:
-    """Whether a step of the weight across these columns leaves their outputs alone, where one along them does not."""
+    """Whether a step of the weight orthogonal to the columns preserves their outputs, but one along them does not."""
     generator = torch.Generator().manual_seed(0)
     size = float(weight.detach().double().square().mean().sqrt()) or 1.0
     step = size * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device)
@@ -160,7 +172,7 @@ def _output_stays(
     basis = basis * (values > 1e-9 * values[:, :1]).unsqueeze(1)
     along = (rows @ basis) @ basis.mT
     across = rows - along
-    if float(across.norm()) <= 1e-6 * float(rows.norm()):  # the columns leave it nowhere to go
+    if float(across.norm()) <= 1e-6 * float(rows.norm()):  # the columns span the whole space
         return False
     here = read(before)
     outputs = [moved(part.reshape(weight.shape).to(weight.dtype)) for part in (across, along)]

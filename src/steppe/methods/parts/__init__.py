@@ -1,1 +1,1 @@
-"""What methods are assembled from: optimizer steps, perturbations, buffers."""
+"""Building blocks of methods: the SGD step, perturbations, replay buffers."""

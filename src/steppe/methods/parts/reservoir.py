@@ -1,9 +1,10 @@
-"""Replay: a reservoir of samples in preallocated tensors, kept in the form the data came in (bytes stay bytes)."""
+"""The replay buffer: a reservoir of samples in preallocated tensors of their original type (bytes stay bytes)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,118 +13,198 @@ from steppe.checkpoint.tree import State
 from steppe.errors import UsageError
 from steppe.tensors.batch import Batch, index_of
 
+if TYPE_CHECKING:
+    from steppe.runtime.rng import Streams
+
 
 class Reservoir:
-    """A uniform sample of everything ever pushed (Vitter's algorithm R).
+    """A uniform sample of everything ever added (Vitter's algorithm R).
 
-    The n-th sample pushed is appended while there is room; afterwards it takes slot p, uniform in 0..n−1, if that slot
-    exists. Draws and pushes cost the same however large the buffer is. Beside each sample a note may be kept, such as
-    the logits it had.
+    The n-th sample fills the next slot while there are free ones. After that it goes to slot p, drawn uniformly from
+    0..n−1, if p is below the capacity, and is dropped otherwise. Adding and sampling cost the same for any capacity.
+    Each sample may carry extras, such as its logits.
+
+    Args:
+        capacity: The maximum number of samples.
+        draws: The generator for `sample`.
+        pushes: The generator for `add`.
+
+    Example:
+        >>> import random, torch
+        >>> from steppe import Batch
+        >>> from steppe.methods.parts.reservoir import Reservoir
+        >>> buffer = Reservoir(5, random.Random(0), random.Random(1))
+        >>> x, y = torch.randn(20, 3), torch.arange(20)
+        >>> buffer.add(Batch(x, y, torch.zeros_like(y)))
+        >>> len(buffer), buffer.num_seen
+        (5, 20)
+        >>> buffer.sample(2).x.shape
+        torch.Size([2, 3])
     """
 
     def __init__(self, capacity: int, draws: random.Random, pushes: random.Random) -> None:
         self.capacity = capacity
         self.num_seen = 0
         self._draws, self._pushes = draws, pushes
-        self._stored: Batch | None = None  # preallocated to the capacity at the first push
-        self._notes: Tensor | None = None  # likewise, where there are any
+        self._stored: Batch | None = None  # allocated for the full capacity by the first `add`
+        self._extras: Tensor | None = None  # likewise, if there are extras
+
+    @classmethod
+    def from_streams(cls, capacity: int, streams: Streams, purpose: str = "replay") -> Reservoir:
+        """A reservoir that draws from a run's random streams.
+
+        Args:
+            capacity: The maximum number of samples.
+            streams: The random streams of the run.
+            purpose: The start of the two streams' names; part of their seeds, so never rename it.
+
+        Returns:
+            The empty reservoir.
+        """
+        return cls(capacity, streams.python_rng(f"{purpose} draws"), streams.python_rng(f"{purpose} pushes"))
 
     def __len__(self) -> int:
         return min(self.num_seen, self.capacity)
 
-    def add(self, batch: Batch, notes: Tensor | None = None) -> None:
-        """Offer every sample of the batch, in order, each with its row of the notes."""
+    def add(self, batch: Batch, extras: Tensor | None = None) -> None:
+        """Offer every sample of a batch, in order.
+
+        Args:
+            batch: The samples, as stored.
+            extras: One row to keep beside each sample; pass them either always or never.
+
+        Raises:
+            ShapesDifferError: If the inputs have another shape than the stored ones.
+            UsageError: If there is not enough memory for `capacity` samples.
+        """
         if self._stored is None:
-            self._notes = None if notes is None else allocate_rows(notes, self.capacity)
-            self._stored = Batch(*(allocate_rows(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
-        batch.require_like(self._stored)  # else a sample of one number would fill a whole row
+            self._extras = None if extras is None else allocate_rows(extras, self.capacity)
+            self._stored = Batch(*(allocate_rows(part, self.capacity) for part in _parts(batch)))
+        batch.require_like(self._stored)  # else a sample of one number would be broadcast over a whole row
         slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
-        age = self.num_seen
+        seen = self.num_seen
         for sample in range(len(batch)):
-            slot = age if age < self.capacity else self._pushes.randrange(age + 1)
-            age += 1
+            slot = seen if seen < self.capacity else self._pushes.randrange(seen + 1)
+            seen += 1
             if slot < self.capacity:
                 slots[slot] = sample
         if slots:
-            where, which = (index_of(places, batch.y.device) for places in (slots, slots.values()))
-            places = [*_parts(self._stored), *([] if self._notes is None or notes is None else [self._notes])]
-            rows = [part[which] for part in (*_parts(batch), *([] if notes is None else [notes]))]
+            where, which = (index_of(indices, batch.y.device) for indices in (slots, slots.values()))
+            targets = [*_parts(self._stored), *([] if self._extras is None or extras is None else [self._extras])]
+            rows = [part[which] for part in (*_parts(batch), *([] if extras is None else [extras]))]
             try:
-                _write(places, where, rows)
-            except BaseException:  # split by an interrupt: a sample must not stand with another one's label
-                _write(places, where, rows)
-                self.num_seen = age
+                _write(targets, where, rows)
+            except BaseException:  # interrupted halfway: write again, so that no sample keeps another one's label
+                _write(targets, where, rows)
+                self.num_seen = seen
                 raise
-        self.num_seen = age  # at last: what is counted is there
+        self.num_seen = seen  # last, so that only complete samples are counted
 
     def sample(self, count: int) -> Batch | None:
-        """Up to `count` distinct samples, uniformly; None from an empty buffer."""
+        """Draw distinct samples uniformly.
+
+        Args:
+            count: How many; fewer are returned if the buffer holds fewer.
+
+        Returns:
+            The samples, or None if nothing was added yet.
+        """
         if self._stored is None:
             return None
         return _select(self._stored, self._sample_indices(count))
 
     def sample_with_extras(self, count: int) -> tuple[Batch, Tensor] | None:
-        """The same, with the notes of the samples drawn."""
-        if self._stored is None or self._notes is None:
+        """Draw distinct samples uniformly, with their extras.
+
+        Args:
+            count: How many; fewer are returned if the buffer holds fewer.
+
+        Returns:
+            The samples and their extras, or None if nothing was added yet, or never with extras.
+        """
+        if self._stored is None or self._extras is None:
             return None
-        picked = self._sample_indices(count)
-        return _select(self._stored, picked), self._notes[picked]
+        indices = self._sample_indices(count)
+        return _select(self._stored, indices), self._extras[indices]
 
     def _sample_indices(self, count: int) -> Tensor:
         assert self._stored is not None
-        held = min(self.num_seen, self.capacity)
-        return index_of(self._draws.sample(range(held), min(count, held)), self._stored.y.device)
+        filled = min(self.num_seen, self.capacity)
+        return index_of(self._draws.sample(range(filled), min(count, filled)), self._stored.y.device)
 
     def state_dict(self) -> State:
-        """Age and content, without the room that is not filled yet."""
+        """The number of samples seen and the filled slots.
+
+        Returns:
+            The state.
+        """
         filled = slice(0, len(self))
         stored = None if self._stored is None else self._stored[filled]
-        return {"age": self.num_seen, "stored": stored, "notes": None if self._notes is None else self._notes[filled]}
+        extras = None if self._extras is None else self._extras[filled]
+        return {"age": self.num_seen, "stored": stored, "notes": extras}
 
     def load_state_dict(self, state: State) -> None:
-        """The same age and content again."""
-        age, stored, notes = state["age"], state["stored"], state["notes"]
-        held = [] if stored is None else [*_parts(stored), *([] if notes is None else [notes])]
-        if type(age) is not int or age < 0 or any(len(part) != min(age, self.capacity) for part in held):
-            raise ValueError(f"a buffer that was offered {age} samples cannot hold what is said to be in it")
-        roomy = None if stored is None else Batch(*(_with_capacity(part, self.capacity) for part in _parts(stored)))
-        self._notes = None if notes is None else _with_capacity(notes, self.capacity)
-        self.num_seen, self._stored = age, roomy  # once there was memory for all of it
+        """Restore a state.
+
+        Args:
+            state: A state from `state_dict`.
+
+        Raises:
+            ValueError: If the number of stored samples does not match the number seen.
+        """
+        seen, stored, extras = state["age"], state["stored"], state["notes"]
+        parts = [] if stored is None else [*_parts(stored), *([] if extras is None else [extras])]
+        if type(seen) is not int or seen < 0 or any(len(part) != min(seen, self.capacity) for part in parts):
+            raise ValueError(
+                f"a buffer of capacity {self.capacity} that has seen {seen} samples cannot hold {[*map(len, parts)]}"
+            )
+        allocated = None if stored is None else Batch(*(_with_capacity(part, self.capacity) for part in _parts(stored)))
+        self._extras = None if extras is None else _with_capacity(extras, self.capacity)
+        self.num_seen, self._stored = seen, allocated  # last, once everything could be allocated
 
     def memory_bytes(self) -> int:
-        """Memory of the samples as allocated, without their notes."""
+        """The allocated memory of the samples, without extras.
+
+        Returns:
+            Bytes.
+        """
         return 0 if self._stored is None else sum(part.nbytes for part in _parts(self._stored))
 
     def extras_bytes(self) -> int:
-        """Memory of the notes as allocated."""
-        return 0 if self._notes is None else self._notes.nbytes
+        """The allocated memory of the extras.
+
+        Returns:
+            Bytes.
+        """
+        return 0 if self._extras is None else self._extras.nbytes
 
 
 def allocate_rows(like: Tensor, capacity: int) -> Tensor:
-    """An empty tensor for so many rows of the kind."""
+    """An uninitialized tensor of `capacity` rows with the row shape, type and device of `like`."""
     try:
         return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
-    except RuntimeError as error:  # whatever the device's allocator says
+    except RuntimeError as error:  # the text depends on the device's allocator
         raise UsageError(
-            f"there is no memory for {capacity:,} samples of shape {tuple(like.shape[1:])}: keep fewer for replay."
+            f"not enough memory for {capacity:,} samples of shape {tuple(like.shape[1:])}: reduce the replay memory."
         ) from error
 
 
 def _with_capacity(filled: Tensor, capacity: int) -> Tensor:
-    """Some rows with room behind them for so many in all."""
     whole = allocate_rows(filled, capacity)
     whole[: len(filled)] = filled
     return whole
 
 
-def _select(batch: Batch, places: Tensor) -> Batch:
-    """Some samples; `index_select` has less to consider than general indexing."""
-    return Batch(batch.x.index_select(0, places), batch.y.index_select(0, places), batch.task.index_select(0, places))
+def _select(batch: Batch, indices: Tensor) -> Batch:
+    """The samples at the indices; `index_select` has less overhead than general indexing."""
+    return Batch(
+        batch.x.index_select(0, indices), batch.y.index_select(0, indices), batch.task.index_select(0, indices)
+    )
 
 
-def _write(places: Sequence[Tensor], where: Tensor, rows: Sequence[Tensor]) -> None:
-    for place, new in zip(places, rows, strict=True):
-        place[where] = new
+def _write(targets: Sequence[Tensor], where: Tensor, rows: Sequence[Tensor]) -> None:
+    for target, new in zip(targets, rows, strict=True):
+        target[where] = new
 
 
 def _parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Ring memories: for every task the last samples it showed, in slots of its own (GEM and A-GEM)."""
+"""Ring buffers: each task's most recent samples, in slots of their own (GEM and A-GEM)."""
 
 from __future__ import annotations
 
@@ -15,35 +15,59 @@ from steppe.tensors.batch import Batch
 
 
 class TaskRingBuffer:
-    """A memory cut into equal rings, one per task.
+    """A fixed number of samples, divided equally into one ring buffer per task.
 
-    A batch is written from the present position on, as far as the ring's end, and what does not fit is dropped; a
-    position at the end returns to the start. The position runs on from task to task. Of a task with many samples the
-    ring therefore holds the latest; slots that a short task never reached count as absent.
+    A batch is written from the current position up to the end of the ring; the rest of the batch is dropped. A position
+    at the end wraps around, and carries over to the next task. Each ring therefore holds the most recent samples of its
+    task; slots that a short task never reached stay empty.
+
+    Args:
+        memory: The number of samples in all rings together.
+        tasks: The number of rings.
+
+    Example:
+        >>> import torch
+        >>> from steppe import Batch
+        >>> from steppe.methods.parts.ring_buffer import TaskRingBuffer
+        >>> rings = TaskRingBuffer(memory=6, tasks=2)
+        >>> for task in range(2):
+        ...     rings.begin_task()
+        ...     for start in range(0, 8, 2):
+        ...         y = torch.arange(start, start + 2)
+        ...         rings.add(Batch(y.float().unsqueeze(1), y, torch.full_like(y, task)))
+        >>> [batch.y.tolist() for batch in rings.past()]  # a ring has three slots: 3 and 7 were dropped
+        [[4, 5, 6]]
     """
 
     def __init__(self, memory: int, tasks: int) -> None:
         self.slots = memory // tasks
         self._current = -1
         self._position = 0
-        self._stored: Batch | None = None  # preallocated at the first write; rings follow each other
+        self._stored: Batch | None = None  # allocated by the first `add`; one ring after another
         self._written = torch.zeros(tasks * self.slots, dtype=torch.bool, device="cpu")
 
     def begin_task(self) -> None:
-        """Open the next task's ring."""
+        """Switch to the next task's ring."""
         self._current += 1
 
     def add(self, batch: Batch) -> None:
-        """Take in a batch of the current task."""
+        """Store a batch of the current task.
+
+        Args:
+            batch: The samples, as stored.
+
+        Raises:
+            ShapesDifferError: If the inputs have another shape than the stored ones.
+        """
         if self._stored is None:
             self._stored = Batch(*(allocate_rows(part, len(self._written)) for part in (batch.x, batch.y, batch.task)))
-        batch.require_like(self._stored)  # else a sample of one number would fill a whole row
+        batch.require_like(self._stored)  # else a sample of one number would be broadcast over a whole row
         count = min(len(batch), self.slots - self._position)
         start = self._current * self.slots + self._position
         into = slice(start, start + count)
         try:
             self._put(into, batch[:count])
-        except BaseException:  # split by an interrupt: a sample must not stand with another one's label
+        except BaseException:  # interrupted halfway: write again, so that no sample keeps another one's label
             self._put(into, batch[:count])
             raise
         self._position = (self._position + count) % self.slots
@@ -53,10 +77,14 @@ class TaskRingBuffer:
         self._stored.x[into] = batch.x
         self._stored.y[into] = batch.y
         self._stored.task[into] = batch.task
-        self._written[into] = True  # at last: what is counted is there
+        self._written[into] = True  # last, so that only complete samples count
 
     def past(self) -> list[Batch]:
-        """What is held of each task before the current one, in slot order; tasks that left nothing are passed over."""
+        """The stored samples of the tasks before the current one.
+
+        Returns:
+            One batch per task, in slot order; tasks without samples are skipped.
+        """
         if self._stored is None:
             return []
         rings = (range(task * self.slots, (task + 1) * self.slots) for task in range(self._current))
@@ -64,14 +92,27 @@ class TaskRingBuffer:
         return [batch for batch in held if len(batch)]
 
     def state_dict(self) -> State:
-        """Content and position."""
+        """The stored samples and the position.
+
+        Returns:
+            The state.
+        """
         held = None if self._stored is None else self._stored[self._written.nonzero().flatten()]
         return {"task": self._current, "position": self._position, "written": self._written, "held": held}
 
     def load_state_dict(self, state: State) -> None:
-        """The same content and position again."""
+        """Restore a state.
+
+        Args:
+            state: A state from `state_dict`.
+
+        Raises:
+            ValueError: If it belongs to rings of another size or number.
+        """
         if state["written"].dtype != torch.bool or state["written"].shape != self._written.shape:
-            raise ValueError("the rings are not those of this memory and these tasks")
+            raise ValueError(
+                f"expected {len(self._written)} slots, got {tuple(state['written'].shape)}: memory or tasks differ"
+            )
         self._current, self._position, self._written = state["task"], state["position"], state["written"].cpu()
         self._stored = None
         if state["held"] is not None:
@@ -81,45 +122,51 @@ class TaskRingBuffer:
                 whole[self._written] = part
 
     def memory_bytes(self) -> int:
-        """Memory of all rings as allocated."""
+        """The allocated memory of all rings.
+
+        Returns:
+            Bytes.
+        """
         if self._stored is None:
             return 0
         return sum(part.nbytes for part in (self._stored.x, self._stored.y, self._stored.task))
 
 
 def validate_memory_size(memory: int, tasks: int) -> None:
-    """Refuse a memory too small to give every task a sample."""
+    """Reject a memory too small for one sample per task."""
     if memory < tasks:
-        raise UsageError(f"memory = {memory} shared by tasks = {tasks} leaves no sample for each: raise memory.")
-
-
-def validate_task_count(task: Task, before: int, tasks: int) -> None:
-    """Refuse a task beyond those the memory was cut for."""
-    if before >= tasks:
         raise UsageError(
-            f"{task.name}: the memory is shared by tasks = {tasks}, and {before} come before this one: "
-            "set tasks to the number of tasks there will be (and memory to at least as much)."
+            f"memory = {memory} shared by tasks = {tasks} leaves some without a sample: raise memory to {tasks}."
         )
 
 
-_MORE = "raise memory to two samples for each task or more"
+def validate_task_count(task: Task, before: int, tasks: int) -> None:
+    """Reject a task for which the memory has no ring."""
+    if before >= tasks:
+        raise UsageError(
+            f"{task.name}: the memory is divided among tasks = {tasks}, but this is task number {before + 1}: set "
+            "tasks to the number of tasks to be learned (and memory to at least that)."
+        )
+
+
+_MORE = "raise memory to at least two samples per task"
 
 
 def require_uniform_weights(network: Network) -> None:
-    """Refuse weights of several types, or on several devices: the gradients of past tasks are put together from all."""
+    """Reject weights of several types or on several devices: past tasks' gradients combine all weights."""
     (first, start), *others = network.trainable.items()
     for name, weight in others:
         if (weight.dtype, weight.device) != (start.dtype, start.device):
             raise ModelError(
                 "the weights are of several types, or on several devices "
-                f"({first!r} is {start.dtype} on {start.device}, {name!r} {weight.dtype} on {weight.device}), and the "
-                "gradients of past tasks are put together from all of them: make the weights alike (model.float()), or "
-                "use a replay method such as er."
+                f"({first!r} is {start.dtype} on {start.device}, {name!r} {weight.dtype} on {weight.device}), but the "
+                "gradients of past tasks combine all of them: convert the weights (model.float()) or use a replay "
+                "method such as er."
             )
 
 
 class TaskMemory:
-    """Rings that the current task writes to, and `past`, the gradients on what earlier tasks wrote."""
+    """The ring buffer, and in `past` the gradients on what earlier tasks stored in it."""
 
     def __init__(self, network: Network, memory: int, tasks: int) -> None:
         self._network = network
@@ -128,17 +175,17 @@ class TaskMemory:
         self.past = PastTasks(network, [])
 
     def begin_task(self) -> None:
-        """Open the next task's ring, and make the earlier ones ready."""
+        """Switch to the next task's ring, and prepare the earlier tasks' samples."""
         self.rings.begin_task()
         self.past = PastTasks(self._network, self.rings.past())
 
     def require_batchable_rings(self) -> None:
-        """Refuse a ring of one sample that the model cannot take by itself."""
+        """Reject rings of one sample if BatchNorm cannot normalize it."""
         for batch in self.past.samples:
             require_batchable(self._network, batch, f"{self._shares} keeps a single sample of a past task", _MORE)
 
     def require_batchable_draws(self, count: int) -> None:
-        """Refuse draws of one sample from all rings that the model cannot take by itself."""
+        """Reject batches drawn from all rings if they are a single sample that BatchNorm cannot normalize."""
         samples = self.past.samples
         if count == 1 and samples:
             cause = "reference_samples = 1 takes the reference gradient of a single sample"
@@ -149,22 +196,22 @@ class TaskMemory:
             )
 
     def add(self, batch: Batch) -> None:
-        """Take in a batch of the current task."""
+        """Store a batch of the current task."""
         self.rings.add(batch)
 
     def end_task(self) -> None:
-        """What was made ready serves one task only."""
+        """Drop the prepared samples, which serve one task only."""
         self.past = PastTasks(self._network, [])
 
     def state_dict(self) -> State:
-        """The rings, and which way the gradients are taken."""
+        """The rings, and whether gradients are computed together."""
         return {"rings": self.rings.state_dict(), "together": bool(self.past.linear)}
 
     def load_state_dict(self, state: State) -> None:
-        """The same rings again, made ready as they were."""
+        """Restore the rings, and prepare the earlier tasks' samples the same way."""
         self.rings.load_state_dict(state["rings"])
         self.past = PastTasks(self._network, self.rings.past(), together=state["together"])
 
     def memory_bytes(self) -> int:
-        """Memory of the rings as allocated."""
+        """The allocated memory of the rings."""
         return self.rings.memory_bytes()

@@ -1,4 +1,4 @@
-"""The step all methods share: SGD with momentum on a given direction, started anew with each task."""
+"""The step that all methods share: SGD with momentum, reset at each task, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -15,43 +15,84 @@ from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
 
 
 class MomentumSGD:
-    """SGD on the network's weights with gradients handed to it."""
+    """SGD with momentum on the network's weights, for gradients that a method has computed itself.
+
+    Args:
+        network: The network whose weights to move.
+        lr: The learning rate at the start of each task.
+        momentum: The momentum.
+
+    Example:
+        >>> import torch
+        >>> from steppe.methods.parts.sgd import MomentumSGD
+        >>> from steppe.network.network import Network
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(model.weight)
+        >>> sgd = MomentumSGD(Network(model), lr=0.1, momentum=0.5)
+        >>> for _ in range(2):  # steps of 0.1 · 1, then 0.1 · (0.5 · 1 + 1)
+        ...     sgd.step({"weight": torch.ones(1, 2)})
+        >>> model.weight.data
+        tensor([[0.7500, 0.7500]])
+    """
 
     def __init__(self, network: Network, lr: float, momentum: float) -> None:
         self._network, self._first_lr, self._momentum = network, lr, momentum
         self.restart()
 
     def restart(self) -> None:
-        """Forget the momentum, and begin with the first step size."""
+        """Clear the momentum and reset the learning rate, at the start of a task."""
         self.lr = self._first_lr
         self._clear_velocity()
 
     def decay_lr(self, divisor: float) -> float:
-        """Divide the step size until the next restart, and forget the momentum; returns the step size now."""
+        """Divide the learning rate until the next `restart`, and clear the momentum.
+
+        Args:
+            divisor: The number to divide by.
+
+        Returns:
+            The current learning rate.
+        """
         self.lr /= divisor
         self._clear_velocity()
         return self.lr
 
     def _clear_velocity(self) -> None:
         self._velocity: ParamDict = {}
-        self._weights: list[Tensor] = []  # those that move, in the order of the velocities
+        self._weights: list[Tensor] = []  # the ones that move, in the order of the velocities
         self._velocities: list[Tensor] = []
 
     def state_dict(self) -> State:
-        """Step size and momentum."""
+        """The learning rate and the momentum.
+
+        Returns:
+            The state.
+        """
         return {"lr": self.lr, "velocity": self._velocity}
 
     def load_state_dict(self, state: State) -> None:
-        """The same step size and momentum again, laid out in memory like the weights."""
+        """Restore a state, with the momentum laid out in memory like the weights.
+
+        Args:
+            state: A state from `state_dict`.
+
+        Raises:
+            ValueError: If the momentum is not that of the weights that currently move.
+        """
         self.lr, weights = float(state["lr"]), self._network.trainable
         saved = self._network.weights.like_weights(state["velocity"])
         if saved and saved.keys() != self._network.weights.learnable.keys():
-            raise ValueError("the momentum is not that of the weights that move (are others frozen than before?)")
+            raise ValueError("the momentum does not match the trainable weights (were other weights frozen?)")
         self._clear_velocity()
         self._set_velocity({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 
     def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
-        """V = momentum · V + scale · G;   W −= lr · V."""
+        """Take one step: V = momentum · V + scale · G;   W −= lr · V.
+
+        Args:
+            gradient: G by parameter name, dense or factored.
+            scale: A factor on the gradient, such as that of `clip_factor`.
+        """
         if torch.is_grad_enabled():
             with torch.inference_mode():
                 self._step(gradient, scale)
@@ -64,12 +105,12 @@ class MomentumSGD:
                 self._set_velocity(
                     {n: torch.zeros_like(w, requires_grad=False) for n, w in self._network.weights.learnable.items()}
                 )
-        if isinstance(scale, Tensor):  # on a device that nobody waits for
+        if isinstance(scale, Tensor):  # on a device: reading it would wait for the device
             gradient, scale = scale_gradient(gradient, scale), 1.0
         moving, whole = [], []
         for name, velocity in self._velocity.items():
             g = gradient[name]
-            if isinstance(g, FactoredGrad):  # the product of the factors goes straight into the sum
+            if isinstance(g, FactoredGrad):  # add the product without forming it
                 plus_product(velocity, g.left.t(), g.right, scale=scale, keep=self._momentum, out=velocity)
             else:
                 moving.append(velocity)
@@ -86,13 +127,27 @@ class MomentumSGD:
 
 
 def clip_by_norm(gradient: Gradient, norm: float) -> Gradient:
-    """The gradient, shortened to the norm where it is longer; 0 means no clipping."""
+    """Clip a gradient to a maximum norm over all parameters together.
+
+    Args:
+        gradient: The gradient by parameter name.
+        norm: The maximum norm; 0 disables clipping.
+
+    Returns:
+        The gradient, scaled down if it was longer.
+    """
     return scale_gradient(gradient, clip_factor(gradient, norm))
 
 
 def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
-    """By what the gradient must be multiplied to be no longer than the norm, where 0 means no clipping: on a CPU a
-    number, elsewhere a tensor, so that nobody waits for the device.
+    """The factor that clips a gradient to a maximum norm over all parameters together.
+
+    Args:
+        gradient: The gradient by parameter name.
+        norm: The maximum norm; 0 disables clipping.
+
+    Returns:
+        A number on the CPU; a tensor on other devices, so that the CPU need not wait for them.
     """
     if norm == 0:
         return 1.0
@@ -105,13 +160,13 @@ def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
     lengths = torch._foreach_norm(whole) if whole else ()
     if (lengths or squares)[0].is_cpu:
         total = sum([float(length) ** 2 for length in lengths]) + sum([float(square) for square in squares])
-        return clip_ratio(math.sqrt(max(total, 0.0)), norm)  # never below 0 but by rounding
+        return clip_ratio(math.sqrt(max(total, 0.0)), norm)  # rounding may leave it slightly negative
     total_square = torch.stack([*(length.square() for length in lengths), *squares]).sum()
     return clip_ratio_tensor(total_square.clamp(min=0).sqrt(), norm)
 
 
 def scale_gradient(gradient: Gradient, factor: float | Tensor) -> Gradient:
-    """The gradient times a number; of factors only the smaller one is multiplied."""
+    """The gradient times a number; of a factored one only the smaller factor is multiplied."""
     if isinstance(factor, float) and factor == 1.0:
         return gradient
     return {
