@@ -20,8 +20,8 @@ from report import report
 from torch import nn
 from update_cost import AtWork, at_work, reached
 
+from steppe.fast.malloc import keep_freed_memory
 from steppe.runtime.contexts import flush_denormals
-from steppe.runtime.malloc import keep_freed_memory
 
 
 def with_torch_s(found: AtWork) -> AtWork:

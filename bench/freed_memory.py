@@ -20,7 +20,7 @@ import torch
 from report import report
 from update_cost import measured, reached
 
-from steppe.runtime.malloc import keep_freed_memory
+from steppe.fast.malloc import keep_freed_memory
 
 NETS = ("lenet", "alexnet", "four-conv")
 WAYS = ("as found", "kept")

@@ -48,8 +48,8 @@ def main() -> None:
     with flush_denormals():
         for number, task in enumerate(benchmark.stream(0), start=1):
             batches = [Batch(x, y, torch.full_like(y, number - 1)) for x, y in task.train.batches(10, None)]
-            network.add_head(None, 10)
-            plain.add_head(None, 10)
+            network.heads.add(None, 10)
+            plain.heads.add(None, 10)
             gem.begin_task()
             for batch in batches:
                 gem.observe(batch)

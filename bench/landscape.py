@@ -42,7 +42,7 @@ def measured(name: str, samples: int, rounds: int) -> dict[str, object]:
     if len(shape) == 3:
         x = x.to(memory_format=torch.channels_last)  # as benchmarks of images prepare it
     labels = torch.arange(samples) % 10
-    network.add_head(None, 100)
+    network.heads.add(None, 100)
     batch = Batch(x, labels, torch.zeros_like(labels))
     alphas = LandscapeSettings(points=points, radius=1.0).alphas
     d = random_direction(network, 0, 0)

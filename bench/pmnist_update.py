@@ -55,7 +55,7 @@ def update(name: str, learnt: int) -> tuple[Callable[[], None], dict[str, int]]:
     for task in tasks[:-1]:
         learner.learn(task, batch_size=10, updates_per_batch=5)
     method = learner.validate(tasks[-1])
-    learner.network.add_head(None, 10)
+    learner.network.heads.add(None, 10)
     method.begin_task()
     ready = [Batch(batch.x, batch.y, batch.task + learnt) for batch in batches(tasks[-1])]
     place = 0

@@ -15,9 +15,9 @@ import torch
 from report import report
 from update_cost import AtWork, at_work, in_turn, reached
 
+from steppe.fast.factored import to_dense
+from steppe.fast.malloc import keep_freed_memory
 from steppe.runtime.contexts import flush_denormals, gc_frozen
-from steppe.runtime.malloc import keep_freed_memory
-from steppe.tensors.factored import to_dense
 
 NETS = ("lenet", "alexnet", "four-conv")
 
@@ -41,7 +41,7 @@ def perturbed(found: AtWork) -> dict[str, float]:
     network, current = found.network, found.network.prepare(found.batch)
     _, gradient = network.loss_and_grad(current, statistics=False)
     v = {name: found.method.settings.ascent_lr * to_dense(g) for name, g in gradient.items()}
-    place = network.perturbed(v)
+    place = network.scratch.perturbed(v)
     left = {
         name: place[name].bfloat16().float() - p.detach().bfloat16().float() for name, p in network.trainable.items()
     }

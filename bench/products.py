@@ -6,7 +6,7 @@ on testing the MLP of Permuted MNIST.
     python bench/products.py [--rounds N] > results/bench/products.json
 
 Both ways are timed in turn, in CPU time of one thread, and the medians are compared. On other processors than those
-which `steppe.tensors.matmul` names, the two are the same.
+which `steppe.fast.matmul` names, the two are the same.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from report import report
 from update_cost import at_work, reached
 
 from steppe.benchmarks.pmnist import PMNIST
-from steppe.network.linear_chain import find_linear_chain
+from steppe.fast import matmul as products
+from steppe.fast.chain_recognition import find_linear_chain
+from steppe.fast.malloc import keep_freed_memory
 from steppe.runtime.contexts import flush_denormals
-from steppe.runtime.malloc import keep_freed_memory
-from steppe.tensors import matmul as products
 
 NETS = ("lenet", "alexnet", "four-conv", "mlp")
 

@@ -17,8 +17,8 @@ from measuring import fastest
 from report import report
 from torch import Tensor
 
+from steppe.fast.matmul import times_transposed
 from steppe.runtime.contexts import flush_denormals
-from steppe.tensors.matmul import times_transposed
 
 SAMPLES, SIZES, LR, MOMENTUM = 20, ((100, 784), (100, 100), (10, 100)), 0.01, 0.9
 

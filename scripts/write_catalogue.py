@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from steppe.cli.catalogue import everything
+from steppe.cli.catalogue import render_all
 
 FILE = Path(__file__).parents[1] / "src" / "steppe" / "catalogue.json"
 
@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if the file is out of date")
     check = parser.parse_args().check
-    text = json.dumps(everything(), indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(render_all(), indent=1, ensure_ascii=False) + "\n"
     if FILE.exists() and FILE.read_text(encoding="utf-8") == text:
         print("up to date")
         return 0

@@ -13,6 +13,8 @@ from local_server import server  # noqa: F401
 from real_data import cifar100_data, cifar100_directory, tiny_imagenet_data, tiny_imagenet_directory  # noqa: F401
 from small_cifar100 import small_cifar100  # noqa: F401
 
+from steppe.fast.switch import fast_paths
+
 torch.set_num_threads(1)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when scipy is loaded, which is later
 settings.register_profile("steppe", deadline=None, max_examples=25, derandomize=True)
@@ -23,6 +25,13 @@ settings.load_profile("steppe")
 def _seeded() -> None:
     """The global generator starts from the same place in every test, whatever ran before it."""
     torch.manual_seed(20)
+
+
+@pytest.fixture
+def fast_paths_on() -> Iterator[None]:
+    """For tests of a fast path itself: take it even where the suite runs with STEPPE_FAST=0."""
+    with fast_paths(True):
+        yield
 
 
 @pytest.fixture(scope="module")

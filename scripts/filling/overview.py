@@ -8,10 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from filling.places import ROOT
 from filling.studies import SHORTER, Studies, describe_seeds, short_commit
 from steppe.experiments.recipes import RECIPES
 from steppe.experiments.run_directory import RESULT
 from steppe.runtime.environment import described
+
+_PROGRAMS = ("bench", "tests/stress")
 
 _HEAD = """\
 # Results
@@ -94,7 +97,7 @@ def _purpose(studies: Studies) -> str:
     """What the study is for, from its recipe or the catalogue."""
     if studies.recipe is not None:
         return f"{RECIPES[studies.recipe].text} (`steppe reproduce {studies.recipe}`)"
-    file = Path(__file__).parents[2] / "src" / "steppe" / "catalogue.json"
+    file = ROOT / "src" / "steppe" / "catalogue.json"
     first = str(json.loads(file.read_text(encoding="utf-8"))[studies.benchmark]).splitlines()[0]
     return first.partition(": ")[2]
 
@@ -134,11 +137,17 @@ def _programs(folder: Path) -> str:
 
 
 def _program_line(file: Path, told: dict[str, Any]) -> list[str]:
-    recorded = Path(str(told["command"]).split()[1])  # it may have moved to another folder since
-    program = next((file.parents[2] / recorded.parts[0]).rglob(recorded.name))
+    program, command = _program(str(told["command"]))
     what = (ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
     where = described(told.get("machine")).removeprefix("machine ")
-    return [f"`{file.name}`", " ".join(what.split()), f"`{told['command']}`", where, short_commit(told["versions"])]
+    return [f"`{file.name}`", " ".join(what.split()), f"`{command}`", where, short_commit(told["versions"])]
+
+
+def _program(command: str) -> tuple[Path, str]:
+    """The program of a recorded command, and the command with the program's path of today: it may have moved since."""
+    recorded = command.split()[1]
+    program = next(file for folder in _PROGRAMS for file in (ROOT / folder).glob(Path(recorded).name))
+    return program, command.replace(recorded, program.relative_to(ROOT).as_posix(), 1)
 
 
 def _assigned(changes: Iterable[tuple[str, Any]]) -> str:

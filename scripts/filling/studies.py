@@ -13,7 +13,7 @@ from typing import Any
 
 from steppe.experiments.config import RunConfig
 from steppe.experiments.recipes import RECIPES, Part
-from steppe.experiments.run_directory import RESULT, read_result, runs_within
+from steppe.experiments.run_directory import RESULT, find_runs, read_result
 from steppe.results.schema import RunResult
 from steppe.runtime.environment import described
 
@@ -56,7 +56,7 @@ class Studies:
     def read(cls, path: Path) -> Studies:
         """Read all runs in a directory, method by method in the order of the tables."""
         groups = []
-        for study in sorted({run.parent.parent for run in runs_within(path)[0]}, key=by_number):
+        for study in sorted({run.parent.parent for run in find_runs(path)[0]}, key=by_number):
             for method in methods_in_order(study):
                 runs = sorted(file.parent for file in (study / method).glob(f"seed-*/{RESULT}"))
                 groups.append(Group(str(study.relative_to(path)), method, [read_result(run) for run in runs]))

@@ -1,7 +1,6 @@
-"""steppe: let a PyTorch network learn one task after another without forgetting the earlier ones.
+"""steppe: train a PyTorch network on a sequence of tasks without forgetting the earlier ones.
 
-What it offers lies in `steppe.api`, which is imported when one of its names is first asked for: the command line should
-not have to wait for torch to say what it can do.
+The public names are listed in `steppe.api`, which is imported on first use: `steppe --help` should not load torch.
 """
 
 from __future__ import annotations
@@ -9,62 +8,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from steppe.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from steppe.api import *  # noqa: F403
-
-__all__ = [  # noqa: F405 - the same as in steppe.api
-    "AGEM",
-    "ER",
-    "EWC",
-    "FSDGPM",
-    "GEM",
-    "GPM",
-    "PMNIST",
-    "SAMER",
-    "SGP",
-    "AccuracyMatrix",
-    "Batch",
-    "Benchmark",
-    "CIFAR100Split",
-    "CIFAR100Superclass",
-    "DERPlusPlus",
-    "DataError",
-    "DivergedError",
-    "EpochEnded",
-    "Finetune",
-    "ICaRL",
-    "ImageFolder",
-    "LaMAML",
-    "Learner",
-    "Method",
-    "MethodConfig",
-    "ModelError",
-    "Multitask",
-    "Oracle",
-    "PMNIST60k",
-    "Progress",
-    "RotatedMNIST",
-    "RunError",
-    "SplitMNIST",
-    "SteppeError",
-    "Task",
-    "TaskResult",
-    "TinyImageNet",
-    "TrainingConfig",
-    "UsageError",
-    "__version__",
-    "load",
-    "register_benchmark",
-    "register_method",
-    "setting",
-]
+    from steppe.api import __all__ as __all__
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'steppe' has no attribute {name!r}")
-    return getattr(importlib.import_module("steppe.api"), name)
+    if name == "__all__" or not name.startswith("_"):
+        api = importlib.import_module("steppe.api")
+        if name == "__all__" or name in api.__all__:
+            return getattr(api, name)
+    raise AttributeError(f"module 'steppe' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})  # type: ignore[misc]

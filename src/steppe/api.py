@@ -1,4 +1,4 @@
-"""What `import steppe` offers, by name."""
+"""The public names of steppe: everything that `import steppe` offers."""
 
 from steppe.benchmarks import (
     PMNIST,

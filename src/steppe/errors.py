@@ -1,4 +1,4 @@
-"""What can go wrong, as types: the command line turns each into one line and an exit code."""
+"""Exception types and helpers for their messages; the command line turns each into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import errno
 import unicodedata
 from collections.abc import Iterable
 
-_SHOWN = 100  # characters of a value
+_MAX_SHOWN = 100  # characters of a value
 
 
 class SteppeError(Exception):
-    """Base of every error that `steppe` raises on purpose; its text names the thing and the remedy."""
+    """Base class of all errors raised by steppe; the message says what is wrong and what to do."""
 
     exit_code = 1
 
 
 class UsageError(SteppeError):
-    """Asked for something that does not exist or cannot be: an unknown name, a value out of range."""
+    """Invalid use: an unknown name, a value out of range, arguments that contradict each other."""
 
     exit_code = 2
 
 
 class DataError(SteppeError):
-    """The data of a task cannot be learnt from: empty, not finite, wrong shape, labels outside the head."""
+    """Invalid task data: empty, non-finite, of the wrong shape, or with labels outside the head."""
 
 
 class ShapesDifferError(DataError):
-    """Samples of two shapes, where they must be kept together; whose they are is for the learner to say."""
+    """Samples that must be stacked have different shapes; the learner adds which task they belong to."""
 
 
 class ModelError(SteppeError):
-    """The model cannot serve the method: no covered layer, weights tied in a way we cannot project."""
+    """The model does not suit the method, for example because no layer can be protected."""
 
 
 class DivergedError(SteppeError):
-    """The loss or a gradient stopped being a finite number."""
+    """The loss or a gradient became NaN or infinite."""
 
 
 class LayerDivergedError(DivergedError):
-    """A layer's inputs stopped being finite numbers; in which task is for the learner to say."""
+    """The inputs of a layer became NaN or infinite; the learner adds the task."""
 
 
 class RunError(SteppeError):
@@ -47,7 +47,20 @@ class RunError(SteppeError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not among the known ones, with the nearest of them."""
+    """Build the error for an unknown name, with the closest known one as a suggestion.
+
+    Args:
+        kind: What the name stands for, such as "method".
+        name: The unknown name.
+        known: All valid names.
+
+    Returns:
+        The error, for the caller to raise.
+
+    Example:
+        >>> print(unknown_name("method", "fs-dgmp", ["er", "fs-dgpm"]))
+        unknown method 'fs-dgmp'. Did you mean 'fs-dgpm'? Known: er, fs-dgpm.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -55,29 +68,29 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def short_repr(value: object) -> str:
-    """A value as an error's text shows it: never longer than a line."""
+    """Return the `repr` of a value, shortened to fit in an error message."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, lists within lists within lists
+    except (ValueError, RecursionError):  # an int with thousands of digits, deeply nested lists
         return f"(of type {type(value).__name__}, too long to show)"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text):,} characters)"
 
 
 def has_control_characters(text: str) -> bool:
-    """Whether there are signs in it that a terminal would obey instead of showing them, or halves of characters."""
-    return any(unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t" for sign in text)
+    """Return whether the text contains control characters, which a terminal would interpret, or lone surrogates."""
+    return any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in text)
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, without the line breaks that other people's errors have."""
+    """Return an error's message with its lines joined; its type name if the message is empty."""
     return " ".join(part for line in str(error).splitlines() if (part := line.strip())) or type(error).__name__
 
 
 def os_error_text(error: OSError) -> str:
-    """Why the disk would not take something, in words."""
+    """Describe why the operating system refused to read or write a file."""
     return {
-        errno.ENOSPC: "no space is left on the disk",
-        errno.EDQUOT: "the disk quota is used up",
-        errno.EACCES: "permission is denied",
-        errno.EROFS: "the file system is read-only",
+        errno.ENOSPC: "no space left on disk",
+        errno.EDQUOT: "disk quota exceeded",
+        errno.EACCES: "permission denied",
+        errno.EROFS: "read-only file system",
     }.get(error.errno or 0, error.strerror or str(error))

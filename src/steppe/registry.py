@@ -1,4 +1,4 @@
-"""Where methods and benchmarks announce themselves by name, with the paper's values as presets."""
+"""The registered methods and benchmarks, by name, with the paper's values as presets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ S = TypeVar("S", bound=type[Settings])
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A name on the command line: settings of one kind, what sets this member of the family apart, and presets."""
+    """A registered method.
+
+    Attributes:
+        name: The name on the command line.
+        settings: The class of its settings.
+        summary: One line for `steppe list`.
+        variant: Settings that define this member of a family, on every benchmark.
+        presets: Settings by benchmark.
+        training: Changes to a benchmark's training configuration, by benchmark.
+    """
 
     name: str
     settings: type[Settings]
@@ -25,19 +34,25 @@ class MethodEntry:
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def values(self, benchmark: str) -> dict[str, Any]:
-        """The settings' values for a benchmark: its preset where there is one, then what makes the member."""
+        """Return the settings for a benchmark: its preset, if any, then the variant."""
         return {**self.presets.get(benchmark, {}), **self.variant}
 
 
 @dataclass(frozen=True)
 class BenchmarkEntry:
-    """A name on the command line and the settings class that makes the benchmark."""
+    """A registered benchmark.
+
+    Attributes:
+        name: The name on the command line.
+        settings: The benchmark's class.
+        summary: One line for `steppe list`.
+        argument: The setting that may follow the name after a colon, as in `folder:PATH`.
+    """
 
     name: str
     settings: type[Settings]
     summary: str
     argument: str = ""
-    """The setting that may be given behind the name and a colon, as in `folder:PATH`."""
 
 
 Entry = MethodEntry | BenchmarkEntry
@@ -54,54 +69,79 @@ def register_method(
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     training: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Make a method known by name. `variant` holds what tells it from its family, whatever the benchmark; `presets`
-    holds values per benchmark, and `training` what it changes in a benchmark's training.
+    """Register a method, so that the command line can find it by name.
+
+    Args:
+        name: The name: letters, digits and `+ - _ .`.
+        settings: The class of its settings, a `steppe.MethodConfig`.
+        summary: One line for `steppe list`.
+        variant: Settings that define this member of a family, on every benchmark.
+        presets: Settings by benchmark.
+        training: Changes to a benchmark's training configuration, by benchmark.
+
+    Raises:
+        UsageError: The name is invalid or taken, or a preset is invalid.
+
+    Example:
+        >>> import steppe
+        >>> steppe.register_method("er-large", steppe.ER, "Replay from a large buffer.", variant={"buffer": 5000})
     """
     entry = MethodEntry(name, settings, summary, variant or {}, presets or {}, training or {})
-    for benchmark in ("", *entry.presets):  # a preset that could not be used is found out here, not in a run
+    for benchmark in ("", *entry.presets):  # report an invalid preset now, not in a run
         settings.from_mapping(entry.values(benchmark))
-    _check_name("method", entry, METHODS.get(name))
+    _validate_name("method", entry, METHODS.get(name))
     METHODS[name] = entry
 
 
 def register_benchmark(name: str, summary: str, *, argument: str = "") -> Callable[[S], S]:
-    """Make a benchmark known by name; `argument` is the setting that may follow the name and a colon."""
+    """Return a class decorator that registers a benchmark, so that the command line can find it by name.
+
+    Args:
+        name: The name: letters, digits and `+ - _ .`.
+        summary: One line for `steppe list`.
+        argument: The setting that may follow the name after a colon, as in `folder:PATH`.
+
+    Raises:
+        UsageError: The name is invalid or taken, or the class lacks a required method.
+    """
 
     def register(settings: S) -> S:
         entry = BenchmarkEntry(name, settings, summary, argument)
-        _check_name("benchmark", entry, BENCHMARKS.get(name))
-        if lacking := sorted(getattr(settings, "__abstractmethods__", ())):
-            raise UsageError(f"the benchmark {name!r} lacks {', '.join(lacking)}: write it in {settings.__name__}.")
+        _validate_name("benchmark", entry, BENCHMARKS.get(name))
+        if missing := sorted(getattr(settings, "__abstractmethods__", ())):
+            raise UsageError(f"benchmark {name!r} lacks {', '.join(missing)}; implement it in {settings.__name__}.")
         BENCHMARKS[name] = entry
         return settings
 
     return register
 
 
-def _check_name(kind: str, new: Entry, there: Entry | None) -> None:
-    """Refuse a name that is no name of a directory, or somebody else's: its published figures would stand beside other
-    results. What is registered once more from the same place, as in a notebook, takes the place of what was there.
+def _validate_name(kind: str, new: Entry, existing: Entry | None) -> None:
+    """Reject names that cannot be directory names, and names in use: tables would mix up published results.
+
+    Registering a class again from the same module, as in a notebook, replaces the entry.
     """
     if not re.fullmatch(r"\w[\w.+-]*", new.name):
         raise UsageError(
-            f"the {kind} {short_repr(new.name)} cannot be called so: use letters, digits and + - _ . in its name."
+            f"invalid {kind} name {short_repr(new.name)}; use only letters, digits and + - _ . and start with a "
+            "letter or digit."
         )
-    if there is None or there == new:
+    if existing is None or existing == new:
         return
-    module, name = there.settings.__module__, there.settings.__qualname__
+    module, name = existing.settings.__module__, existing.settings.__qualname__
     if module.startswith("steppe.") or (module, name) != (new.settings.__module__, new.settings.__qualname__):
-        raise UsageError(f"there is a {kind} {new.name!r} already ({module}.{name}): choose another name.")
+        raise UsageError(f"the {kind} name {new.name!r} is already taken by {module}.{name}; choose another name.")
 
 
 def find_method(name: str) -> MethodEntry:
-    """The method of that name, or an error that lists them."""
+    """Return the method with this name; an unknown name raises a UsageError that lists the known ones."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]
 
 
 def find_benchmark(name: str) -> BenchmarkEntry:
-    """The benchmark of that name, or an error that lists them."""
+    """Return the benchmark with this name; an unknown name raises a UsageError that lists the known ones."""
     if name not in BENCHMARKS:
         raise unknown_name("benchmark", name, BENCHMARKS)
     return BENCHMARKS[name]

@@ -1,7 +1,7 @@
-"""Settings as frozen dataclasses that check themselves: types, ranges, choices, unknown keys.
+"""Settings: frozen dataclasses that validate types, ranges, choices and unknown keys.
 
-A method or a benchmark declares its settings as fields made by `setting`; everything that enters from outside
-(command line, TOML, keyword arguments) passes through the same checks.
+Methods and benchmarks declare their settings as fields made by `setting`. Values from the command line, TOML files and
+keyword arguments all go through the same checks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Self
 from steppe.errors import SteppeError, UsageError, has_control_characters, short_repr, unknown_name
 
 Value = bool | int | float | str
-_LARGEST = 2**63 - 1  # the largest whole number of tensors and of TOML
+_MAX_INT = 2**63 - 1  # of tensors and of TOML
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting may be: a documented range or a list of choices."""
+    """The documentation of a setting and the values it may take: a range or a list of choices."""
 
     help: str
     above: float | None = None
@@ -31,7 +31,7 @@ class Limits:
     choices: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """The allowed values in words, empty where everything of the type is allowed."""
+        """Describe the allowed values; empty if every value of the type is allowed."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         bounds = (
@@ -42,8 +42,8 @@ class Limits:
         )
         return " and ".join(f"{word} {bound:g}" for bound, word in bounds if bound is not None)
 
-    def admit(self, value: Value) -> bool:
-        """Whether the value lies within the limits."""
+    def allows(self, value: Value) -> bool:
+        """Return whether the value is within the limits."""
         if self.choices:
             return isinstance(value, str) and value in self.choices
         if isinstance(value, (bool, str)):
@@ -67,68 +67,99 @@ def setting(
     at_most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field with its documentation and its limits."""
+    """Declare a setting: a dataclass field with documentation and limits.
+
+    Args:
+        default: The default value.
+        help: One line for `steppe list` and the API reference.
+        above: The value must be greater than this.
+        below: The value must be less than this.
+        at_least: The value must be at least this.
+        at_most: The value must be at most this.
+        choices: The only valid texts.
+
+    Returns:
+        The dataclass field.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Mine(Settings):
+        ...     lr: float = setting(0.1, "step size", above=0)
+        >>> Mine(lr=-1)
+        Traceback (most recent call last):
+        ...
+        steppe.errors.UsageError: lr = -1.0 is out of range; it must be above 0.
+    """
     limits = Limits(help, above, below, at_least, at_most, choices)
     return dataclasses.field(default=default, metadata={"limits": limits})
 
 
 class Settings:
-    """Base of settings dataclasses: checks every field when made, whoever makes it."""
+    """Base class of settings dataclasses; every field is validated on construction."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Current names of settings by their old names, which files of earlier versions contain."""
+    """New names of renamed settings, by the old names in files of earlier versions."""
 
     def __post_init__(self) -> None:
         for name, (kind, limits) in self.schema().items():
             value = getattr(self, name)
-            if isinstance(value, str) or not limits.choices:  # else it is none of them, and which there are is said
-                value = _converted(name, value, kind, type(self).__name__)
-            if not limits.admit(value):
+            if isinstance(value, str) or not limits.choices:  # otherwise the error below lists the choices
+                value = _convert(name, value, kind, type(self).__name__)
+            if not limits.allows(value):
                 allowed = limits.describe() or "finite"
                 if isinstance(value, float) and not math.isfinite(value):
                     allowed = "a finite number"
-                raise UsageError(f"{name} = {short_repr(value)} is out of range: it must be {allowed}.")
+                raise UsageError(f"{name} = {short_repr(value)} is out of range; it must be {allowed}.")
             object.__setattr__(self, name, value)
 
     @classmethod
     def schema(cls) -> dict[str, tuple[type, Limits]]:
-        """Every setting's type and limits, in the order of declaration."""
-        kinds, found = typing.get_type_hints(cls), {}
+        """Return the type and limits of every setting, in order of declaration."""
+        kinds, fields = typing.get_type_hints(cls), {}
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
             if "limits" not in field.metadata:
-                raise UsageError(f"{cls.__name__}.{field.name}: declare it by steppe.setting(default, help).")
+                raise UsageError(f"{cls.__name__}.{field.name}: declare it with steppe.setting(default, help).")
             if kinds[field.name] not in (bool, int, float, str):
-                raise UsageError(f"{cls.__name__}.{field.name}: its type must be bool, int, float or str.")
-            found[field.name] = kinds[field.name], field.metadata["limits"]
-        return found
+                raise UsageError(f"{cls.__name__}.{field.name}: expected type bool, int, float or str.")
+            fields[field.name] = kinds[field.name], field.metadata["limits"]
+        return fields
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Make the settings from untrusted keys and values; unknown keys are refused by name."""
-        known, values = cls.schema(), cls.with_current_names(values)
+        """Create the settings from untrusted keys and values.
+
+        Args:
+            values: Values by name; missing ones take their defaults.
+
+        Raises:
+            UsageError: A name is unknown or a value is invalid.
+        """
+        known, values = cls.schema(), cls.rename_old_keys(values)
         for key in values:
             if key not in known:
                 raise unknown_name(f"setting of {cls.__name__}", str(key), known)
         return cls(**values)
 
     @classmethod
-    def with_current_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The same values, with settings that have been renamed under their current names."""
+    def rename_old_keys(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values with renamed settings under their new names."""
         return {cls.renamed.get(key, key): value for key, value in values.items()}
 
     @classmethod
-    def alike(cls, key: str, one: str, other: str) -> bool:
-        """Whether two texts are the same value of a setting."""
+    def same_value(cls, key: str, one: str, other: str) -> bool:
+        """Return whether two texts are the same value of a setting, such as 0.1 and 1e-1."""
         kind, owner = cls.schema()[key][0], cls.__name__
-        return one == other or _converted(key, one, kind, owner) == _converted(key, other, kind, owner)
+        return one == other or _convert(key, one, kind, owner) == _convert(key, other, kind, owner)
 
     def as_dict(self) -> dict[str, Value]:
-        """The settings as plain values, for config files and records."""
+        """Return the settings as plain values, for config files and records."""
         return {name: getattr(self, name) for name in self.schema()}
 
     def equals(self, values: Any) -> bool:
-        """Whether plain values, which may be of any kind, are these settings; what they lack, because it came after
-        them, counts as having its default.
+        """Return whether untrusted plain values equal these settings.
+
+        Missing settings, added after the values were written, count as having their defaults.
         """
         try:
             return self.from_mapping(values) == self
@@ -136,26 +167,26 @@ class Settings:
             return False
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings with some changed, checked again."""
+        """Return a validated copy with some settings changed."""
         return self.from_mapping({**self.as_dict(), **changes})
 
 
-def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
-    """The value as the setting's type: text from a command line is parsed, an int may stand for a float."""
+def _convert(name: str, value: Any, kind: type, owner: str) -> Value:
+    """Convert a value to the setting's type; texts from the command line are parsed, and ints may stand for floats."""
     try:
         if kind is bool:
             if isinstance(value, bool):
                 return value
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
         if kind is str and isinstance(value, str):
-            if has_control_characters(value):  # half a character too, as in a file's name that is not UTF-8
+            if has_control_characters(value):  # also lone surrogates, as in a file name that is not UTF-8
                 raise ValueError
             return value
         if kind is int and not isinstance(value, bool):
             whole = int(value)
-            if not -_LARGEST <= whole <= _LARGEST:
+            if not -_MAX_INT <= whole <= _MAX_INT:
                 raise UsageError(
-                    f"{name} = {short_repr(value)} is out of range: it must be at most {_LARGEST} ({owner})."
+                    f"{name} = {short_repr(value)} is out of range; it must be at most {_MAX_INT} ({owner})."
                 )
             if isinstance(value, str) or whole == value:
                 return whole
@@ -163,33 +194,33 @@ def _converted(name: str, value: Any, kind: type, owner: str) -> Value:
             return float(value)
     except (ValueError, KeyError, TypeError, OverflowError):
         pass
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text that can be shown"}[kind]
-    raise UsageError(f"{name} = {short_repr(value)} is not {wanted} ({owner}).")
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "printable text"}[kind]
+    raise UsageError(f"{name} = {short_repr(value)} is not {expected} ({owner}).")
 
 
 @dataclass(frozen=True)
 class TrainingConfig(Settings):
-    """Epochs, batches, validation; a benchmark carries the paper's values."""
+    """How to train on a task: epochs, batches, validation. Each benchmark has the paper's values as defaults."""
 
     renamed: ClassVar[Mapping[str, str]] = {"glances": "updates_per_batch"}
 
-    epochs: int = setting(1, "passes over a task's samples", at_least=1)
-    batch_size: int = setting(10, "samples of the current task in a batch", at_least=1)
-    updates_per_batch: int = setting(1, "updates made on each batch", at_least=1)
+    epochs: int = setting(1, "epochs per task", at_least=1)
+    batch_size: int = setting(10, "samples of the current task per batch", at_least=1)
+    updates_per_batch: int = setting(1, "updates per batch", at_least=1)
     patience: int = setting(
         0,
-        "epochs without a better validation loss before the step sizes are cut; the best weights are kept in the end; "
+        "epochs without a better validation loss before step sizes are reduced; each task ends with its best weights; "
         "0: no validation",
         at_least=0,
     )
-    lr_divisor: float = setting(2.0, "by what a cut divides the step sizes, with `patience`", above=1)
-    lr_min: float = setting(1e-5, "a cut to a step size below this ends the task, with `patience`", at_least=0)
-    freeze_norms: bool = setting(False, "learn scale and shift of normalisation layers in the first task only")
+    lr_divisor: float = setting(2.0, "factor by which step sizes are reduced, with `patience`", above=1)
+    lr_min: float = setting(1e-5, "a task ends when a reduced step size is below this, with `patience`", at_least=0)
+    freeze_norms: bool = setting(False, "train scale and shift of normalization layers in the first task only")
     freeze_statistics: bool = setting(
-        False, "from the second task on, normalise by the first task's running statistics, in training too"
+        False, "from the second task on, normalize with the first task's running statistics, also in training"
     )
     precision: str = setting(
         "float32",
-        "in what the network multiplies in training; weights, momentum, bases, validation and tests are float32",
+        "dtype of matrix products in training; weights, momentum, bases and evaluation stay in float32",
         choices=("float32", "bfloat16"),
     )

@@ -1,4 +1,4 @@
-"""The version, and what else identifies the code that produced a result."""
+"""The version, and everything else that identifies the code behind a result."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __version__ = "0.1.0"
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything a number may depend on, and the commit where the code lies in a git checkout.
+    """Return the versions a result may depend on, and the commit if the code is in a git checkout.
 
-    torch, once it is loaded, knows more of itself than its package does: for which accelerator it was built.
+    Once torch is imported, its version includes the accelerator it was built for, as in 2.6.0+cu124.
     """
-    found = {"steppe": __version__, "python": platform.python_version(), "platform": platform.system().lower()}
-    found |= {package: metadata.version(package) for package in ("torch", "numpy")}
+    numbers = {"steppe": __version__, "python": platform.python_version(), "platform": platform.system().lower()}
+    numbers |= {package: metadata.version(package) for package in ("torch", "numpy")}
     if (torch := sys.modules.get("torch")) is not None:
-        found["torch"] = str(torch.__version__)
+        numbers["torch"] = str(torch.__version__)
     if commit := _commit():
-        found["commit"] = commit
-    return found
+        numbers["commit"] = commit
+    return numbers
 
 
 @functools.cache
 def _commit() -> str | None:
-    """The checkout's commit, marked where files that decide results differ from it; None outside a checkout."""
+    """Return the commit, marked "+changes" if the source differs from it; None outside a git checkout."""
     source = Path(__file__).parent
     if not (source.parents[1] / ".git").exists():
         return None

@@ -88,13 +88,13 @@ NAMES = {
     "method": Row("run pmnist fs-dgmp", "fs-dgpm"),
     "benchmark": Row("run pmnst er", "pmnist"),
     "benchmark of a study": Row("study pmnst er", "pmnist"),
-    "nothing behind a colon": Row("run pmnist:5 er", "takes nothing behind a colon"),
+    "nothing behind a colon": Row("run pmnist:5 er", "takes no argument"),
     "setting": Row("run pmnist er --set bufer=3", "method.buffer"),
     "setting in its section": Row("run pmnist er --set method.bufer=3", "buffer"),
     "section": Row("run pmnist er --set metod.buffer=3", "method"),
-    "no value": Row("run pmnist er --set buffer", "key=value"),
-    "no key": Row("run pmnist er --set =3", "key=value"),
-    "which of two": Row("run pmnist gem --set tasks=3", "which one?"),
+    "no value": Row("run pmnist er --set buffer", "KEY=VALUE"),
+    "no key": Row("run pmnist er --set =3", "KEY=VALUE"),
+    "which of two": Row("run pmnist gem --set tasks=3", "is ambiguous"),
     "not half a run": Row("run pmnist", "steppe list"),
     "nothing to list": Row("list nothing", "er"),
     "no method to compare": Row("study pmnist", "--methods paper"),
@@ -127,13 +127,13 @@ NUMBERS = {
     "negative seed": Row("run pmnist er --seed -1", "seed = -1"),
     "seed beyond 64 bits": Row("run pmnist er --seed 9999999999999999999", "2**63 - 1"),
     "seed that is a word": Row("run pmnist er --seed one", "invalid int value: 'one'"),
-    "no seeds": Row("run pmnist er --seeds 0", "at least 1"),
-    "seeds that are words": Row("run pmnist er --seeds five", "such as 5, or"),
-    "seeds the wrong way round": Row("study pmnist er --seeds 9-5", "at least 1"),
-    "a million seeds": Row("study pmnist er --seeds 1000000000", "at most 10,000"),
-    "no threads": Row("run pmnist er --threads 0", "at least 1"),
-    "a million threads": Row("run pmnist er --threads 1000000", "at most 1024"),
-    "no threads to resume with": Row("resume stopped --threads 0", "at least 1"),
+    "no seeds": Row("run pmnist er --seeds 0", "between 1 and 10,000 seeds; 0 gives 0"),
+    "seeds that are words": Row("run pmnist er --seeds five", "must be a number, such as 5, or"),
+    "seeds the wrong way round": Row("study pmnist er --seeds 9-5", "between 1 and 10,000"),
+    "a million seeds": Row("study pmnist er --seeds 1000000000", "gives 1,000,000,000"),
+    "no threads": Row("run pmnist er --threads 0", "from 1 to 1024"),
+    "a million threads": Row("run pmnist er --threads 1000000", "from 1 to 1024"),
+    "no threads to resume with": Row("resume stopped --threads 0", "from 1 to 1024"),
     "no jobs": Row("study pmnist er --jobs 0", "at least 1"),
     "no epochs": Row("run pmnist er --epochs 0", "epochs = 0"),
     "too many tasks": Row("run pmnist er --tasks 1000000000", "at most 1000"),
@@ -147,8 +147,8 @@ NUMBERS = {
 CONTRADICTIONS = {
     "seed and seeds": Row("run pmnist er --seed 1 --seeds 2", "not both"),
     "jobs of one run": Row("run pmnist er --jobs 2", "--seeds"),
-    "config and names": Row("run pmnist er --config missing.toml", "--config holds the whole run"),
-    "config and threads": Row("run --config missing.toml --threads 2", "--config holds the whole run"),
+    "config and names": Row("run pmnist er --config missing.toml", "--config defines the whole run"),
+    "config and threads": Row("run --config missing.toml --threads 2", "--config defines the whole run"),
     "a method the tasks do not suit": Row("run pmnist icarl", "classes of their own"),
     "one such method of a study": Row("study pmnist er icarl --seeds 1", "classes of their own"),
     "no CUDA": Row("run pmnist er --device cuda", "--device cpu"),
@@ -158,19 +158,19 @@ CONFIGS = {
     "config missing": Row("run --config missing.toml", "missing.toml"),
     "config a directory": Row("run --config run", "it is a directory, not a file"),
     "config without end": Row("run --config /dev/zero", "it is a device, not a file"),
-    "empty": config("", "names no benchmark"),
-    "no benchmark": config("[run]\nmethod = 'er'", "names no benchmark"),
-    "no TOML": config("[run\n", "cannot be read"),
-    "binary": config(bytes(range(256)), "cannot be read"),
-    "cut short": config(BASE + "[method]\nlr =", "cannot be read"),
+    "empty": config("", "has no benchmark"),
+    "no benchmark": config("[run]\nmethod = 'er'", "has no benchmark"),
+    "no TOML": config("[run\n", "cannot read"),
+    "binary": config(bytes(range(256)), "cannot read"),
+    "cut short": config(BASE + "[method]\nlr =", "cannot read"),
     "unknown section": config(BASE + "[metod]\nlr = 1", "metod"),
     "unknown key": config(BASE + "speed = 1", "speed"),
     "unknown setting": config(BASE + "[method]\nrate = 1", "rate"),
     "setting out of range": config(BASE + "[method]\nlr = -1", "lr = -1"),
     "setting of another type": config(BASE + "[method]\nlr = [1]", "lr = [1] is not a number"),
-    "section that is a number": config("run = 5", "run = 5: it must be a section"),
-    "section that is a list": config(BASE + "[[method]]\nlr = 1", "it must be a section"),
-    "benchmark that is a list": config("[run]\nbenchmark = [1]\nmethod = 'er'", "names no benchmark"),
+    "section that is a number": config("run = 5", "run = 5; expected a section"),
+    "section that is a list": config(BASE + "[[method]]\nlr = 1", "expected a section"),
+    "benchmark that is a list": config("[run]\nbenchmark = [1]\nmethod = 'er'", "has no benchmark"),
     "seed out of range": config(BASE + "seed = -1", "seed = -1"),
     "seed that is true": config(BASE + "seed = true", "seed = True"),
     "seed that is a date": config(BASE + "seed = 2020-01-01", "seed = datetime"),
@@ -178,16 +178,16 @@ CONFIGS = {
     "device that is a number": config(BASE + "device = 5", "unknown device"),
     "plugins that are a number": config(BASE + "plugins = 5", "plugins = 5"),
     "plugin that is a number": config(BASE + "plugins = [5]", "plugins = [5]"),
-    "plugin no file can be called": config(BASE + 'plugins = ["\\u0000"]', "is no Python file"),
-    "a million digits": config(BASE + "seed = " + "9" * 900_000, "cannot be read"),
+    "plugin no file can be called": config(BASE + 'plugins = ["\\u0000"]', "is not a Python file"),
+    "a million digits": config(BASE + "seed = " + "9" * 900_000, "cannot read"),
     "a million hexadecimal digits": config(BASE + "seed = 0x" + "f" * 50_000, "too long to show"),
     "a huge setting": config(BASE + "[method]\nbuffer = 0x" + "f" * 50_000, "too long to show"),
     "a long text": config(BASE + f"[method]\nlr = '{'x' * 50_000}'", "50,002 characters"),
     "lists without end": config(BASE + "seed = " + "[" * 20_000, "more than 200 brackets"),
     "keys within keys without end": config("a." * 20_000 + "b = 1", "a line with more than 100 dots"),
     "a megabyte": config(BASE + "#" * 10**6, "more than 64,000 bytes"),
-    "tables without end": config(BASE + "seed = " + nested("{}"), "cannot be read"),
-    "a path in half characters": Row("run folder:\udcff er --set size=32", "path = '\\udcff' is not text"),
+    "tables without end": config(BASE + "seed = " + nested("{}"), "cannot read"),
+    "a path in half characters": Row("run folder:\udcff er --set size=32", "path = '\\udcff' is not printable text"),
 }
 OUTS = {
     "out a file": Row("run pmnist er --out file", "file is a file"),
@@ -207,7 +207,7 @@ OUTS = {
         }.items()
     },
     "out that a terminal would obey": Row("run pmnist er --out file/\x1b[2J", "cannot write file/\\x1b[2J", 1),
-    "out that is taken": Row("run pmnist er --out run", "already holds a run"),
+    "out that is taken": Row("run pmnist er --out run", "already contains a run"),
     "figure within a file": Row("figures forgetting run -o file/a.png", "cannot write file/a.png", 1),
     "figure of another kind": Row("figures forgetting run -o a.txt", ".pdf, .svg, .png"),
 }
@@ -234,7 +234,7 @@ DATA = {
     "folder not named": Row("run folder er", "folder", 2),
 }
 PLUGINS = {
-    "plugin missing": Row("run pmnist er --plugin missing.py", "missing.py is not there"),
+    "plugin missing": Row("run pmnist er --plugin missing.py", "missing.py does not exist"),
     "plugin that raises": Row("run pmnist er --plugin p.py", "ZeroDivisionError", 2, put("p.py", "1 / 0")),
     "plugin that raises lines": Row("list --plugin p.py", "a b", 2, put("p.py", "raise ValueError('a\\n\\nb')")),
     "plugin that raises commands to a terminal": Row(
@@ -242,9 +242,9 @@ PLUGINS = {
     ),
     "plugin that ends the program": Row("run pmnist er --plugin p.py", "SystemExit", 2, put("p.py", "exit(0)")),
     "plugin that is no Python": Row("run pmnist er --plugin p.py", "SyntaxError", 2, put("p.py", "steppe run")),
-    "plugin of zeros": Row("run pmnist er --plugin p.py", "cannot be imported", 2, put("p.py", bytes(99))),
-    "plugin of another kind": Row("run pmnist er --plugin file", "is no Python file"),
-    "plugin that is a directory": Row("run pmnist er --plugin run", "is no Python file"),
+    "plugin of zeros": Row("run pmnist er --plugin p.py", "cannot import", 2, put("p.py", bytes(99))),
+    "plugin of another kind": Row("run pmnist er --plugin file", "is not a Python file"),
+    "plugin that is a directory": Row("run pmnist er --plugin run", "is not a Python file"),
     "plugin with a bad preset": Row(
         "run pmnist er --plugin p.py",
         "lr = -1",
@@ -254,10 +254,10 @@ PLUGINS = {
 }
 RESULTS = {
     "show nothing": Row("show missing", "missing"),
-    "show a file": Row("show file", "no directory"),
+    "show a file": Row("show file", "is not a directory"),
     "figure of nothing": Row("figures forgetting missing -o a.png", "missing"),
     **{
-        f"result {name}": Row("show run", "cannot be read as a result", 1, put("run/result.json", content))
+        f"result {name}": Row("show run", "as a result: ", 1, put("run/result.json", content))
         for name, content in {
             "empty": "",
             "a list": "[]",
@@ -290,34 +290,32 @@ RESULTS = {
         for value in (5, [5], [[1.0, None]], [[1.0, None], [1.0, "x"]], [[1.0, None], [1.0, None]])
     },
     "figure without a task": Row("figures forgetting run -o a.png", "missing", 2, result(accuracy=[])),
-    "study with a bad result": Row(
-        "resume study", "cannot be read as a result", 1, put("study/finetune/seed-0/result.json", "{}")
-    ),
+    "study with a bad result": Row("resume study", "as a result: ", 1, put("study/finetune/seed-0/result.json", "{}")),
 }
 RESUMING = {
-    "nothing": Row("resume nowhere", "nothing to go on with"),
-    "a file": Row("resume file", "nothing to go on with"),
-    "damaged config": Row("resume stopped", "cannot be read", 2, put("stopped/config.toml", b"\xff")),
-    "config of another run": Row("resume stopped", "other settings", 1, put("stopped/config.toml", BASE)),
-    "plan cut short": Row("resume study", "cannot be read as a study", 1, put("study/study.json", '{"runs": [')),
-    "plan binary": Row("resume study", "cannot be read as a study", 1, put("study/study.json", bytes(range(256)))),
+    "nothing": Row("resume nowhere", "nothing to resume"),
+    "a file": Row("resume file", "nothing to resume"),
+    "damaged config": Row("resume stopped", "cannot read", 2, put("stopped/config.toml", b"\xff")),
+    "config of another run": Row("resume stopped", "different settings", 1, put("stopped/config.toml", BASE)),
+    "plan cut short": Row("resume study", "as a study: ", 1, put("study/study.json", '{"runs": [')),
+    "plan binary": Row("resume study", "as a study: ", 1, put("study/study.json", bytes(range(256)))),
     "plan of lists without end": Row(
         "resume study", "nested more than 300 levels", 1, put("study/study.json", nested("[]"))
     ),
-    "plan that is a list": Row("resume study", "cannot be read as a study", 1, plan(lambda data: [data])),
-    "plan without runs": Row("resume study", "it has no run", 1, plan(lambda data: {**data, "runs": []})),
-    "plan without a command": Row("resume study", "it lacks 'command'", 1, plan(lambda data: {"runs": data["runs"]})),
-    "plan of numbers": Row("resume study", "cannot be read as a study", 1, plan(lambda data: {**data, "runs": [5]})),
-    "run outside the study": Row("resume study", "does not lie within", 1, plan(outside)),
-    "run in the study's place": Row("resume study", "within", 1, plan(lambda d: d["runs"][0].update(out="."))),
+    "plan that is a list": Row("resume study", "as a study: ", 1, plan(lambda data: [data])),
+    "plan without runs": Row("resume study", "it has no runs", 1, plan(lambda data: {**data, "runs": []})),
+    "plan without a command": Row("resume study", "'command' is missing", 1, plan(lambda data: {"runs": data["runs"]})),
+    "plan of numbers": Row("resume study", "as a study: ", 1, plan(lambda data: {**data, "runs": [5]})),
+    "run outside the study": Row("resume study", "is outside the study", 1, plan(outside)),
+    "run in the study's place": Row("resume study", "is outside", 1, plan(lambda d: d["runs"][0].update(out="."))),
     "two runs in one place": Row("resume study", "two in one directory", 1, plan(both_in_one)),
-    "run at a number": Row("resume study", "cannot be read as", 1, plan(lambda d: d["runs"][0].update(out=5))),
+    "run at a number": Row("resume study", "as a study: ", 1, plan(lambda d: d["runs"][0].update(out=5))),
     "run of a number": Row("resume study", "configuration is 5", 2, plan(lambda d: d["runs"][0].update(config=5))),
-    "state that is a list": Row("resume stopped", "other settings", 1, state(lambda s: [s])),
-    "state of other settings": Row("resume stopped", "other settings", 1, state(lambda s: s.update(config={}))),
-    "state without the log": Row("resume stopped", "how long the log was", 1, state(lambda s: s.update(log="x"))),
+    "state that is a list": Row("resume stopped", "different settings", 1, state(lambda s: [s])),
+    "state of other settings": Row("resume stopped", "different settings", 1, state(lambda s: s.update(config={}))),
+    "state without the log": Row("resume stopped", "no valid log length", 1, state(lambda s: s.update(log="x"))),
     **{
-        f"state with {name}": Row("resume stopped", "cannot go on from its last state", 1, state(change))
+        f"state with {name}": Row("resume stopped", "cannot resume from the last checkpoint", 1, state(change))
         for name, change in {
             "no learner": lambda s: s.pop("learner") and None,
             "a stage beyond all": lambda s: s.update(stage=10**15),
@@ -396,7 +394,7 @@ def tree(place: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_one_line_and_nothing_changed(
+def test_bad_input_gives_one_line_and_changes_nothing(
     case: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(world, tmp_path, dirs_exist_ok=True)

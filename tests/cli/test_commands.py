@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, what it refuses, its exit codes."""
+"""The command line: output, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_fault_of_the_program_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And where it came from is shown if asked for."""
+def test_internal_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --debug the traceback is printed as well."""
 
     def faulty(name: str) -> None:
         raise LookupError(f"{name}\nis not there")
 
     monkeypatch.setattr("steppe.experiments.config.find_method", faulty)
     assert main(["run", "pmnist", "er"]) == 1
-    told = "steppe: internal error: LookupError: er is not there: run again with --debug.\n"
+    told = "steppe: internal error: LookupError: er is not there; rerun with --debug for the traceback.\n"
     assert capsys.readouterr().err == told
     assert main(["run", "pmnist", "er", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
@@ -47,9 +45,9 @@ def test_a_fault_of_the_program_is_one_line_too(
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(PermissionError(13, "no", "a/b"), "a/b: permission is denied"), (MemoryError(), "enough memory")],
+    [(PermissionError(13, "no", "a/b"), "a/b: permission denied"), (MemoryError(), "out of memory")],
 )
-def test_what_the_machine_refuses(
+def test_errors_of_the_machine(
     error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(name: str) -> None:
@@ -82,7 +80,7 @@ def test_default_directories_are_new_and_given_ones_are_not_overwritten(capsys: 
         "pmnist-finetune-seed0-2",
     ]
     assert main(["run", "pmnist", "finetune", *SHORT, "--out", "runs/pmnist-finetune-seed0"]) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
 
 
 def test_a_study_keeps_its_plan_and_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,12 +89,12 @@ def test_a_study_keeps_its_plan_and_its_runs(capsys: pytest.CaptureFixture[str])
     assert main(study) == 0
     kept = {path: path.read_bytes() for path in Path("s").rglob("*") if path.is_file()}
     refused = {
-        "s/finetune/seed-0 holds a run with other settings": [*study, "--resume", "--set", "lr=0.5"],
-        "to which finetune/seed-0 belong as well": [*study[:2], *study[3:], "--resume"],
-        "s already holds a study (study.json)": ["study", "pmnist", "gpm", *SHORT, "--out", "s"],
-        "s already holds a study": ["run", "pmnist", "gpm", *SHORT, "--out", "s"],
-        "already holds a study (study.json)": ["run", "pmnist", "gpm", *SHORT, "--out", "s", "--resume"],
-        "s/er/seed-0 already holds a run": ["study", "pmnist", "gpm", *SHORT, "--out", "s/er/seed-0"],
+        "s/finetune/seed-0 contains a run with different settings": [*study, "--resume", "--set", "lr=0.5"],
+        "that also includes finetune/seed-0": [*study[:2], *study[3:], "--resume"],
+        "s already contains a study (study.json)": ["study", "pmnist", "gpm", *SHORT, "--out", "s"],
+        "s already contains a study": ["run", "pmnist", "gpm", *SHORT, "--out", "s"],
+        "already contains a study (study.json)": ["run", "pmnist", "gpm", *SHORT, "--out", "s", "--resume"],
+        "s/er/seed-0 already contains a run": ["study", "pmnist", "gpm", *SHORT, "--out", "s/er/seed-0"],
     }
     capsys.readouterr()
     for told, command in refused.items():
@@ -113,24 +111,24 @@ def test_a_study_keeps_its_plan_and_its_runs(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "log.jsonl", "checkpoints"])
 @pytest.mark.parametrize("option", [[], ["--resume"]])
-def test_files_of_somebody_else_stay(name: str, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_not_overwritten(name: str, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     (Path("mine") / name).write_text("mine", encoding="utf-8")
     assert main(["run", "pmnist", "finetune", *SHORT, "--out", "mine", *option]) == 2
-    assert f"{Path('mine') / name} is there, and would be written over" in capsys.readouterr().err
+    assert f"{Path('mine') / name} would be overwritten" in capsys.readouterr().err
     assert (Path("mine") / name).read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize("option", [[], ["--resume"]])
-def test_tables_of_somebody_else_stay(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_tables_are_not_overwritten(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     Path("mine/table.tex").write_text("mine", encoding="utf-8")
     assert main(["study", "pmnist", "finetune", *SHORT, "--seeds", "1", "--out", "mine", *option]) == 2
-    assert "table.tex is there, and would be written over" in capsys.readouterr().err
+    assert "table.tex would be overwritten" in capsys.readouterr().err
     assert list(Path("mine").glob("finetune")) == []
 
 
-def test_a_study_makes_up_for_what_comes_after_a_result() -> None:
+def test_a_missing_report_is_written_on_resume() -> None:
     """A run that was killed between its result and its report."""
     assert main(["study", "pmnist", "finetune", *SHORT, "--seeds", "1", "--out", "s"]) == 0
     run = Path("s/finetune/seed-0")
@@ -164,14 +162,14 @@ def test_study_writes_tables_and_matches_single_runs(capsys: pytest.CaptureFixtu
     assert main(["study", "pmnist", "er", "--seeds", "1", *SHORT, "--out", "s"]) == 2
 
 
-def test_seeds_from_one_to_another() -> None:
+def test_a_range_of_seeds() -> None:
     assert main(["run", "pmnist", "finetune", "--seeds", "7-8", "--jobs", "1", *SHORT]) == 0
     table = json.loads(Path("runs/pmnist-finetune-seeds7-8/table.json").read_text(encoding="utf-8"))
     assert table["rows"][0]["seeds"] == [7, 8]
     assert "--seeds 7-8" in table["command"]
 
 
-def test_a_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["study", "pmnist", "finetune", "--seeds", "2", "--jobs", "1", *SHORT, "--out", "s"]
     assert main(command) == 0
     kept = Path("s/finetune/seed-0/result.json")
@@ -179,7 +177,7 @@ def test_a_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str]) ->
     Path("s/finetune/seed-1/result.json").unlink()  # as if the run had been killed
     assert main(command) == 2
     assert main([*command, "--resume", "--set", "lr=0.5"]) == 2
-    assert "other settings" in capsys.readouterr().err
+    assert "different settings" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert kept.stat().st_mtime_ns == before
     found = json.loads(Path("s/table.json").read_text(encoding="utf-8"))
@@ -211,7 +209,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize(("to_device", "told"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 @pytest.mark.parametrize("words", ["run pmnist fs-dgpm", "study pmnist fs-dgpm --seeds 1"])
-def test_stopped_cleanly_and_nothing_is_lost(
+def test_interrupted_runs_save_a_checkpoint(
     words: str, to_device: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = subprocess.Popen(
@@ -227,7 +225,7 @@ def test_stopped_cleanly_and_nothing_is_lost(
     process.send_signal(to_device)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + to_device
-    assert f"steppe: stopped by {told}; steppe resume 'stopped runs/one' goes on with it." in err
+    assert f"steppe: interrupted by {told}; resume with: steppe resume 'stopped runs/one'\n" in err
     assert "Traceback" not in err
     assert "Warning" not in err
     (log,) = Path("stopped runs").rglob("log.jsonl")
@@ -235,7 +233,7 @@ def test_stopped_cleanly_and_nothing_is_lost(
     assert list(log.parent.glob("checkpoints/state-*.safetensors")), "five minutes would have been lost"
     assert not list(Path("stopped runs").rglob("*.part"))
     assert main(["show", "stopped runs"]) == 2
-    assert "1 unfinished run" in capsys.readouterr().err
+    assert "only unfinished runs (1)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [None, "fs-dgpm", "er", "pmnist"])
@@ -260,7 +258,7 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     assert command == "list" or "examples:" in out
 
 
-def test_a_terminal_without_our_signs_gets_others() -> None:
+def test_characters_the_terminal_cannot_show() -> None:
     """Not every standard output can show a λ or a minus sign."""
     found = subprocess.run(
         [sys.executable, "-m", "steppe", "list", "fs-dgpm"],
@@ -272,22 +270,22 @@ def test_a_terminal_without_our_signs_gets_others() -> None:
     assert b"importance_lr" in found.stdout
 
 
-def test_a_reader_that_goes_away_is_no_crash() -> None:
+def test_a_closed_pipe_gives_no_traceback() -> None:
     command = f"{sys.executable} -m steppe list fs-dgpm | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=os.environ, check=False)
     assert "Traceback" not in done.stderr
 
 
 STOPPED = {
-    "reproduce --list": ("reproduce._list", "the same command goes on with it"),
-    "landscape .": ("landscape._runs", "the same command with --resume goes on with it"),
-    "run pmnist er": ("run.use_directory", "the same command does it anew"),
-    "figures --list": ("figures._described", "the same command does it anew"),
+    "reproduce --list": ("reproduce._list", "run the same command again to resume."),
+    "landscape .": ("landscape._find_runs", "run the same command with --resume to resume."),
+    "run pmnist er": ("run.use_directory", "the same command starts over"),
+    "figures --list": ("figures._describe_figure", "the same command starts over"),
 }
 
 
 @pytest.mark.parametrize("words", STOPPED)
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_says_how_to_resume(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place, told = STOPPED[words]
@@ -297,18 +295,16 @@ def test_ctrl_c_says_how_to_go_on(
 
     monkeypatch.setattr(f"steppe.cli.{place}", interrupt)
     assert main(words.split()) == 130
-    assert f"stopped by Ctrl-C; {told}." in capsys.readouterr().err
+    assert f"interrupted by Ctrl-C; {told}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "told", ["CUDA out of memory. Tried to allocate 9 GiB", "DefaultCPUAllocator: can't allocate memory"]
 )
-def test_memory_that_torch_cannot_get_is_told_as_such(
-    told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_of_memory_in_torch(told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*given: object) -> None:
         raise RuntimeError(told)
 
     monkeypatch.setattr("steppe.cli.run.use_directory", fail)
     assert main(["run", "pmnist", "er"]) == 1
-    assert "there is not enough memory: give smaller tasks, batches or buffers." in capsys.readouterr().err
+    assert "out of memory; use smaller tasks, batches or buffers." in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Standard output that cannot be written: said in one line, once, and what was done stays."""
+"""Standard output that cannot be written: one line of error, and finished work stays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from made_runs import made_result, write_run
 
 FULL = Path("/dev/full")
-TOLD = "steppe: cannot write the output: no space is left on the disk: make room, or send it elsewhere.\n"
+TOLD = "steppe: cannot write to standard output: no space left on disk; free some space or redirect the output.\n"
 
 
 def steppe(*words: str, into: int, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
@@ -32,8 +32,8 @@ def full() -> Iterator[int]:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["list", "show run", "show study"])
-def test_a_full_disk_is_told_in_one_line(command: str, unbuffered: str, full: int, tmp_path: Path) -> None:
-    """Whether it is found out at once, within a long text, or with the last of it."""
+def test_a_full_disk_is_one_line_of_error(command: str, unbuffered: str, full: int, tmp_path: Path) -> None:
+    """Whether the first write fails, one in the middle, or the last."""
     write_run(tmp_path / "run", made_result())
     for number in range(300):  # a table of more than a buffer
         write_run(tmp_path / "study" / str(number), made_result(f"method-{number}"))
@@ -52,12 +52,12 @@ def test_a_finished_run_is_kept(full: int, tmp_path: Path) -> None:
     assert {"result.json", "report.html"} <= {path.name for path in out.iterdir()}
 
 
-def test_what_is_wrong_beside_it_is_said_alone(full: int, tmp_path: Path) -> None:
+def test_other_errors_are_reported_alone(full: int, tmp_path: Path) -> None:
     done = steppe("show", str(tmp_path), into=full)
-    assert (done.returncode, done.stderr) == (2, f"steppe: {tmp_path} holds no run: there is nothing to show.\n")
+    assert (done.returncode, done.stderr) == (2, f"steppe: {tmp_path} contains no runs; there is nothing to show.\n")
 
 
-def test_a_reader_that_has_gone_is_no_matter() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = steppe("list", into=writing)

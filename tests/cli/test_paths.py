@@ -1,4 +1,4 @@
-"""Paths as users give them to commands: ~ is their home, wherever it stands; an empty one is no path."""
+"""Paths on the command line: ~ is expanded everywhere, and empty paths are errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_runs import made_result, write_run
 
-from steppe.cli.main import _parser, main
+from steppe.cli.main import build_parser, main
 from steppe.registry import METHODS
 
 SHORT = ["--set", "samples=20", "--set", "test_samples=20", "--tasks", "2"]
@@ -45,11 +45,11 @@ def test_a_run_at_home(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(Path().iterdir()) == []
 
 
-def test_a_directory_that_is_called_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_named_tilde(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(Path("./~") / "run", made_result())
     assert main(["show", "./~/run"]) == 0
     assert main(["show", "~/run"]) == 2
-    assert f"{home}/run is no directory" in capsys.readouterr().err
+    assert f"'{home}/run' is not a directory" in capsys.readouterr().err
 
 
 def paths(parser: argparse.ArgumentParser, command: tuple[str, ...] = ()) -> Iterator[tuple[str, argparse.Action]]:
@@ -62,19 +62,19 @@ def paths(parser: argparse.ArgumentParser, command: tuple[str, ...] = ()) -> Ite
             yield f"{' '.join(command)} {'/'.join(action.option_strings) or action.dest}", action
 
 
-PATHS = dict(paths(_parser()))
+PATHS = dict(paths(build_parser()))
 
 
 @pytest.mark.parametrize("argument", PATHS)
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("", "the path is empty: name one, or write . for the current directory"),
+        ("", "the path is empty; use . for the current directory"),
         (" ", "the path is empty"),
         ("~nobody-is-called-so/x", "~nobody-is-called-so/x: there is no such home directory: write the path out (see"),
     ],
 )
-def test_what_is_no_path_is_refused_in_one_line(
+def test_invalid_paths_are_one_line_of_error(
     argument: str, path: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     *words, last = argument.split(" ")

@@ -11,10 +11,10 @@ import pytest
 
 import steppe
 from steppe import api
-from steppe.cli.catalogue import everything
+from steppe.cli.catalogue import render_all
 
 
-def test_the_names_offered_are_those_of_the_api() -> None:
+def test_public_names_are_those_of_the_api() -> None:
     assert steppe.__all__ == api.__all__
     assert all(getattr(steppe, name) is getattr(api, name) for name in steppe.__all__)
     assert set(steppe.__all__) <= set(dir(steppe))
@@ -22,9 +22,9 @@ def test_the_names_offered_are_those_of_the_api() -> None:
         steppe.nothing  # noqa: B018
 
 
-def test_the_written_catalogue_is_up_to_date() -> None:
+def test_catalogue_is_up_to_date() -> None:
     """If not: python scripts/write_catalogue.py."""
-    assert json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8")) == everything()
+    assert json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8")) == render_all()
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_written_catalogue_is_up_to_date() -> None:
         *([command, "--help"] for command in ("run", "report", "landscape")),
     ],
 )
-def test_nobody_waits_for_torch_to_read(arguments: list[str]) -> None:
+def test_help_and_list_do_not_import_torch(arguments: list[str]) -> None:
     look = (
         "import sys\nfrom steppe.cli.main import main\ntry: main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
     )

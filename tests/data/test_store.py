@@ -16,7 +16,7 @@ import pytest
 from local_server import Server, asked_from, send
 from small_cifar100 import PARTS, binary, pack, python, write_folder
 
-from steppe.cli.main import _parser, main
+from steppe.cli.main import build_parser, main
 from steppe.data import catalogue as sets
 from steppe.data import cifar100, store
 from steppe.data.catalogue import SETS, Archive
@@ -159,7 +159,7 @@ def test_a_whole_set_where_nothing_may_be_written(
     assert store.fetch("cifar-100", report=lines.append) == folder
     assert [line for line in lines if "already" in line] == lines
     (folder / "test.bin").write_bytes(b"half")
-    with pytest.raises(DataError, match=r"cannot write .*: permission is denied"):
+    with pytest.raises(DataError, match=r"cannot write .*: permission denied"):
         store.fetch("cifar-100")
 
 
@@ -261,6 +261,6 @@ def test_the_commands_in_the_documentation() -> None:
     shown = re.findall(r"^\$ (steppe [^#\n]+)", text, re.MULTILINE) + re.findall(r"`(steppe [a-z]+[^`]*)`", text)
     assert len(shown) > 5
     for line in shown:
-        assert _parser().parse_args(shlex.split(line)[1:]).action
+        assert build_parser().parse_args(shlex.split(line)[1:]).action
     for name in SETS:
         assert f"`{name}`" in text

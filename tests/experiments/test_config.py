@@ -27,16 +27,16 @@ def test_every_method_round_trips_through_toml(method: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["pmnist", "er", "--tasks", "2", "--set", "tasks=1"], "benchmark.tasks is given twice, as '1' and as '2'"),
-        (["pmnist", "er", "--epochs", "3", "--set", "epochs=2"], "training.epochs is given twice, as '2' and as '3'"),
-        (["pmnist", "er", "--set", "lr=0.1", "--set", "lr=0.2"], "method.lr is given twice, as '0.1' and as '0.2'"),
-        (["pmnist", "er", "--set", "lr=0.1", "--set", "method.lr=0.2"], "method.lr is given twice"),
-        (["folder:a", "er", "--set", "path=b"], "benchmark.path is given twice, as 'a' and as 'b'"),
+        (["pmnist", "er", "--tasks", "2", "--set", "tasks=1"], "benchmark.tasks is set twice, to '1' and '2'"),
+        (["pmnist", "er", "--epochs", "3", "--set", "epochs=2"], "training.epochs is set twice, to '2' and '3'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "lr=0.2"], "method.lr is set twice, to '0.1' and '0.2'"),
+        (["pmnist", "er", "--set", "lr=0.1", "--set", "method.lr=0.2"], "method.lr is set twice"),
+        (["folder:a", "er", "--set", "path=b"], "benchmark.path is set twice, to 'a' and 'b'"),
         (["pmnist", "er", "--set", "lr=0.1", "--set", "lr=fast"], "lr = 'fast' is not a number"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "study"])
-def test_what_is_given_twice_must_be_the_same(
+def test_a_setting_given_twice_must_be_the_same(
     command: str,
     words: list[str],
     told: str,
@@ -52,7 +52,7 @@ def test_what_is_given_twice_must_be_the_same(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_value_twice_is_no_contradiction() -> None:
+def test_the_same_value_given_twice_is_fine() -> None:
     twice = ["lr=0.1", "method.lr=1e-1", "tasks=2", "benchmark.tasks=2", "patience=0", "patience= 0"]
     assert RunConfig.make("pmnist", "er", twice) == RunConfig.make("pmnist", "er", ["lr=0.1", "tasks=2", "patience=0"])
 
@@ -67,14 +67,14 @@ def values_of(kind: type, limits: Limits) -> st.SearchStrategy[Any]:
     most = limits.at_most if limits.at_most is not None else limits.below
     if kind is int:
         return st.integers(0 if least is None else int(least), 2**63 - 1 if most is None else int(most))
-    return st.floats(least, most, allow_nan=False, allow_infinity=False).filter(limits.admit)
+    return st.floats(least, most, allow_nan=False, allow_infinity=False).filter(limits.allows)
 
 
 @pytest.mark.parametrize("benchmark", sorted(BENCHMARKS))
 @pytest.mark.parametrize("method", sorted(METHODS))
 @settings(max_examples=5)
 @given(st.data())
-def test_any_values_survive_the_file(method: str, benchmark: str, data: st.DataObject) -> None:
+def test_any_valid_values_round_trip_through_toml(method: str, benchmark: str, data: st.DataObject) -> None:
     kinds = {
         "benchmark": BENCHMARKS[benchmark].settings,
         "method": METHODS[method].settings,
@@ -102,13 +102,13 @@ def test_presets_then_variants_then_overrides() -> None:
     assert RunConfig.make("pmnist", "multitask").training.epochs == 5
 
 
-def test_what_makes_a_run_comparable() -> None:
+def test_is_canonical() -> None:
     assert RunConfig.make("pmnist", "er", ["lr=0.1"]).is_canonical
     assert not RunConfig.make("pmnist", "er", ["tasks=3"]).is_canonical
     assert not RunConfig.make("pmnist", "er", ["epochs=2"]).is_canonical
 
 
-def test_the_command_gives_the_run_again() -> None:
+def test_the_command_repeats_the_run() -> None:
     config = RunConfig.make("pmnist", "fs-dgpm", ["tasks=3", "method.alpha=2"], seed=4)
     words = config.command().split()
     assert words[:4] == ["steppe", "run", "pmnist", "fs-dgpm"]
@@ -116,7 +116,7 @@ def test_the_command_gives_the_run_again() -> None:
     assert RunConfig.make("pmnist", "fs-dgpm", sets, seed=int(words[words.index("--seed") + 1])) == config
 
 
-def test_blanks_around_a_value_are_no_part_of_it_but_in_a_free_text() -> None:
+def test_blanks_around_values_are_stripped_except_in_free_text() -> None:
     given = ["training.freeze_norms = true", "ascent_form= chunked ", " buffer = 5"]
     config = RunConfig.make("pmnist", "fs-dgpm", given).as_dict()
     assert config["training"]["freeze_norms"] is True
@@ -124,14 +124,14 @@ def test_blanks_around_a_value_are_no_part_of_it_but_in_a_free_text() -> None:
     assert RunConfig.make("folder", "er", ["path=/a b "]).as_dict()["benchmark"]["path"].endswith("/a b ")
 
 
-def test_a_file_that_begins_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+def test_a_config_file_with_a_byte_order_mark(tmp_path: Path) -> None:
     config = RunConfig.make("pmnist", "er")
     (tmp_path / "config.toml").write_text(config.as_toml(), encoding="utf-8-sig")
     assert RunConfig.load(tmp_path / "config.toml") == config
 
 
 @pytest.mark.parametrize("words", ["run folder:~nobody-of-that-name/x er", "data where"])
-def test_a_home_that_nobody_has(
+def test_an_unknown_home_directory(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("STEPPE_DATA", "~nobody-of-that-name/x")

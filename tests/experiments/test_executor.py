@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steppe.experiments import executor
-from steppe.experiments.executor import Ended, GoneError, LocalExecutor, Tell, Told
+from steppe.experiments.executor import LocalExecutor, ParentGoneError, Payload, Send, WorkerExited
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="signals are those of POSIX")
 
@@ -49,50 +49,50 @@ def started(work: Callable[..., None], *arguments: object) -> LocalExecutor:
     return found
 
 
-def everything(running: LocalExecutor, seconds: float = 30.0) -> list[Told | Ended]:
+def everything(running: LocalExecutor, seconds: float = 30.0) -> list[Payload | WorkerExited]:
     """All that is told until the last process has ended."""
-    told: list[Told | Ended] = []
+    told: list[Payload | WorkerExited] = []
     end = time.monotonic() + seconds
     while len(running):
         assert time.monotonic() < end, "it waits for ever"
-        told += [message for _, message in running.progress(1.0)]
+        told += [message for _, message in running.poll(1.0)]
     return told
 
 
-def tells(tell: Tell) -> None:
+def tells(tell: Send) -> None:
     for number in range(3):
         tell({"number": number, "text": "a\nb", "nothing": None, "nan": float("inf")})
     tell({"much": "x" * 3_000_000})
 
 
-def test_messages_arrive_in_order_and_whole() -> None:
+def test_messages_arrive_complete_and_in_order() -> None:
     *told, ended = everything(started(tells))
     assert [message["number"] for message in told[:3]] == [0, 1, 2]  # type: ignore[index]
     assert told[0] == {"number": 0, "text": "a\nb", "nothing": None, "nan": float("inf")}
     assert told[3] == {"much": "x" * 3_000_000}
-    assert ended == Ended(0)
+    assert ended == WorkerExited(0)
 
 
-def test_nothing_at_work_tells_nothing() -> None:
-    assert LocalExecutor().progress() == []
+def test_polling_without_workers() -> None:
+    assert LocalExecutor().poll() == []
 
 
-def dies_in_a_message(tell: Tell, pid: str) -> None:
+def dies_in_a_message(tell: Send, pid: str) -> None:
     tell({"first": 1})
     Path(pid).write_text(str(os.getpid()), encoding="utf-8")
     tell({"much": "x" * 30_000_000})
 
 
-def test_half_a_message_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
+def test_incomplete_message_of_a_killed_worker_is_dropped(tmp_path: Path) -> None:
     running = started(dies_in_a_message, str(tmp_path / "pid"))
     while not (tmp_path / "pid").exists():
         time.sleep(0.05)
     time.sleep(0.5)  # it waits for us to read
     os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 9)
-    assert everything(running) == [{"first": 1}, Ended(-9)]
+    assert everything(running) == [{"first": 1}, WorkerExited(-9)]
 
 
-def leaves_its_channel_to_another(tell: Tell) -> None:
+def leaves_its_channel_to_another(tell: Send) -> None:
     tell({"first": 1})
     if os.fork() == 0:
         time.sleep(20)
@@ -100,38 +100,38 @@ def leaves_its_channel_to_another(tell: Tell) -> None:
     os.kill(os.getpid(), 9)
 
 
-def test_a_channel_that_a_grandchild_holds_open_is_not_waited_for() -> None:
+def test_a_grandchild_that_holds_the_socket_open_is_not_waited_for() -> None:
     started_at = time.monotonic()
-    assert everything(started(leaves_its_channel_to_another)) == [{"first": 1}, Ended(-9)]
+    assert everything(started(leaves_its_channel_to_another)) == [{"first": 1}, WorkerExited(-9)]
     assert time.monotonic() - started_at < 15
 
 
-def stays(tell: Tell) -> None:
+def stays(tell: Send) -> None:
     tell({"done": True})
     threading.Thread(target=time.sleep, args=(60,)).start()
 
 
-def test_a_process_that_does_not_end_after_its_work_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_PATIENCE", 0.2)
     running = started(stays)
-    while not running.progress():
+    while not running.poll():
         pass
     running.release(7)
     assert len(running) == 0
     running.release(7)  # it is gone, which is all that was wanted
 
 
-def talks_until_nobody_listens(tell: Tell, note: str) -> None:
+def talks_until_nobody_listens(tell: Send, note: str) -> None:
     try:
         while True:
             tell({"much": "x" * 1_000_000})
-    except GoneError:
+    except ParentGoneError:
         Path(note).write_text("gone", encoding="utf-8")
 
 
-def test_cancelled_while_it_waits_for_us_to_read(tmp_path: Path) -> None:
+def test_cancelling_a_worker_that_blocks_on_a_full_socket(tmp_path: Path) -> None:
     running = started(talks_until_nobody_listens, str(tmp_path / "note"))
-    while not running.progress():
+    while not running.poll():
         pass
     time.sleep(0.5)
     started_at = time.monotonic()
@@ -140,7 +140,7 @@ def test_cancelled_while_it_waits_for_us_to_read(tmp_path: Path) -> None:
     assert len(running) == 0
 
 
-def tells_then_waits(tell: Tell, note: str) -> None:
+def tells_then_waits(tell: Send, note: str) -> None:
     import signal
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a run that keeps its state first
@@ -149,22 +149,22 @@ def tells_then_waits(tell: Tell, note: str) -> None:
     talks_until_nobody_listens(tell, note)
 
 
-def test_whoever_is_cancelled_and_tells_learns_that_nobody_listens(tmp_path: Path) -> None:
+def test_sending_after_cancellation_raises(tmp_path: Path) -> None:
     running = started(tells_then_waits, str(tmp_path / "note"))
-    while not running.progress():
+    while not running.poll():
         pass
     running.cancel()
     assert (tmp_path / "note").read_text(encoding="utf-8") == "gone"
 
 
-def test_how_it_ended_in_words() -> None:
-    assert Ended(-9).reason == "its process was killed by SIGKILL, as by the system when memory runs out"
-    assert Ended(-11).reason == "its process was killed by SIGSEGV"
-    assert Ended(3).reason == "its process ended with exit code 3"
-    assert Ended(-200).reason == "its process ended with exit code -200"
+def test_exit_reasons() -> None:
+    assert WorkerExited(-9).reason == "the process was killed by SIGKILL (the system does this when memory runs out)"
+    assert WorkerExited(-11).reason == "the process was killed by SIGSEGV"
+    assert WorkerExited(3).reason == "the process exited with code 3"
+    assert WorkerExited(-200).reason == "the process exited with code -200"
 
 
-def test_a_study_outlives_a_worker_killed_in_the_middle_of_a_message(tmp_path: Path) -> None:
+def test_a_study_survives_a_worker_killed_within_a_message(tmp_path: Path) -> None:
     """A process that shares its channel dies with the lock of it, and leaves half a message to the others."""
     (tmp_path / "study.py").write_text(STUDY, encoding="utf-8")
     plugin = Path(__file__).parents[1] / "support" / "dying_plugin.py"
@@ -173,4 +173,4 @@ def test_a_study_outlives_a_worker_killed_in_the_middle_of_a_message(tmp_path: P
     assert done.returncode == 0, done.stderr
     finished, failed = json.loads(done.stdout)
     assert finished == [1, 2, 3]
-    assert failed == {"0": Ended(-9).reason}
+    assert failed == {"0": WorkerExited(-9).reason}

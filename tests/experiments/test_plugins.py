@@ -13,7 +13,7 @@ import pytest
 from steppe.cli.main import main
 from steppe.experiments import plugins
 from steppe.experiments.config import RunConfig
-from steppe.experiments.plugins import digests, load_plugins
+from steppe.experiments.plugins import load_plugins, plugin_digests
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import read_result
 from steppe.learning.events import EpochEnded, Event
@@ -58,17 +58,17 @@ def moved(old: str, new: str) -> str:
     return new
 
 
-def test_a_result_names_the_code_of_its_plugins() -> None:
+def test_results_record_digests_of_plugins() -> None:
     assert main(["run", "pmnist", "mine", "--plugin", put("mine.py"), *SHORT, "--out", "r"]) == 0
     assert read_result(Path("r")).versions["mine.py"] == digest()
     assert digest() in Path("r/report.md").read_text(encoding="utf-8")
 
 
-def test_files_of_one_name_are_both_named() -> None:
+def test_two_plugins_of_one_name_are_both_recorded() -> None:
     other = "import steppe\n"
     found = load_plugins([put("a/mine.py"), put("b/mine.py", other)])
     assert found == tuple(str(Path(place, "mine.py").resolve()) for place in "ab")
-    assert digests(found) == {"mine.py": f"{digest()} and {digest(other)}"}
+    assert plugin_digests(found) == {"mine.py": f"{digest()} and {digest(other)}"}
 
 
 class BrokenError(Exception):
@@ -87,20 +87,20 @@ def broken_off(plugin: str, out: str) -> None:
         run(RunConfig.make("pmnist", "mine", changes, plugins=[plugin]), Path(out), callback)
 
 
-def test_a_run_goes_on_with_its_plugin_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_after_the_plugin_moved(capsys: pytest.CaptureFixture[str]) -> None:
     put("old/mine.py")
     assert main(["run", "pmnist", "mine", "--plugin", "old/mine.py", *SHORT, "--out", "whole"]) == 0
     broken_off("old/mine.py", "r")
     new = moved("old/mine.py", "new/mine.py")
     assert main(["resume", "r"]) == 2
-    assert "mine.py is not there: if it lies elsewhere now, say where, by --plugin FILE" in capsys.readouterr().err
+    assert "mine.py does not exist; if it has moved, pass its new location as --plugin FILE" in capsys.readouterr().err
     assert main(["resume", "r", "--plugin", new]) == 0
     assert read_result(Path("r")).accuracy == read_result(Path("whole")).accuracy
     assert not [remark for remark in read_result(Path("r")).remarks if "other versions" in remark]
     assert RunConfig.load(Path("r/config.toml"), [new]).plugins == (str(Path(new).resolve()),)
 
 
-def test_a_plugin_that_was_changed_meanwhile_is_told_of() -> None:
+def test_a_changed_plugin_is_reported() -> None:
     broken_off(put("mine.py"), "r")
     forget()
     put("mine.py", TEXT + "# changed\n")
@@ -111,27 +111,27 @@ def test_a_plugin_that_was_changed_meanwhile_is_told_of() -> None:
     assert digest() in remark
 
 
-def test_a_plugin_of_another_name_does_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_renamed_plugin_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     broken_off(put("mine.py"), "r")
     new = moved("mine.py", "renamed.py")
     assert main(["resume", "r", "--plugin", new]) == 2
-    assert "mine.py is not there" in capsys.readouterr().err
+    assert "mine.py does not exist" in capsys.readouterr().err
     put("mine.py")
     for words in (["resume", "r"], ["run", "--config", "r/config.toml", "--out", "again"], ["landscape", "r"]):
         assert main([*words, "--plugin", new]) == 2  # rather than go on with the old one
         assert "this needs the plugin" in capsys.readouterr().err
         assert main([*words, "--plugin", new, "--trust-plugins"]) == 2
-        assert "renamed.py: those it was made with are called mine.py" in capsys.readouterr().err
+        assert "renamed.py: expected a file named mine.py" in capsys.readouterr().err
 
 
-def test_a_link_is_as_good_as_the_file_it_leads_to() -> None:
+def test_a_plugin_may_be_a_link() -> None:
     put("versions/mine_3.py")
     Path("mine.py").symlink_to("versions/mine_3.py")
     broken_off("mine.py", "r")
     assert main(["resume", "r", "--plugin", "mine.py"]) == 0
 
 
-def test_runs_of_different_versions_of_a_plugin_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_versions_of_a_plugin_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     study = ["study", "pmnist", "mine", "--jobs", "1", *SHORT, "--out", "s", "--plugin", "mine.py"]
     put("mine.py")
     assert main([*study, "--seeds", "1"]) == 0
@@ -146,7 +146,7 @@ def test_runs_of_different_versions_of_a_plugin_are_told_of(capsys: pytest.Captu
     assert "The runs of mine used different versions of mine.py." in capsys.readouterr().out
 
 
-def test_a_method_of_one_s_own_joins_a_study_that_was_begun_without_it() -> None:
+def test_a_custom_method_can_be_added_to_a_study() -> None:
     """Runs that are there, finished or not, keep to what they were begun with; new ones name all that is given."""
     options = ["--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume"]
     assert main(["study", "pmnist", "finetune", "er", *options]) == 0
@@ -165,7 +165,7 @@ def test_a_method_of_one_s_own_joins_a_study_that_was_begun_without_it() -> None
     assert read_result(Path("s/mine/seed-0")).versions["mine.py"] == digest()
 
 
-def test_a_run_begun_with_one_of_two_plugins_goes_on_with_it() -> None:
+def test_a_run_keeps_the_plugins_it_was_started_with() -> None:
     options = ["--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume", "--plugin", put("mine.py")]
     assert main(["study", "pmnist", "mine", *options]) == 0
     second = put("second.py", TEXT.replace("'mine'", "'another'", 1))
@@ -179,15 +179,15 @@ def test_a_run_begun_with_one_of_two_plugins_goes_on_with_it() -> None:
         METHODS.pop("another", None)
 
 
-def test_a_study_begun_with_a_plugin_does_not_go_on_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_is_not_resumed_without_its_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["study", "pmnist", "finetune", "--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume"]
     assert main([*options, "--plugin", put("mine.py")]) == 0
     assert main(options) == 2
-    assert "other settings" in capsys.readouterr().err
+    assert "different settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", [3, "mine.py", [3]])
-def test_plugins_that_are_no_list_are_other_settings(named: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_plugin_lists_are_different_settings(named: object, capsys: pytest.CaptureFixture[str]) -> None:
     study = ["study", "pmnist", "finetune", "--seeds", "1", "--jobs", "1", *SHORT, "--out", "s"]
     assert main(study) == 0
     file = Path("s/finetune/seed-0/result.json")
@@ -195,10 +195,10 @@ def test_plugins_that_are_no_list_are_other_settings(named: object, capsys: pyte
     result["config"]["run"]["plugins"] = named
     file.write_text(json.dumps(result), encoding="utf-8")
     assert main([*study, "--resume"]) == 2
-    assert "other settings" in capsys.readouterr().err
+    assert "different settings" in capsys.readouterr().err
 
 
-def test_a_study_goes_on_with_its_plugin_elsewhere() -> None:
+def test_resume_a_study_after_its_plugin_moved() -> None:
     """What is finished stays, what is missing is done by other processes, and the plan knows the new place."""
     study = ["study", "pmnist", "mine", "finetune", "--seeds", "1", "--jobs", "1", *SHORT, "--out", "s"]
     assert main([*study, "--plugin", put("mine.py")]) == 0
@@ -215,7 +215,7 @@ def test_a_study_goes_on_with_its_plugin_elsewhere() -> None:
     assert main([*study, "--plugin", put("third/mine.py"), "--resume"]) == 0
 
 
-def test_a_configuration_and_a_landscape_with_the_plugin_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_and_landscape_after_the_plugin_moved(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "pmnist", "mine", "--plugin", put("mine.py"), *SHORT, "--out", "r"]) == 0
     new = moved("mine.py", "elsewhere/mine.py")
     assert main(["run", "--config", "r/config.toml", "--plugin", new, "--out", "again"]) == 0
@@ -223,7 +223,7 @@ def test_a_configuration_and_a_landscape_with_the_plugin_elsewhere(capsys: pytes
     forget()
     small = ["--samples", "10", "--directions", "1", "--points", "11", "--after", "2", "--task", "1"]
     assert main(["landscape", "r", *small]) == 2
-    assert "mine.py is not there" in capsys.readouterr().err
+    assert "mine.py does not exist" in capsys.readouterr().err
     assert main(["run", "pmnist", "finetune", *SHORT, "--out", "plain"]) == 0
     assert main(["landscape", "plain", "r", *small, "--plugin", new]) == 0  # of one of them is enough
     assert main(["report", "r", "-o", "page.html"]) == 0

@@ -32,7 +32,7 @@ def test_recorded_results_were_made_with_the_recipes_settings(name: str) -> None
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_can_be_done(name: str, tmp_path: Path) -> None:
+def test_every_recipe_is_valid(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     jobs = [job for part in recipe.parts for job in part.jobs(tmp_path, range(recipe.seeds))]
     assert len({job.out for job in jobs}) == len(jobs)
@@ -40,7 +40,7 @@ def test_every_recipe_can_be_done(name: str, tmp_path: Path) -> None:
     assert {job.config.method for job in jobs} <= METHODS.keys()
 
 
-def test_the_documents_table_is_that_of_the_recipes() -> None:
+def test_the_documented_recipes_are_up_to_date() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     told = {}
     for names, counts in re.findall(r"^\| (`.*?`) \|.*\| ([\d, ]+) \|$", text, re.MULTILINE):
@@ -48,9 +48,7 @@ def test_the_documents_table_is_that_of_the_recipes() -> None:
     assert told == {name: recipe.seeds * sum(len(p.methods) for p in recipe.parts) for name, recipe in RECIPES.items()}
 
 
-def test_a_small_one_for_real(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     parts = (Part("pmnist", "pmnist", ("er", "fs-er"), SHORT),)
     monkeypatch.setitem(
         RECIPES, "small", Recipe("Small.", parts, figures=("landscapes", "memory-size"), landscapes=True)
@@ -77,17 +75,17 @@ def test_a_small_one_for_real(
     assert {path: path.stat().st_mtime_ns for path in results} == results
     table = (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8")
     assert main([*command, "--methods", "er"]) == 2  # the table would lose a method
-    assert "holds a study to which fs-er/seed-3 belong as well" in capsys.readouterr().err
+    assert "contains a study that also includes fs-er/seed-3" in capsys.readouterr().err
     assert (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8") == table
 
 
-def test_correlations_are_also_told_without_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correlations_without_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"method": method, "acc": place, "bwt": -place, "sharpness_at_the_end": place**2}
         for place, method in enumerate(("oracle", "er", "gpm", "fs-dgpm", "finetune"))
     ]
     monkeypatch.setattr("steppe.landscape.rank_correlation.compared", lambda results: rows)
-    monkeypatch.setattr("steppe.cli.options.finished_runs", lambda directories: {})
+    monkeypatch.setattr("steppe.cli.options.load_finished_runs", lambda directories: {})
     _landscapes(Recipe("No studies.", ()), tmp_path, 0, "steppe reproduce")
     told = json.loads((tmp_path / "flatness.json").read_text(encoding="utf-8"))
     assert [row["runs"] for row in told["correlations"]] == [5]
@@ -106,7 +104,7 @@ def test_correlations_are_also_told_without_the_bounds(tmp_path: Path, monkeypat
         ("reproduce superclass-table --samples 10", "unknown setting of the benchmark 'samples'"),
     ],
 )
-def test_refused_before_any_work(
+def test_invalid_recipes_are_rejected_before_any_work(
     words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -59,33 +59,36 @@ def plugin(text: str) -> list[str]:
     [
         (
             METHOD.format(field="pass", name="er"),
-            "there is a method 'er' already (steppe.methods.er.ER): choose another",
+            "the method name 'er' is already taken by steppe.methods.er.ER; choose another",
         ),
-        ("import steppe\nsteppe.register_method('er', steppe.ER, '', variant={'lr': 1})", "a method 'er' already"),
-        (METHOD.format(field="pass", name="../esc"), "the method '../esc' cannot be called so"),
-        (METHOD.format(field="pass", name="a b"), "the method 'a b' cannot be called so"),
-        (METHOD.format(field="pass", name=""), "the method '' cannot be called so"),
-        (POINTS.replace('"points"', '"points:v2"') + NETWORK, "the benchmark 'points:v2' cannot be called so"),
-        (POINTS.replace('"points"', '"pmnist"') + NETWORK, "there is a benchmark 'pmnist' already"),
-        (POINTS, "the benchmark 'points' lacks network: write it in Points"),
+        (
+            "import steppe\nsteppe.register_method('er', steppe.ER, '', variant={'lr': 1})",
+            "the method name 'er' is already taken",
+        ),
+        (METHOD.format(field="pass", name="../esc"), "invalid method name '../esc'"),
+        (METHOD.format(field="pass", name="a b"), "invalid method name 'a b'"),
+        (METHOD.format(field="pass", name=""), "invalid method name ''"),
+        (POINTS.replace('"points"', '"points:v2"') + NETWORK, "invalid benchmark name 'points:v2'"),
+        (POINTS.replace('"points"', '"pmnist"') + NETWORK, "the benchmark name 'pmnist' is already taken"),
+        (POINTS, "benchmark 'points' lacks network; implement it in Points"),
         (
             METHOD.format(field="pull: float = 0.5", name="mine"),
-            "Mine.pull: declare it by steppe.setting(default, help)",
+            "Mine.pull: declare it with steppe.setting(default, help)",
         ),
         (
             METHOD.format(field="pull: float | None = steppe.setting(None, 'how much')", name="mine"),
-            "Mine.pull: its type must be bool, int, float or str",
+            "Mine.pull: expected type bool, int, float or str",
         ),
     ],
 )
-def test_what_an_author_is_told(text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_registrations(text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = dict(METHODS), dict(BENCHMARKS)
     assert main(["list", *plugin(text)]) == 2
     assert says in capsys.readouterr().err
     assert (dict(METHODS), dict(BENCHMARKS)) == before
 
 
-def test_what_is_registered_again_from_the_same_place_takes_its_place() -> None:
+def test_registering_again_from_the_same_module_replaces_the_entry() -> None:
     """As in a notebook, where a cell is run once more."""
 
     def cell(lr: float) -> None:
@@ -96,11 +99,11 @@ def test_what_is_registered_again_from_the_same_place_takes_its_place() -> None:
     cell(0.5)
     assert METHODS["mine"].variant == {"lr": 0.5}
     register_method("er", METHODS["er"].settings, METHODS["er"].summary, presets=METHODS["er"].presets)  # the same
-    with pytest.raises(UsageError, match="there is a method 'mine' already"):
+    with pytest.raises(UsageError, match="the method name 'mine' is already taken"):
         register_method("mine", ER, "")
 
 
-def test_a_benchmark_of_two_methods_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_needs_only_two_methods(capsys: pytest.CaptureFixture[str]) -> None:
     """Its training is the default one, and it need not have settings."""
     given = plugin(POINTS + NETWORK)
     assert main(["run", "points", "finetune", "--out", "r", *given]) == 0
@@ -113,7 +116,7 @@ def test_a_method_without_settings_is_listed(capsys: pytest.CaptureFixture[str])
     assert "  none\n" in capsys.readouterr().out + "\n"
 
 
-def test_a_network_that_cannot_be_kept_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_that_cannot_be_saved_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     """Its extra state would be lost with the run, which says so."""
     network = """
     def network(self):
@@ -126,4 +129,4 @@ class Counting(nn.Linear):
     def set_extra_state(self, state): ...
 """
     assert main(["run", "points", "er", "--out", "r", *plugin(POINTS + network)]) == 0
-    assert "er, or its network, cannot be kept: if the run stops, it is lost." in capsys.readouterr().err
+    assert "er, or its network, cannot be saved: if interrupted, this run cannot be resumed." in capsys.readouterr().err

@@ -21,7 +21,7 @@ from steppe.errors import DivergedError, UsageError
 from steppe.experiments import run as experiment
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import locked, read_result
+from steppe.experiments.run_directory import lock_directory, read_result
 from steppe.experiments.study import Job, read_plan, run_all, write_plan
 from steppe.learning import loop as training
 from steppe.learning.events import Event, RunStarted
@@ -44,7 +44,7 @@ def _every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("benchmark", "method"), CASES)
-def test_resumed_is_the_same(benchmark: str, method: str, tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(benchmark: str, method: str, tmp_path: Path) -> None:
     config = small(benchmark, method)
     events: list[Event] = []
     run(config, tmp_path / "whole", events.append)
@@ -55,7 +55,7 @@ def test_resumed_is_the_same(benchmark: str, method: str, tmp_path: Path) -> Non
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
-def test_broken_off_at_every_moment_there_is(tmp_path: Path) -> None:
+def test_interrupted_at_every_event(tmp_path: Path) -> None:
     config = RunConfig.make("pictures", "fs-dgpm", ["benchmark.tasks=2", "benchmark.samples=8", "training.epochs=2"])
     run(config, tmp_path / "whole")
     moment = 1
@@ -66,7 +66,7 @@ def test_broken_off_at_every_moment_there_is(tmp_path: Path) -> None:
     assert moment > 9
 
 
-def test_asked_to_stop_keeps_what_has_been_learnt(tmp_path: Path) -> None:
+def test_stopping_saves_a_checkpoint(tmp_path: Path) -> None:
     """At whatever moment, and however seldom states are kept otherwise: resumed, no update is done again."""
     config = RunConfig.make("pictures", "fs-dgpm", ["benchmark.tasks=2", "benchmark.samples=8", "training.epochs=2"])
     events: list[Event] = []
@@ -89,7 +89,7 @@ def test_asked_to_stop_keeps_what_has_been_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_where_it_goes_on_is_told(epochs: int, tmp_path: Path) -> None:
+def test_the_position_is_reported_on_resume(epochs: int, tmp_path: Path) -> None:
     """In an epoch that there is, or at the end of the task, whose last one is over, or between tasks."""
     config = RunConfig.make("pmnist", "er", [*SMALL["pmnist"], f"training.epochs={epochs}"])
     places = []
@@ -125,7 +125,7 @@ def erratic(curriculum: TaskGroup, network: Network, outputs: int) -> float:
 
 
 @pytest.mark.parametrize("method", ["fs-dgpm", "la-maml"])
-def test_what_validation_decided_is_kept(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_state_is_resumed(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With step sizes cut and cuts under way wherever the run breaks off."""
     monkeypatch.setattr(TaskGroup, "validation_loss", erratic)
     changes = ["benchmark.tasks=2", "training.epochs=8", "training.patience=2", "training.lr_min=0"]
@@ -141,7 +141,7 @@ def test_what_validation_decided_is_kept(method: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("other", [{"processor": "an abacus\n\x1b[2J"}, {"system": "an abacus [2J"}])
-def test_a_run_that_moved_to_another_machine_says_so(
+def test_a_change_of_machine_is_recorded(
     other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small("pictures", "er")
@@ -149,12 +149,12 @@ def test_a_run_that_moved_to_another_machine_says_so(
         patched.setattr(experiment, "machine", lambda device="cpu": other)
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
-    assert [remark for remark in result.remarks if remark.endswith("done elsewhere: an abacus [2J.")]
+    assert [remark for remark in result.remarks if remark.endswith("used another machine: an abacus [2J.")]
     assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
     assert result.machine == experiment.machine()
 
 
-def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_a_setting_can_be_resumed(tmp_path: Path) -> None:
     """Of the benchmark, of the method or of the training: what came later had its default before."""
     config = small("pictures", "er")
     run(config, tmp_path / "whole")
@@ -175,11 +175,11 @@ def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config", [None, [], {}, {"run": 3}, {"run": {}, "benchmark": 3, "method": {}, "training": {"epochs": "x"}}]
 )
-def test_a_state_that_describes_nothing_is_of_another_run(config: Any) -> None:
-    assert not small("pictures", "er").describes(config)
+def test_a_checkpoint_with_an_invalid_config_is_rejected(config: Any) -> None:
+    assert not small("pictures", "er").matches(config)
 
 
-def test_what_is_finished_is_left_alone(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     config = small("pictures", "er")
     run(config, tmp_path / "out")
     before = {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
@@ -188,15 +188,13 @@ def test_what_is_finished_is_left_alone(tmp_path: Path) -> None:
     assert {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()} == before
 
 
-def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_with_different_settings_is_not_resumed(tmp_path: Path) -> None:
     broken_off(small("pictures", "er"), tmp_path / "out", 9)
-    with pytest.raises(UsageError, match="other settings"):
+    with pytest.raises(UsageError, match="different settings"):
         run(small("pictures", "finetune"), tmp_path / "out", resume=True)
 
 
-def test_numbers_that_go_wrong_stop_the_run_and_spare_the_last_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divergence_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small("pictures", "er")
     run(config, tmp_path / "whole")
     method = type(config.method_settings.start(*_started(config)))
@@ -205,7 +203,7 @@ def test_numbers_that_go_wrong_stop_the_run_and_spare_the_last_state(
     def poisoned(self: Any, batch: Batch) -> Tensor:
         loss = observe(self, batch)
         if next(calls, None) is None:
-            next(iter(self.network.parameters.values())).data.fill_(torch.nan)
+            next(iter(self.network.trainable.values())).data.fill_(torch.nan)
         return loss
 
     with monkeypatch.context() as patched:
@@ -225,12 +223,12 @@ def _started(config: RunConfig) -> tuple[Network, dict[str, ProjectedWeight], St
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     config = small("pictures", "er")
     broken_off(config, tmp_path / "out", 9)
-    with locked(tmp_path / "out"), pytest.raises(UsageError, match="another process is at work"):
+    with lock_directory(tmp_path / "out"), pytest.raises(UsageError, match="another process is at work"):
         run(config, tmp_path / "out", resume=True)
     run(config, tmp_path / "out", resume=True)
 
 
-def test_a_damaged_state_is_told_of_and_the_one_before_serves(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path: Path) -> None:
     config = small("pictures", "fs-dgpm")
     run(config, tmp_path / "whole")
     broken_off(config, tmp_path / "out", 20)
@@ -238,7 +236,7 @@ def test_a_damaged_state_is_told_of_and_the_one_before_serves(tmp_path: Path) ->
     last.write_bytes(last.read_bytes()[:-1])
     told: list[str] = []
     run(config, tmp_path / "out", lambda event: told.extend(getattr(event, "remarks", [])), resume=True)
-    assert any(last.name in remark and "serves instead" in remark for remark in told)
+    assert any(last.name in remark and "Using the previous checkpoint instead" in remark for remark in told)
     assert_same_run(tmp_path / "whole", tmp_path / "out")
 
 
@@ -253,7 +251,7 @@ def remarks_on_threads(out: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("_one_thread_again")
-def test_gone_on_with_by_more_threads(tmp_path: Path) -> None:
+def test_resume_with_more_threads(tmp_path: Path) -> None:
     """Bits may differ then, so the result says it; but for rounding the same comes of it."""
     config = small("pmnist", "fs-dgpm")
     whole = run(config, tmp_path / "whole")
@@ -262,13 +260,13 @@ def test_gone_on_with_by_more_threads(tmp_path: Path) -> None:
     result = read_result(tmp_path / "out")
     assert torch.get_num_threads() == 2
     assert RunConfig.load(tmp_path / "out" / CONFIG).threads == result.config["run"]["threads"] == 2
-    assert remarks_on_threads(tmp_path / "out") == ["the first part of the run was done with --threads 1."]
+    assert remarks_on_threads(tmp_path / "out") == ["the first part of the run used --threads 1."]
     assert result.acc == pytest.approx(whole.acc, abs=5)
     assert not remarks_on_threads(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("_one_thread_again")
-def test_the_rest_of_a_study_by_more_threads(tmp_path: Path) -> None:
+def test_resume_a_study_with_more_threads(tmp_path: Path) -> None:
     """What is finished stays as it is, and the plan knows how each run was done."""
     jobs = [Job(small("pmnist", method), tmp_path / method) for method in ("er", "finetune", "gpm")]
     run(jobs[0].config, jobs[0].out)
@@ -282,12 +280,12 @@ def test_the_rest_of_a_study_by_more_threads(tmp_path: Path) -> None:
     assert main(["resume", str(tmp_path)]) == 0
 
 
-def test_other_settings_are_refused_whatever_the_threads(tmp_path: Path) -> None:
+def test_different_settings_are_rejected_whatever_the_threads(tmp_path: Path) -> None:
     broken_off(small("pmnist", "er"), tmp_path, 8)
     changed = RunConfig.make("pmnist", "er", [*SMALL["pmnist"], "buffer=7"], threads=2)
     reseeded = RunConfig.make("pmnist", "er", SMALL["pmnist"], threads=2, seed=1)
     for other in (changed, reseeded):
-        with pytest.raises(UsageError, match="other settings"):
+        with pytest.raises(UsageError, match="different settings"):
             run(other, tmp_path, resume=True)
 
 
@@ -298,7 +296,7 @@ def fragile() -> Iterator[str]:
     METHODS.pop("fragile")
 
 
-def test_a_study_goes_on_past_failures_and_resumes(tmp_path: Path, fragile: str) -> None:
+def test_a_study_continues_after_failures_and_can_be_resumed(tmp_path: Path, fragile: str) -> None:
     changes = ["benchmark.tasks=1", "benchmark.samples=20", "benchmark.test_samples=20"]
     jobs = [
         Job(RunConfig.make("pmnist", "fragile", changes, seed=seed, plugins=[fragile]), tmp_path / str(seed))

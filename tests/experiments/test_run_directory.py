@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]
     return out, run(RunConfig.make("pmnist", "fs-dgpm", SHORT, seed=3), out)
 
 
-def test_result_holds_what_figures_need(finished: tuple[Path, RunResult]) -> None:
+def test_result_contains_what_figures_need(finished: tuple[Path, RunResult]) -> None:
     out, result = finished
     stored = json.loads((out / "result.json").read_text(encoding="utf-8"))
     assert stored == json.loads(json.dumps(result.as_dict()))
@@ -97,25 +97,25 @@ def test_report_names_the_run(finished: tuple[Path, RunResult]) -> None:
     assert "published figures do not apply" in text
 
 
-def test_a_directory_that_holds_a_run_is_refused(finished: tuple[Path, RunResult]) -> None:
+def test_a_directory_with_a_run_is_rejected(finished: tuple[Path, RunResult]) -> None:
     out, _ = finished
     before = sorted(path.name for path in out.iterdir())
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         run(RunConfig.make("pmnist", "er", SHORT), out)
     assert sorted(path.name for path in out.iterdir()) == before
 
 
-def test_no_space_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"no space is left.*another place"):
+    with pytest.raises(RunError, match=r"no space left.*another place"):
         run(RunConfig.make("pmnist", "er", SHORT), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_space_later_keeps_what_was_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_complete_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def soon_full(descriptor: int) -> None:
@@ -124,7 +124,7 @@ def test_no_space_later_keeps_what_was_whole(tmp_path: Path, monkeypatch: pytest
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", soon_full)
-    with pytest.raises(RunError, match="no space is left"):
+    with pytest.raises(RunError, match="no space left"):
         run(RunConfig.make("pmnist", "er", SHORT), tmp_path / "out")
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert files == {".lock", "config.toml", "log.jsonl", "checkpoints/task-001.safetensors"}
@@ -134,7 +134,7 @@ def test_no_space_later_keeps_what_was_whole(tmp_path: Path, monkeypatch: pytest
         runs.read_result(tmp_path / "out")
 
 
-def test_divergence_is_told_and_recorded(tmp_path: Path) -> None:
+def test_divergence_is_reported_and_recorded(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"task 'permutation \d', epoch 1, update \d+"):
         run(RunConfig.make("pmnist", "finetune", [*SHORT, "lr=1e30", "clip=0"]), tmp_path / "out")
     assert not (tmp_path / "out" / "result.json").exists()
@@ -187,7 +187,7 @@ def test_forward_transfer_is_measured_before_each_task() -> None:
 
 
 @pytest.mark.parametrize("method", ["multitask", "oracle"])
-def test_what_is_not_learnt_in_order_has_no_forward_transfer(method: str) -> None:
+def test_joint_training_has_no_forward_transfer(method: str) -> None:
     changes = ["benchmark.tasks=2", "benchmark.samples=20", "benchmark.test_samples=20"]
     result = run(RunConfig.make("pmnist", method, changes))
     assert result.forward_transfer is None
@@ -195,7 +195,7 @@ def test_what_is_not_learnt_in_order_has_no_forward_transfer(method: str) -> Non
     assert "forward transfer" not in summary(result)
 
 
-def test_published_figures_stand_beside_the_papers_own_settings_alone() -> None:
+def test_published_results_appear_only_for_the_papers_settings() -> None:
     file = Path(__file__).parents[2] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
     own = RunResult.from_dict(json.loads(file.read_text(encoding="utf-8")))
     assert "paper (5 seeds): ACC 68.31" in summary(own)
@@ -209,7 +209,7 @@ def test_published_figures_stand_beside_the_papers_own_settings_alone() -> None:
     assert "68.31" not in summary(shortened) + markdown([shortened])
 
 
-def test_figures_that_are_not_the_papers_own_are_marked() -> None:
+def test_published_results_from_elsewhere_are_marked() -> None:
     file = Path(__file__).parents[2] / "results" / "pmnist" / "er" / "seed-0" / "result.json"
     own = RunResult.from_dict(json.loads(file.read_text(encoding="utf-8")))
     assert "†" not in summary(own) + markdown([own])
@@ -228,12 +228,12 @@ def test_figures_that_are_not_the_papers_own_are_marked() -> None:
     assert "‡ In the source of the paper, but not in print." in markdown([unprinted])
 
 
-def test_seeds_are_named_where_the_paper_names_them() -> None:
+def test_published_seeds_are_shown() -> None:
     file = Path(__file__).parents[2] / "results" / "case-study" / "pmnist-60k" / "er" / "seed-0" / "result.json"
     assert "paper: ACC 86.16\n" in summary(RunResult.from_dict(json.loads(file.read_text(encoding="utf-8"))))
 
 
-def test_files_of_other_names_are_no_states(tmp_path: Path) -> None:
+def test_files_with_other_names_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     for name in ("state-000007", "state-²", "state-٣", "state-x", "state-"):
         (tmp_path / "checkpoints" / f"{name}.safetensors").touch()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steppe.errors import UsageError
 from steppe.methods import ER, FSDGPM
 from steppe.registry import METHODS, find_benchmark, find_method
-from steppe.settings import Settings, _converted, setting
+from steppe.settings import Settings, _convert, setting
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Kitchen(Settings):
         ("note", "3", "3"),
     ],
 )
-def test_values_are_read_as_the_settings_type(name: str, given_value: Any, value: Any) -> None:
+def test_values_are_converted_to_the_type_of_the_setting(name: str, given_value: Any, value: Any) -> None:
     found = getattr(Kitchen.from_mapping({name: given_value}), name)
     assert found == value
     assert type(found) is type(value)
@@ -57,7 +57,7 @@ def test_values_are_read_as_the_settings_type(name: str, given_value: Any, value
         ("count", "2.5", "is not a whole number"),
         ("count", True, "is not a whole number"),
         ("count", None, "is not a whole number"),
-        ("count", 0, "count = 0 is out of range: it must be at least 1 and at most 100"),
+        ("count", 0, "count = 0 is out of range; it must be at least 1 and at most 100"),
         ("count", 101, "count = 101"),
         ("share", 0, "share = 0.0 .*above 0 and below 1"),
         ("share", 1, "share = 1.0"),
@@ -71,13 +71,13 @@ def test_values_are_read_as_the_settings_type(name: str, given_value: Any, value
         ("note", 3, "is not text"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_by_name(name: str, value: Any, message: str) -> None:
+def test_invalid_values_are_rejected_by_name(name: str, value: Any, message: str) -> None:
     for make in (lambda: Kitchen.from_mapping({name: value}), lambda: Kitchen(**{name: value})):
         with pytest.raises(UsageError, match=message):
             make()
 
 
-def test_unknown_keys_are_refused_with_the_nearest_and_all_known() -> None:
+def test_unknown_keys_are_rejected_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match=r"setting of Kitchen 'counts'\. Did you mean 'count'\? Known: count, fast"):
         Kitchen.from_mapping({"counts": 3})
     with pytest.raises(UsageError, match=r"'zzz'\. Known:"):
@@ -104,7 +104,7 @@ def test_round_trips(kitchen: Kitchen) -> None:
     assert kitchen.replace() == kitchen
 
 
-def test_settings_cannot_be_changed_or_replaced_by_nonsense() -> None:
+def test_settings_are_frozen_and_replace_validates() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Kitchen().count = 5  # type: ignore[misc]
     with pytest.raises(UsageError, match="count = 0"):
@@ -230,7 +230,7 @@ def test_presets_of_what_the_paper_compares_with(name: str, benchmark: str) -> N
     assert set(entry.presets[benchmark]) <= {*wanted, "ascent_lr"}  # no more than the table; that one is FS-ER's
 
 
-def test_whose_defaults_are_not_those_of_permuted_mnist() -> None:
+def test_presets_that_differ_from_the_defaults() -> None:
     """As docs/benchmarks/folder.md says, whose runs start from the defaults."""
     apart = {}
     for name, entry in METHODS.items():
@@ -254,9 +254,9 @@ def test_unknown_methods_and_benchmarks_name_the_nearest() -> None:
         find_benchmark("pmnits")
 
 
-def test_signs_that_a_terminal_would_obey_are_no_text() -> None:
+def test_control_characters_are_rejected() -> None:
     for text in ("a\x1b[31m", "a\x00", "a\x9b", "\udcff"):
-        with pytest.raises(UsageError, match="is not text that can be shown"):
-            _converted("note", text, str, "Owner")
+        with pytest.raises(UsageError, match="is not printable text"):
+            _convert("note", text, str, "Owner")
     for text in ("my\u00a0photos", "\u0645\u06cc\u200c\u062e", "a\tb", "日本"):  # blanks and joiners of other scripts
-        assert _converted("note", text, str, "Owner") == text
+        assert _convert("note", text, str, "Owner") == text

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forked, which this system cannot do")
 
 
-def test_killed_damaged_and_without_space_nothing_is_lost(tmp_path: Path) -> None:
+def test_torture_loses_nothing(tmp_path: Path) -> None:
     """In a process of its own: forks of one that runs tests would take its threads' locks with them."""
     command = [sys.executable, str(Path(__file__).parents[1] / "stress" / "torture.py"), "--kills", "8", "--seed", "2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)

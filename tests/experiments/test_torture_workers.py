@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found by /proc")
-def test_a_study_whose_workers_are_killed_ends_and_names_them(tmp_path: Path) -> None:
+def test_killed_workers_are_reported_and_the_study_ends(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(Path(__file__).parents[1] / "stress" / "torture_workers.py"),

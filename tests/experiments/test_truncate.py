@@ -13,7 +13,7 @@ from steppe.cli.main import main
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import RunDirectory, kept_weights, read_result
+from steppe.experiments.run_directory import RunDirectory, read_result, weight_checkpoints
 from steppe.experiments.study import read_plan
 from steppe.experiments.truncate import truncate_runs
 from steppe.learning import loop as training
@@ -45,7 +45,7 @@ def begun(config: RunConfig, out: Path, tasks: int, told: str = "Progress", ever
 
 @pytest.mark.parametrize("method", ["fs-dgpm", "gpm", "ewc", "la-maml", "a-gem", "oracle"])
 @pytest.mark.parametrize("stopped_in", [1, 2])
-def test_to_the_bit(method: str, stopped_in: int, tmp_path: Path) -> None:
+def test_truncated_run_equals_shorter_run_bit_for_bit(method: str, stopped_in: int, tmp_path: Path) -> None:
     config = small("pmnist", method)
     described = config.as_dict()
     fewer = RunConfig.from_mapping({**described, "benchmark": {**described["benchmark"], "tasks": 2}})
@@ -57,7 +57,7 @@ def test_to_the_bit(method: str, stopped_in: int, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "short", tmp_path / "cut")
 
 
-def test_one_that_has_begun_more_goes_back_to_where_it_had_not(tmp_path: Path) -> None:
+def test_truncating_goes_back_to_an_earlier_checkpoint(tmp_path: Path) -> None:
     """The state kept at the end of the task is there until two more have been kept; later lines of the log go."""
     config = small("pmnist", "er")
     run(RunConfig.make("pmnist", "er", ["tasks=2", "samples=40", "test_samples=50"]), tmp_path / "short")
@@ -66,28 +66,28 @@ def test_one_that_has_begun_more_goes_back_to_where_it_had_not(tmp_path: Path) -
     assert_same_run(tmp_path / "short", tmp_path / "cut")
 
 
-def test_begun_more_and_nothing_older_is_refused_and_spared(tmp_path: Path) -> None:
+def test_truncating_without_an_earlier_checkpoint_is_an_error(tmp_path: Path) -> None:
     config = small("pmnist", "er")
     begun(config, tmp_path, 3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
-    with pytest.raises(UsageError, match="cannot end after 1 task: it has begun more"):
+    with pytest.raises(UsageError, match="cannot be truncated to 1 task: it has started more"):
         truncate_runs({tmp_path: config}, 1)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix}
     run(config, tmp_path, resume=True)
 
 
-def test_where_one_run_is_refused_none_is_changed(tmp_path: Path) -> None:
+def test_no_run_is_truncated_if_one_cannot_be(tmp_path: Path) -> None:
     config = small("pmnist", "er")
     begun(config, tmp_path / "early", 1)
     begun(config, tmp_path / "late", 3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match="late cannot end after 1 task"):
+    with pytest.raises(UsageError, match="late cannot be truncated to 1 task"):
         truncate_runs({tmp_path / "early": config, tmp_path / "late": config}, 1)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("moment", ["save_state", "create"])
-def test_killed_in_the_middle_it_is_repeated(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_truncation_can_be_repeated(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small("pmnist", "er")
     run(RunConfig.make("pmnist", "er", ["tasks=2", "samples=40", "test_samples=50"]), tmp_path / "short")
     begun(config, tmp_path / "cut", 2)
@@ -106,9 +106,9 @@ def test_killed_in_the_middle_it_is_repeated(moment: str, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("benchmark", "method", "tasks", "told"),
     [
-        ("pmnist", "er", 4, "is one of 3 tasks; it can end after fewer, not after more"),
-        ("pmnist", "multitask", 2, "learns all its tasks at once"),
-        ("pictures", "er", 2, "another from the start"),  # its network has outputs for all tasks
+        ("pmnist", "er", 4, "has 3 tasks; it can only be truncated to fewer"),
+        ("pmnist", "multitask", 2, "learns all tasks at once"),
+        ("pictures", "er", 2, "differs from the start"),  # its network has outputs for all tasks
         ("pmnist", "er", 0, "tasks"),
     ],
 )
@@ -121,7 +121,7 @@ def test_what_is_refused(benchmark: str, method: str, tasks: int, told: str, tmp
     assert (tmp_path / CONFIG).read_bytes() == before
 
 
-def test_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_with_fewer_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = small("pmnist", "er")
     begun(config, tmp_path / "run", 2)
     assert main(["resume", str(tmp_path / "run"), "--tasks", "2"]) == 0
@@ -133,7 +133,7 @@ def test_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "is finished" in capsys.readouterr().err
 
 
-def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncating_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     words = ["study", "pmnist", "er", "finetune", "--seeds", "1", "--jobs", "1", "--tasks", "3", *SHORT]
     assert main([*words, "--out", str(out)]) == 0
@@ -149,4 +149,4 @@ def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     table = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert table["command"] == command
     assert {len(read_result(job.out).accuracy) for job in jobs} == {2}
-    assert {len(kept_weights(job.out)) for job in jobs} == {2}
+    assert {len(weight_checkpoints(job.out)) for job in jobs} == {2}

@@ -85,7 +85,7 @@ def _unfinished(place: Path) -> None:
 
 
 @pytest.mark.parametrize("case", UNFINISHED)
-def test_no_plugin_that_the_user_did_not_name_runs(case: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unnamed_plugins_do_not_run(case: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _unfinished(world)
     assert main(UNFINISHED[case]) == 2
     told = capsys.readouterr().err
@@ -97,14 +97,14 @@ def test_no_plugin_that_the_user_did_not_name_runs(case: str, world: Path, capsy
 
 
 @pytest.mark.parametrize("case", ["the same command, a run", "the same command, a study"])
-def test_none_runs_for_finished_runs_either(case: str, world: Path) -> None:
+def test_unnamed_plugins_do_not_run_for_finished_runs(case: str, world: Path) -> None:
     main(UNFINISHED[case])
     assert not (world / "ran").exists()
 
 
 @pytest.mark.parametrize("words", [["show"], ["show", "--details"], ["report"], ["figures", "matrix"]])
 @pytest.mark.parametrize("place", ["r", "s"])
-def test_none_runs_to_show_what_is_there(words: list[str], place: str, world: Path) -> None:
+def test_unnamed_plugins_do_not_run_to_show_results(words: list[str], place: str, world: Path) -> None:
     shutil.copy(world / "r" / RESULT, world / RESULT)
     assert main([*words, place]) in (0, 2)
     assert not (world / "ran").exists()
@@ -114,14 +114,14 @@ def test_none_runs_to_show_what_is_there(words: list[str], place: str, world: Pa
 @pytest.mark.parametrize(
     "case", ["resume a run", "resume a study", "a landscape", "landscapes of a study", "a run's configuration"]
 )
-def test_named_or_trusted_it_runs(case: str, trust: list[str], world: Path) -> None:
+def test_named_or_trusted_plugins_run(case: str, trust: list[str], world: Path) -> None:
     if "resume" in case:
         _unfinished(world)
     assert main([*UNFINISHED[case], *trust]) == 0
     assert (world / "ran").exists()
 
 
-def test_the_library_runs_none_either(world: Path) -> None:
+def test_the_library_does_not_run_unnamed_plugins(world: Path) -> None:
     config = world / "r" / "config.toml"
     with pytest.raises(UsageError, match="this needs the plugin"):
         RunConfig.load(config)
@@ -129,7 +129,7 @@ def test_the_library_runs_none_either(world: Path) -> None:
     assert RunConfig.load(config, [str(world / "theirs.py")]).method == "theirs"
 
 
-def test_a_plugin_of_the_same_name_serves_and_theirs_does_not(world: Path, tmp_path: Path) -> None:
+def test_the_users_plugin_replaces_one_of_the_same_name(world: Path, tmp_path: Path) -> None:
     _unfinished(world)
     (tmp_path / "theirs.py").write_text(CODE, encoding="utf-8")
     assert main(["resume", "r", "--plugin", str(tmp_path / "theirs.py")]) == 0
@@ -137,7 +137,7 @@ def test_a_plugin_of_the_same_name_serves_and_theirs_does_not(world: Path, tmp_p
     assert not (world / "ran").exists()
 
 
-def test_modules_in_the_working_directory_are_not_taken_by_workers(tmp_path: Path) -> None:
+def test_workers_do_not_import_from_the_working_directory(tmp_path: Path) -> None:
     """What starts workers is Python with -c, which would look there first."""
     place = tmp_path / "theirs"
     place.mkdir()
@@ -189,7 +189,7 @@ def _held(place: Path) -> dict[Path, object]:
 @pytest.mark.parametrize(
     ("command", "name"), [(RUN, name) for name in WRITTEN] + [(STUDY, name) for name in OF_A_STUDY]
 )
-def test_links_that_lead_out_are_not_written_through(
+def test_links_out_of_the_directory_are_not_followed(
     command: list[str],
     name: str,
     there: bool,
@@ -224,7 +224,7 @@ def test_links_that_lead_out_are_not_written_through(
     )  # then it is no run
 
 
-def test_what_leads_out_is_named(
+def test_links_out_of_the_directory_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -238,7 +238,9 @@ def test_what_leads_out_is_named(
 
 @pytest.mark.parametrize("pipe", [False, True])
 @pytest.mark.parametrize("name", DRAFTS)
-def test_drafts_are_not_written_through(name: str, pipe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_named_like_temporary_files_are_not_followed(
+    name: str, pipe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "precious").write_bytes(b"precious")
     _begun(RUN)
@@ -251,7 +253,7 @@ def test_drafts_are_not_written_through(name: str, pipe: bool, tmp_path: Path, m
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
-def test_a_landscape_is_not_written_through_a_link(world: Path, tmp_path: Path) -> None:
+def test_landscape_does_not_follow_links_out(world: Path, tmp_path: Path) -> None:
     target = tmp_path / "precious"
     (world / "r" / "landscape.json").symlink_to(target)
     assert main(["landscape", "r", *LOOK, "--plugin", "theirs.py"]) == 1
@@ -259,9 +261,7 @@ def test_a_landscape_is_not_written_through_a_link(world: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("words", "name"), [(["report"], "report.html"), (["figures", "matrix"], "matrix.svg")])
-def test_nor_are_links_in_the_working_directory_that_nobody_named(
-    words: list[str], name: str, world: Path, tmp_path: Path
-) -> None:
+def test_default_outputs_do_not_follow_links_out(words: list[str], name: str, world: Path, tmp_path: Path) -> None:
     if words[0] == "figures":
         pytest.importorskip("matplotlib")
     target = tmp_path / "precious"
@@ -272,7 +272,7 @@ def test_nor_are_links_in_the_working_directory_that_nobody_named(
     assert target.exists()
 
 
-def test_what_a_link_is_called_cannot_speak_to_a_terminal(
+def test_control_characters_in_link_targets_are_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -324,7 +324,7 @@ PIPES: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_nobody_waits_for_a_pipe(name: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipes_do_not_block(name: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "resume" in PIPES[name]:
         _unfinished(world)
     (world / name).unlink(missing_ok=True)
@@ -335,7 +335,7 @@ def test_nobody_waits_for_a_pipe(name: str, world: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "landscape.json"])
-def test_a_report_does_without_a_pipe(name: str, world: Path) -> None:
+def test_report_ignores_pipes(name: str, world: Path) -> None:
     (world / "r" / name).unlink(missing_ok=True)
     os.mkfifo(world / "r" / name)
     with _AtMost(20):
@@ -352,7 +352,7 @@ HUGE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", HUGE)
-def test_a_huge_result_is_refused_at_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_huge_result_is_rejected_at_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "good", made_result())
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / RESULT).write_bytes(HUGE[kind]())
@@ -361,10 +361,10 @@ def test_a_huge_result_is_refused_at_once(kind: str, tmp_path: Path, capsys: pyt
     assert main(["show", str(tmp_path)]) == 0
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
     assert time.process_time() - started < 5
-    assert "cannot be read as a result: it " in capsys.readouterr().err or kind == "quotes"
+    assert "as a result: it " in capsys.readouterr().err or kind == "quotes"
 
 
-def test_a_huge_log_is_passed_over(tmp_path: Path) -> None:
+def test_a_huge_log_is_ignored(tmp_path: Path) -> None:
     made = write_run(tmp_path / "r", made_result(), [{}])
     record = json.dumps({"event": "TaskEnded", "task": 0, "method": {"x": 0}}).encode()
     huge = record.replace(b"0}", b"[" + b"[]," * 400_000 + b"0]}")
@@ -375,15 +375,15 @@ def test_a_huge_log_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a." * 20_000 + "b = 1", "a = " + "{a=" * 15_000, "[" + "a." * 20_000 + "a]"])
-def test_a_configuration_of_nested_keys_is_refused_at_once(text: str, tmp_path: Path) -> None:
+def test_a_deeply_nested_configuration_is_rejected_at_once(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(text, encoding="utf-8")
     started = time.process_time()
-    with pytest.raises(UsageError, match="cannot be read as a run's configuration: it has"):
+    with pytest.raises(UsageError, match="as a run configuration: it has"):
         RunConfig.load(tmp_path / "config.toml")
     assert time.process_time() - started < 1
 
 
-def test_the_result_of_a_thousand_tasks_can_be_read(tmp_path: Path) -> None:
+def test_the_result_of_a_thousand_tasks_is_readable(tmp_path: Path) -> None:
     result = made_result(tasks=1000)
     result["accuracy"] = [[90.123456789012 if seen else None for seen in _seen(row)] for row in range(1000)]
     (tmp_path / "r").mkdir()
@@ -395,7 +395,7 @@ def _seen(row: int) -> list[bool]:
     return [column <= row for column in range(1000)]
 
 
-def test_a_run_does_not_go_on_after_its_directory_was_made_to_lead_out(tmp_path: Path) -> None:
+def test_resume_rejects_a_directory_with_links_out(tmp_path: Path) -> None:
     """A link that appears while the run goes on is refused as well."""
     out, target = tmp_path / "d", tmp_path / "precious"
     config = RunConfig.make("pmnist", "finetune", ["benchmark.samples=20", "benchmark.test_samples=20", "tasks=2"])

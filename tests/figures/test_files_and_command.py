@@ -155,7 +155,7 @@ def test_the_command_writes_one_file_or_three(
     monkeypatch.chdir(tmp_path)
     write_run(Path("study/er"), made_result("er"))
     assert main(["figures", "matrix", "study", "study/er"]) == 0  # a run named twice counts once
-    assert capsys.readouterr().out == "wrote matrix.pdf, matrix.svg, matrix.png\n"
+    assert capsys.readouterr().out == "Wrote matrix.pdf, matrix.svg, matrix.png.\n"
     assert main(["figures", "matrix", "-o", "deep/one.pdf", "study"]) == 0
     assert sorted(str(path) for path in Path().rglob("*.pdf")) == ["deep/one.pdf", "matrix.pdf"]
     for suffix in SUFFIXES:

@@ -16,7 +16,7 @@ from steppe.cli.main import main
 from steppe.errors import DivergedError, UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import locked
+from steppe.experiments.run_directory import lock_directory
 from steppe.landscape.bound import NoisyLoss
 from steppe.landscape.files import Landscape, Pair, read_landscape
 from steppe.landscape.flatness import Estimate, Flatness
@@ -73,12 +73,12 @@ def test_one_process_at_a_time_measures_a_run(own: Path, capsys: pytest.CaptureF
     """Two would lose each other's work, one that goes on with it too; of a study at work, finished runs can be had."""
     other = own.with_name("other")
     shutil.copytree(own, other)
-    with locked(own):
+    with lock_directory(own):
         for option in ([], ["--resume"], ["-o", str(own.with_name("o.json"))]):
             assert main(["landscape", str(own), *FEW, *option]) == 2
-            assert capsys.readouterr().err == f"steppe: another process is at work in {own}: wait for it.\n"
+            assert capsys.readouterr().err == f"steppe: another process is using {own}; wait for it.\n"
     assert {file.name for file in own.parent.rglob("*.json")} == {"result.json"}
-    with locked(own.parent):
+    with lock_directory(own.parent):
         assert main(["landscape", str(own.parent), *FEW]) == 0
     assert (own / "landscape.json").exists()
     assert (other / "landscape.json").exists()
@@ -88,7 +88,7 @@ def test_a_run_is_locked_while_it_is_measured(own: Path, monkeypatch: pytest.Mon
     write, refused = Landscape.write, []
 
     def written(landscape: Landscape, path: Path) -> None:
-        with pytest.raises(UsageError, match="another process is at work"), locked(own):
+        with pytest.raises(UsageError, match="another process is at work"), lock_directory(own):
             pass
         refused.append(path)
         write(landscape, path)
@@ -96,7 +96,7 @@ def test_a_run_is_locked_while_it_is_measured(own: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Landscape, "write", written)
     assert main(["landscape", str(own), *FEW]) == 0
     assert refused
-    with locked(own):
+    with lock_directory(own):
         pass
 
 
@@ -138,7 +138,7 @@ def test_the_command_that_a_figure_asks_for_works_as_it_stands(
 @pytest.mark.parametrize(
     ("options", "code", "told"),
     [
-        (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range: it must be at least 1e-30"),
+        (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range; it must be at least 1e-30"),
         (["--sigma", "1e-170"], 2, "sigma = 1e-170 is out of range"),
         (["--range", "1e-200", "--radius", "1e-200"], 2, "range = 1e-200 is out of range"),
         (["--range", "1e30", "--radius", "1e30"], 1, "pass a smaller --range"),

@@ -74,7 +74,7 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
         sum(found.pairs[3, task].noisy.noisy_error.mean for task in (1, 2)) / 2
     )
     assert bound.loss.sensitivity == found.pairs[3, 3].noisy.loss
-    weights = [runs.task_weights(finished, place) for place in (1, 2)]
+    weights = [runs.read_weights(finished, place) for place in (1, 2)]
     squares = sum(float(tensor.double().square().sum()) for tensor in weights[1].values())
     apart = sum(float((weights[1][name] - weights[0][name]).double().square().sum()) for name in weights[1])
     assert bound.kl == pytest.approx(squares / (2 * 0.01**2), rel=1e-5)
@@ -231,15 +231,15 @@ def test_weights_that_are_missing_or_spoilt(own: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
     with pytest.raises(RunError, match=r"task-002\.safetensors cannot be read"):
-        runs.task_weights(own, 1)
+        runs.read_weights(own, 1)
     save_file({"other": torch.zeros(3)}, file)
     with pytest.raises(RunError, match="after task 2 do not fit the network"):
         measure(own, own / "a.json", QUICK)
     file.unlink()
-    assert runs.kept_weights(own) == [0, 2]
-    with pytest.raises(UsageError, match=r"task-002\.safetensors is not there.*not kept"):
-        runs.task_weights(own, 1)
-    with pytest.raises(UsageError, match=r"task-002\.safetensors is not there"):
+    assert runs.weight_checkpoints(own) == [0, 2]
+    with pytest.raises(UsageError, match=r"task-002\.safetensors does not exist: no weights"):
+        runs.read_weights(own, 1)
+    with pytest.raises(UsageError, match=r"task-002\.safetensors does not exist"):
         measure(own, own / "b.json", QUICK, Request(after=[2]))
 
 
@@ -345,9 +345,9 @@ def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("missing", "missing is no directory"),
+        ("missing", "'missing' is not a directory"),
         (".", "no run"),
-        ("bare", "no run that has kept its weights"),
+        ("bare", "no run with saved weights"),
         ("bare --points 50", "odd"),
         ("bare --samples few", "whole number"),
         ("bare --radius 2", "radius"),

@@ -64,6 +64,7 @@ def test_equal_to_copies_moved_one_by_one(name: str, head: range | None) -> None
     )
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("head", [None, range(1, 4)])
 def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +74,8 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
     y = y if head is None else y % 3 + 1
     network, batch = standing(model, x.double(), y, head)
     quick, slow = LossProbe(network, batch), LossProbe(network, batch, quick=False)
-    assert quick._chain is not None
-    assert slow._chain is None
+    assert quick._grid is not None
+    assert slow._grid is None
     directions = [random_direction(network, 0, 0), gaussian_noise(network.trainable, 0, 0)]  # noise moves biases too
     points = [(a, b) for a in ALPHAS for b in (0.0, 0.1)]
     both = cross_entropy, zero_one
@@ -103,9 +104,9 @@ def test_zero_one_counts_ties_as_prediction_does_and_no_number_as_wrong(
     rows: list[list[float]], label: int, head: range | None
 ) -> None:
     network = Network(nn.Linear(1, 6))
-    network.add_head(head, 6)
+    network.heads.add(head, 6)
     outputs = torch.tensor(rows, dtype=torch.float64)
-    logits = network.mask_logits(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
+    logits = network.heads.mask(outputs, torch.zeros(len(rows), dtype=torch.int64)).T
     found = zero_one(logits, torch.full((len(rows),), label)).tolist()
     for row, output, error in zip(rows, outputs, found, strict=True):
         seen = row if head is None else row[head.start : head.stop]

@@ -131,16 +131,16 @@ def test_complex_weights_are_refused_wherever_they_stand() -> None:
 def test_weights_made_in_inference_mode_are_refused() -> None:
     with torch.inference_mode():
         model = nn.Linear(6, 4)
-    with pytest.raises(steppe.ModelError, match=r"'weight' was made under torch.inference_mode.*outside of it"):
+    with pytest.raises(steppe.ModelError, match=r"'weight' was created under torch.inference_mode.*outside of it"):
         steppe.Learner(model, steppe.ER())
 
 
 @pytest.mark.parametrize("given", [None, 5, [1.0]])
 def test_a_prepare_that_gives_no_tensor_is_named(given: object) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), input_transform=lambda x: given)  # type: ignore[arg-type, return-value]
-    with pytest.raises(steppe.UsageError, match=f"`input_transform` gives a {type(given).__name__}: let it return"):
+    with pytest.raises(steppe.UsageError, match=f"`input_transform` must return a tensor, got {type(given).__name__}"):
         learner.learn(steppe.Task((X, Y)))
-    with pytest.raises(steppe.UsageError, match="`input_transform` gives a"):
+    with pytest.raises(steppe.UsageError, match="`input_transform` must return a tensor"):
         learner.predict(X)
 
 

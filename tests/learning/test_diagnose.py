@@ -132,7 +132,7 @@ def test_nothing_is_stretched_to_fit() -> None:
     rings, streams = TaskRingBuffer(8, 2), Streams(0)
     rings.begin_task()
     reservoir = Reservoir(8, streams.python_rng("draws"), streams.python_rng("pushes"))
-    for write in (rings.write, reservoir.add):
+    for write in (rings.add, reservoir.add):
         write(batch(2, 5))
         with pytest.raises(ShapesDifferError, match=r"\(1,\) .* \(5,\)"):
             write(batch(2, 1))

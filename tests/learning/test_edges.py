@@ -36,7 +36,7 @@ class TwoOffsets(nn.Module):
 def test_gradients_that_share_memory_are_not_scaled_twice() -> None:
     model = TwoOffsets()
     network = Network(model)
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     batch = Batch(X, Y, torch.zeros_like(Y))
     _, g = network.loss_and_grad(batch)
     seen = []
@@ -252,7 +252,7 @@ def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
         learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
         learner.learn(steppe.Task(source))
         method = learner.validate(steppe.Task(source))
-        drawn = method.replay.draw(5)  # type: ignore[attr-defined]
+        drawn = method.replay.sample(5)  # type: ignore[attr-defined]
         assert not drawn.x.requires_grad
 
 
@@ -263,7 +263,7 @@ def test_augmentation_by_a_network_does_not_grow_a_graph(together: bool) -> None
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(buffer=20))
     for part in [tasks] if together else tasks:
         learner.learn(part)
-    drawn = learner.validate(tasks[0]).replay.draw(20)  # type: ignore[attr-defined]
+    drawn = learner.validate(tasks[0]).replay.sample(20)  # type: ignore[attr-defined]
     assert not drawn.x.requires_grad
     rows = varied(X).detach()
     assert all(torch.isclose(rows, row).all(1).any() for row in drawn.x)  # varied samples are kept all the same

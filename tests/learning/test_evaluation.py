@@ -14,7 +14,7 @@ from steppe import ER, Learner, Task
 from steppe.data.samples import Reordering, TensorSamples
 from steppe.data.transforms import Normalise
 from steppe.errors import DataError
-from steppe.network.linear_chain import LinearChain
+from steppe.fast.linear_chain import LinearChain
 
 WIDTH, OUTPUTS = 12, 6
 
@@ -67,6 +67,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return served
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_together_as_one_by_one(products: list[int], heads: bool, bias: bool) -> None:
@@ -100,6 +101,7 @@ def test_parts_make_no_difference(samples: int, batch: int, at_once: int) -> Non
         assert learner.evaluate(listed) == pytest.approx([by_hand(learner, task) for task in listed])
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_among_others(products: list[int]) -> None:
     """Tasks of another kind, or of other samples, are told apart, and each accuracy has its task's place."""
     (one, two), other = tasks(2), tasks(3)[0]
@@ -130,6 +132,7 @@ def ramp(x: Tensor) -> Tensor:
     return x.double() * torch.arange(WIDTH)
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize(
     ("make", "together"),
     [

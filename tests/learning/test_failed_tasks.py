@@ -49,7 +49,7 @@ def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> No
 
         with pytest.raises(DivergedError):
             learner.learn(again, batch_size=12, callback=save if saves else ignore)
-        assert (learner.num_tasks, learner.network.heads) == (0, [])
+        assert (learner.num_tasks, learner.network.heads.ranges) == (0, [])
 
 
 class Freezing(nn.Module):
@@ -75,7 +75,7 @@ def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
     model.fails = True
     with pytest.raises(RuntimeError, match="boom"):
         learner.learn(Task((samples[0], samples[1] + 2), head=range(2, 4)))
-    assert (learner.num_tasks, learner.network.heads) == (1, [range(2)])
+    assert (learner.num_tasks, learner.network.heads.ranges) == (1, [range(2)])
 
 
 class FreezingLayer(Freezing):
@@ -105,7 +105,7 @@ def test_what_cannot_be_given_back_is_not_gone_on_with(
         def none_left(*given: object) -> Tensor:
             raise UsageError("there is no memory")
 
-        monkeypatch.setattr(replay, "room", none_left)
+        monkeypatch.setattr(replay, "allocate_rows", none_left)
     with pytest.raises(RuntimeError, match="boom") as failure:
         learner.learn(Task(samples))
     assert "A task failed, and what it took could not be given back" in failure.value.__notes__[0]
@@ -256,9 +256,9 @@ def test_what_is_stopped_on_purpose_stays_learnt(kind: type[BaseException]) -> N
     learner = Learner(mlp(6), ER(buffer=30))
     with pytest.raises(kind, match="enough"):
         learner.learn(Task((X, Y), head=range(0, 2)), epochs=3, callback=quits(kind))
-    assert (learner.num_tasks, learner.network.heads, learner.has_pending_task) == (1, [range(0, 2)], False)
+    assert (learner.num_tasks, learner.network.heads.ranges, learner.has_pending_task) == (1, [range(0, 2)], False)
     assert learner.learn(Task((X, Y + 2), head=range(2, 4))).updates == 5
-    assert learner.network.heads == [range(0, 2), range(2, 4)]
+    assert learner.network.heads.ranges == [range(0, 2), range(2, 4)]
 
 
 def test_ctrl_c_within_an_update_stays_learnt() -> None:
@@ -309,7 +309,7 @@ class Silent(Finetune):
 
     def start(self, *arguments: Any) -> Any:
         method = super().start(*arguments)
-        method.__class__ = type("Own", (type(method),), {"kept": None})
+        method.__class__ = type("Own", (type(method),), {"state_attrs": None})
         return method
 
 

@@ -26,10 +26,10 @@ def learnt(x: Tensor = BYTES) -> Learner:
     return learner
 
 
-@pytest.mark.parametrize("part", ["test", "valid"])
+@pytest.mark.parametrize("part", ["test", "val"])
 def test_a_task_has_bytes_in_all_its_parts_or_in_none(part: str) -> None:
     other = {part: (BYTES.float(), Y)}
-    words = {"test": "test", "valid": "validation"}[part]
+    words = {"test": "test", "val": "validation"}[part]
     with pytest.raises(DataError, match=f"digits: the {words} data {REFUSED}"):
         Learner(mlp(), ER()).learn(Task((BYTES, Y), name="digits", **other))  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ def test_icarl_may_know_nothing_of_a_class() -> None:
     assert set(learner.predict(BYTES / 255).tolist()) <= {0, 1}
 
 
-@pytest.mark.parametrize("method", ["learn", "check"])
+@pytest.mark.parametrize("method", ["learn", "validate"])
 def test_within_inference_mode_it_learns(method: str) -> None:
     """What it learns without, to the bit."""
     plain = Learner(convolutional(), ER())

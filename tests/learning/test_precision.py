@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import steppe
 from steppe import FSDGPM, Learner, Task
+from steppe.fast.factored import FactoredGrad, to_dense
 from steppe.learning.events import EpochEnded, Event
 from steppe.methods.base import MethodConfig
 from steppe.models.lenet import LeNet
 from steppe.network.network import Network
 from steppe.registry import METHODS
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 CHANCE = torch.Generator().manual_seed(0)
 IMAGES = torch.rand(48, 3, 8, 8, generator=CHANCE)
@@ -113,7 +113,7 @@ def test_weights_of_several_types_keep_them() -> None:
             return self.head(self.body(x).double())
 
     network = Network(Sharp())
-    network.add_head(None, 60)
+    network.heads.add(None, 60)
     batch = Batch(IMAGES[:8], torch.arange(8), torch.zeros(8, dtype=torch.int64))
     with network.autocast_to("bfloat16"):
         _, found = network.loss_and_grad(batch, factored={"head.weight": [network.model.head]})  # type: ignore[dict-item]
@@ -157,13 +157,13 @@ def test_it_ends_with_a_task_that_fails() -> None:
     learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10, lr=1e30, momentum=0.0, clip=0.0))
     with pytest.raises(steppe.DivergedError):
         learner.learn(task(0), **HALF)
-    assert not learner.network._mixed
+    assert not learner.network._forward.is_mixed
 
 
 @pytest.mark.parametrize("factored", [True, False])
 def test_gradients_are_nearly_those_of_full_precision(factored: bool) -> None:
     network = Network(model())
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     y = torch.arange(8) % 4
     batch = Batch(IMAGES[:8], y, torch.zeros_like(y))
     named = {"4.weight": [network.model[4]]} if factored else {}  # type: ignore[index]
@@ -183,13 +183,13 @@ def test_perturbations_below_its_last_bit_are_not_lost() -> None:
     """Most weights stay where they are, but the others make up for them: the loss rises as in full precision."""
     torch.manual_seed(0)
     network = Network(LeNet(outputs=4, size=8))
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     y = torch.arange(48) % 4
     batch = Batch(IMAGES, y, torch.zeros_like(y))
     rises = []
     with network.mode(training=False):
         _, gradient = network.loss_and_grad(batch)
-        place = network.perturbed(gradient, 0.1)
+        place = network.scratch.perturbed(gradient, 0.1)
         moved = [place[name].bfloat16() != p.bfloat16() for name, p in network.trainable.items()]
         assert 0 < sum(int(each.sum()) for each in moved) < 0.3 * sum(each.numel() for each in moved)
         for precision in ("float32", "bfloat16"):
@@ -210,6 +210,7 @@ def test_second_order_multiplies_in_it_too() -> None:
     assert all(bool(torch.isfinite(p).all()) for p in found[1])
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_chains_rest_meanwhile() -> None:
     learner = Learner(nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 4)), FSDGPM(buffer=20))
     x, y = torch.rand(30, 6, generator=CHANCE), torch.arange(30) % 4

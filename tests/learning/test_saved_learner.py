@@ -164,7 +164,7 @@ def test_buffers_that_a_model_fills_by_itself(kind: str, old: bool, tmp_path: Pa
         del state["network"]["self_made"]
     write_state(file, "learner", state)
     if old and kind != "passing":  # nobody said that the model makes it by itself
-        with pytest.raises(ModelError, match=r"^'place' is in what was saved but not in the model: give the model"):
+        with pytest.raises(ModelError, match=r"^'place' is in the saved state but not in the model; pass the model"):
             steppe.load(file, Placed(kind))
         return
     other = steppe.load(file, Placed(kind))
@@ -189,7 +189,7 @@ def test_a_passing_buffer_of_another_size_is_the_models_own(tmp_path: Path) -> N
     other = steppe.load(tmp_path / "file", made(5, False))
     assert same(one, other)
     assert other.model.mask.shape == (5,)
-    with pytest.raises(ModelError, match=r"'mask' is .* give the same model"):
+    with pytest.raises(ModelError, match=r"'mask' is .* pass the same model"):
         steppe.load(tmp_path / "file", made(5, True))
 
 
@@ -254,7 +254,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     one.save(tmp_path / "file")
     with pytest.raises(ModelError, match=r"'head\.bias' is .*\(4,\).*\(6,\)"):
         steppe.load(tmp_path / "file", Pictures(tasks=2).model(0))
-    with pytest.raises(ModelError, match="not in what was saved"):
+    with pytest.raises(ModelError, match="not in the saved state"):
         steppe.load(tmp_path / "file", nn.Linear(3, 3))
 
 
@@ -316,16 +316,16 @@ def test_weights_are_plain_safetensors_by_their_names(tmp_path: Path) -> None:
 
 def test_as_many_heads_may_be_opened_as_may_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tasks that use all outputs there may be any number: nothing is kept for each."""
-    monkeypatch.setattr(heads, "_MOST_ROOM", 12)
+    monkeypatch.setattr(heads, "_LARGEST_MASK", 12)
     x, y = torch.randn(12, 6), torch.arange(12) % 2
     for head, most in ((range(2), 3), (None, 5)):
         one = Learner(nn.Linear(6, 4), steppe.ER())
-        asks = (partial(one.learn, Task((x, y), head=range(2))), partial(one.network.add_head, range(2), 4))
+        asks = (partial(one.learn, Task((x, y), head=range(2))), partial(one.network.heads.add, range(2), 4))
         for _ in range(most):
             one.learn(Task((x, y), head=head))
         one.save(tmp_path / "learner")
         assert steppe.load(tmp_path / "learner", nn.Linear(6, 4)).num_tasks == most
         for ask in asks:
-            with pytest.raises(UsageError, match=f"{most + 1} tasks.*12 at most"):
+            with pytest.raises(UsageError, match=f"{most + 1} tasks.*at most 12"):
                 ask()
-            assert (one.num_tasks, one.network.heads) == (most, [head] * most)
+            assert (one.num_tasks, one.network.heads.ranges) == (most, [head] * most)

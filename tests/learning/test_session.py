@@ -133,6 +133,7 @@ def test_the_callback_draws_its_users_own_numbers(made: Callable[[int], Learner]
     assert same(weights(learner), weights(alone))
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_what_draws_nothing_leaves_the_generators_alone() -> None:
     """Other threads may draw from them meanwhile, without turns."""
     learner, data = plain(1), Task((X, Y), (X, Y))

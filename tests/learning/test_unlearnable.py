@@ -238,13 +238,13 @@ def always_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_told")
-@pytest.mark.parametrize("call", ["learn", "check", "load_state"])
+@pytest.mark.parametrize("call", ["learn", "validate", "load_state_dict"])
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
 def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: steppe.MethodConfig) -> None:
     learner = Learner(mlp(), method)
 
     def callback(event: object) -> None:
-        if call == "load_state":
+        if call == "load_state_dict":
             learner.load_state_dict(learner.state_dict())
         else:
             getattr(learner, call)(Task((X, Y)))

@@ -111,7 +111,7 @@ def test_the_validation_loss_is_that_of_all_heads_in_eval_mode() -> None:
     network = Network(Small())
     tasks = [task(0), task(1)]
     for number in range(2):
-        network.add_head(range(2 * number, 2 * number + 2), 4)
+        network.heads.add(range(2 * number, 2 * number + 2), 4)
     before = network.snapshot()
     total = torch.zeros(())
     network.model.eval()
@@ -161,7 +161,7 @@ def test_a_cut_clears_the_momentum_and_halves_every_step_size() -> None:
     learner = Learner(Small(), FSDGPM(lr=0.02, ascent_lr=0.05, importance_lr=0.04, buffer=10))
     learner.learn(task(0), batch_size=6)
     method: Any = learner.validate(task(1))
-    learner.network.add_head(range(2, 4), 4)
+    learner.network.heads.add(range(2, 4), 4)
     method.begin_task()
     x, y = images(6, range(2, 4), 1)
     method.observe(Batch(x, y, torch.ones_like(y)))
@@ -182,7 +182,7 @@ def test_a_cut_shortens_la_mamls_steps_and_leaves_its_rates() -> None:
         torch.manual_seed(0)
         learner = Learner(Small(), LaMAML(rate_lr=0.0, inner_steps=1, buffer=10, clip=1e-3))
         method: Any = learner.validate(task(0))
-        learner.network.add_head(range(2), 4)
+        learner.network.heads.add(range(2), 4)
         method.begin_task()
         if divisor > 1:
             assert method.decay_lr(divisor) == pytest.approx(0.15 / divisor)
@@ -287,14 +287,14 @@ def test_augmentation_varies_what_is_learnt_and_what_is_replayed_not_what_is_tes
     learner.learn(given_task, epochs=2, batch_size=6, patience=1)
     assert calls == [6] * 8
     method: Any = learner.validate(given_task)
-    stored = method.replay.draw(50).x
+    stored = method.replay.sample(50).x
     assert not any((sample == train[0]).flatten(1).all(1).any() for sample in stored)
     learner.evaluate(given_task)
     assert calls == [6] * 8
     again = Learner(Small(), ER(buffer=50))
     again.learn(given_task, epochs=2, batch_size=6, patience=1)
     other: Any = again.validate(given_task)
-    assert torch.equal(other.replay.draw(50).x, stored)
+    assert torch.equal(other.replay.sample(50).x, stored)
 
 
 def test_tasks_learnt_together_are_augmented_each_in_its_own_way() -> None:
@@ -331,8 +331,8 @@ def test_presets_run(benchmark: str, method: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=27))
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(10, (3, 64, 64), each=51))
     config, made = RunConfig.make(benchmark, method, ["epochs=1", "benchmark.tasks=2"]), []
-    first_made = experiment._learner
-    monkeypatch.setattr(experiment, "_learner", lambda config: made.append(first_made(config)) or made[-1])
+    first_made = experiment._build_learner
+    monkeypatch.setattr(experiment, "_build_learner", lambda config: made.append(first_made(config)) or made[-1])
     result = run(config)
     assert result["updates"] > 0
     assert result["full_length"] is False

@@ -11,7 +11,7 @@ from reference_baselines import Normed as Model
 from reference_update import PROBLEMS
 
 from steppe import AGEM, Learner, UsageError
-from steppe.methods.a_gem import without_conflict
+from steppe.methods.a_gem import remove_conflict
 from steppe.registry import find_method
 
 SMALL = {"lr": 0.1, "memory": 12, "tasks": 3}
@@ -52,14 +52,14 @@ def test_the_first_task_constrains() -> None:
 def test_projection() -> None:
     g = {"a": torch.tensor([[1.0, -2.0]]), "b": torch.tensor([0.5])}
     reference = {"a": torch.tensor([[0.0, 1.0]]), "b": torch.tensor([1.0])}
-    found = without_conflict(g, reference)  # ⟨g, r⟩ = −1.5, ⟨r, r⟩ = 2
+    found = remove_conflict(g, reference)  # ⟨g, r⟩ = −1.5, ⟨r, r⟩ = 2
     assert found["a"].tolist() == [[1.0, -1.25]]
     assert found["b"].tolist() == [1.25]
     assert sum(float((found[name] * reference[name]).sum()) for name in g) == pytest.approx(0)
     agreeing = {name: -part for name, part in reference.items()}
-    assert without_conflict(g, agreeing) is g
+    assert remove_conflict(g, agreeing) is g
     nothing = {name: torch.zeros_like(part) for name, part in reference.items()}
-    assert without_conflict(g, nothing) is g
+    assert remove_conflict(g, nothing) is g
 
 
 def test_refusals() -> None:

@@ -37,7 +37,7 @@ def test_logits_are_those_the_sample_was_seen_with() -> None:
     problem = PROBLEMS["conv"]
     model = problem.build()
     _, network, method = started("der++", {"buffer": 5, "lr": 0.2}, model)
-    network.add_head(problem.heads[0], 6)
+    network.heads.add(problem.heads[0], 6)
     method.begin_task()
     batch = drawn(problem, 0, 5)
     method.observe(batch)
@@ -45,7 +45,7 @@ def test_logits_are_those_the_sample_was_seen_with() -> None:
         expected = model(batch.x)
     method.observe(batch)
     method.after_batch(batch)
-    noted = method.replay.draw_noted(5)
+    noted = method.replay.sample_with_extras(5)
     assert noted is not None
     samples, logits = noted
     place = [int((batch.x == x).flatten(1).all(1).nonzero()) for x in samples.x]

@@ -31,7 +31,7 @@ def test_importance_is_the_squared_batch_gradient() -> None:
     problem = PROBLEMS["smooth"]
     model = problem.build()
     _, network, method = started("ewc", {"samples": 4}, model)
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     batches = [drawn(problem, 0, 3) for _ in range(3)]
     for batch in batches:

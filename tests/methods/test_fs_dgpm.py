@@ -11,14 +11,14 @@ from reference_update import PROBLEMS, FlatUpdate, Problem, coverage, drawn, lis
 from torch import Tensor, nn
 
 import steppe
+from steppe.fast.factored import FactoredGrad
 from steppe.methods.base import Method
-from steppe.methods.parts.sgd import clipped
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import projected_weights
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad
 
 # Importances that truly move: at the paper's values σ(10·λ) hides any mistake in their gradient.
 LIVELY = {"importance_lr": 30.0, "temperature": 2.0}
@@ -81,7 +81,7 @@ def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, fa
     settings, network, method = started(name, changes, setup, factored=factored)
     twin = FlatUpdate(name, settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.add_head(setup.heads[task], 4 if setup.heads[task] is None else 6)
+        network.heads.add(setup.heads[task], 4 if setup.heads[task] is None else 6)
         method.begin_task()
         twin.begin_task()
         for size in (5, 5, 3):
@@ -104,7 +104,7 @@ def compare_importances(method: Any, twin: FlatUpdate) -> None:
     assert set(method.memory.projectors) == set(twin.bases.importance)
     for key, projector in method.memory.projectors.items():
         expected = torch.cat(twin.bases.importance[key])
-        torch.testing.assert_close(projector.held, expected, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(projector.active_importance, expected, rtol=1e-6, atol=1e-9)
         assert projector.rank == len(expected)
 
 
@@ -117,7 +117,7 @@ def test_the_comparison_is_not_empty(case: str, least: float) -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started(name, changes, setup)
     for task in range(2):
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         for _ in range(2):
             batch = drawn(setup, task, 5)
@@ -127,7 +127,7 @@ def test_the_comparison_is_not_empty(case: str, least: float) -> None:
             method.end_task()
     ranks = method.diagnostics()["ranks"]
     assert all(0 < entry["rank"] < entry["of"] for entry in ranks.values())
-    values = torch.cat([p.held for p in method.memory.projectors.values()])
+    values = torch.cat([p.active_importance for p in method.memory.projectors.values()])
     assert float(values.max() - values.min()) >= least
     assert (least == 0) == bool((values == 1).all())
 
@@ -146,12 +146,12 @@ def test_with_full_bases_the_memorised_outputs_do_not_move(member: str) -> None:
     )
     old, new = torch.randn(5, 9, dtype=torch.float64), torch.randn(8, 9, dtype=torch.float64)
     first = Batch(old, torch.arange(5) % 4, torch.zeros(5, dtype=torch.int64))
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     method.observe(first)
     method.after_batch(first)
     method.end_task()
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     with torch.no_grad():
         before = [model[: place + 1](old) for place in range(5)]
@@ -172,16 +172,16 @@ def test_a_tiny_perturbation_approaches_replay_with_a_projected_step() -> None:
         torch.manual_seed(0)
         changes = {**SMALL, "ascent_lr": ascent_lr, "momentum": 0, "clip": 0}
         settings, network, method = started("fs-gpm", changes, setup)
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         first, batch = drawn(setup, 0, 7), drawn(setup, 1, 5)
         method.after_batch(first)
         method.end_task()
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         before = flat(network.model)
-        method.replay.draw = lambda count, old=first: old[:count]
+        method.replay.sample = lambda count, old=first: old[:count]
         _, gradient = network.loss_and_grad(batch.joined(first[:5]))
-        step = torch.cat([g.flatten() for g in method.memory.outside(gradient).values()])
+        step = torch.cat([g.flatten() for g in method.memory.project_out(gradient).values()])
         method.observe(batch)
         gaps.append(float((flat(network.model) - (before - settings.lr * step)).abs().max()))
     assert gaps[0] > 10 * gaps[1] > 100 * gaps[2]
@@ -193,7 +193,7 @@ def test_clipping_shortens_the_whole_gradient_at_once(norm: float) -> None:
     """Factored and dense parts count together; the direction stays; 0 never clips."""
     left, right, other = torch.randn(3, 5).double(), torch.randn(3, 4).double(), torch.randn(7).double()
     together = torch.cat([(left.T @ right).flatten(), other])
-    short = clipped({"a": FactoredGrad(left, right), "b": other}, norm)
+    short = clip_by_norm({"a": FactoredGrad(left, right), "b": other}, norm)
     found = torch.cat([short["a"].dense().flatten(), short["b"]])  # type: ignore[union-attr, list-item]
     factor = 1.0 if norm == 0 else min(1.0, norm / float(together.norm()))
     torch.testing.assert_close(found, together * factor, rtol=1e-5, atol=0)

@@ -24,13 +24,14 @@ from reference_update import PROBLEMS, drawn
 from torch import Tensor, nn
 
 from steppe import GEM, DivergedError, Learner, Task, UsageError
-from steppe.methods.gem import dual_solution
+from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.fast.factored_rows import FactoredRows, block_products
+from steppe.methods.gem import solve_dual
 from steppe.methods.parts.ring_buffer import TaskRingBuffer
-from steppe.methods.parts.sgd import clipped
-from steppe.methods.parts.task_gradients import FactoredRows, PastTasks, Rows, block_products
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.task_gradients import PastTasks, Rows
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 SMALL = {"lr": 0.1, "memory": 12, "tasks": 3}
 CASES: dict[str, dict[str, Any]] = {
@@ -68,7 +69,7 @@ def test_ring_contents_equal_the_loop(slots: int, spare: int, tasks: list[list[i
         for size in sizes:
             x = torch.arange(number, number + size)
             number += size
-            rings.write(Batch(x.to(torch.uint8).unsqueeze(1), x, torch.full_like(x, place)))
+            rings.add(Batch(x.to(torch.uint8).unsqueeze(1), x, torch.full_like(x, place)))
             slow.write(x.tolist())
         found = {int(batch.task[0]): batch.y.tolist() for batch in rings.past()}
         assert found == {task: held for task, held in enumerate(slow.past()) if held}
@@ -78,7 +79,7 @@ def test_rings_keep_bytes_and_say_how_many() -> None:
     rings = TaskRingBuffer(25, 3)
     assert rings.memory_bytes() == 0
     rings.begin_task()
-    rings.write(Batch(torch.zeros(2, 5, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), torch.zeros(2).long()))
+    rings.add(Batch(torch.zeros(2, 5, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), torch.zeros(2).long()))
     assert rings.memory_bytes() == 24 * (5 + 8 + 8)
 
 
@@ -153,7 +154,7 @@ def past(model: nn.Module, heads: bool = False, sizes: tuple[int, ...] = (3, 3, 
     network = Network(model.double())
     samples = []
     for task, size in enumerate(sizes):
-        network.add_head(range(task, task + 2) if heads else None, 4)
+        network.heads.add(range(task, task + 2) if heads else None, 4)
         y = torch.randint(task, task + 2, (size,)) if heads else torch.randint(0, 4, (size,))
         samples.append(Batch(torch.randn(size, 6, dtype=torch.float64), y, torch.full((size,), task)))
     return network, PastTasks(network, samples)
@@ -167,6 +168,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 @pytest.mark.parametrize("kind", PLAIN)
@@ -190,7 +192,7 @@ def test_rows_are_the_clipped_gradients() -> None:
     network, tasks = past(PLAIN["bias"]())
     rows = tasks._one_by_one(0.05)
     for task, batch in enumerate(tasks.samples):
-        for name, g in clipped(network.loss_and_grad(batch)[1], 0.05).items():
+        for name, g in clip_by_norm(network.loss_and_grad(batch)[1], 0.05).items():
             torch.testing.assert_close(rows.parts[name][task], to_dense(g))
     flat = torch.cat([part.flatten(1) for part in rows.parts.values()], 1)
     torch.testing.assert_close(rows.gram(), flat @ flat.T)
@@ -251,10 +253,11 @@ def test_block_products_whichever_is_cheaper(count: int, outputs: int, inputs: i
     torch.testing.assert_close(block_products(rows, x @ x.T), g @ g.T)
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_single_precision_takes_the_fast_way_at_the_paper_s_size() -> None:
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(784, 100, bias=False), nn.ReLU(), nn.Linear(100, 10, bias=False)))
-    network.add_head(None, 10)
+    network.heads.add(None, 10)
     task = torch.zeros(10, dtype=torch.int64)
     samples = [Batch(torch.rand(10, 784), torch.randint(0, 10, (10,)), task) for _ in range(19)]
     assert PastTasks(network, samples).linear
@@ -268,7 +271,7 @@ def test_dual_against_enumeration_and_its_conditions(tasks: int, size: int, stre
     generator = torch.Generator().manual_seed(seed % 2**40)
     a = torch.randn(tasks, size, dtype=torch.float64, generator=generator)  # often of lower rank than its rows
     g = torch.randn(size, dtype=torch.float64, generator=generator)
-    v = dual_solution(a @ a.T, a @ g, strength)
+    v = solve_dual(a @ a.T, a @ g, strength)
     p = a @ a.T + 1e-3 * torch.eye(tasks, dtype=torch.float64)
     torch.testing.assert_close(v, enumerated_dual(p, a @ g, strength), rtol=1e-7, atol=1e-7)
     slope = p @ v + a @ g  # optimality: feasible, slope not negative, and zero wherever v is off its bound
@@ -281,7 +284,7 @@ def test_dual_against_enumeration_and_its_conditions(tasks: int, size: int, stre
 
 def test_dual_of_gradients_that_are_no_longer_finite() -> None:
     with pytest.raises(DivergedError, match="lower the step size"):
-        dual_solution(torch.tensor([[float("nan")]]), torch.tensor([-1.0]), 0.0)
+        solve_dual(torch.tensor([[float("nan")]]), torch.tensor([-1.0]), 0.0)
 
 
 def test_projected_step_raises_no_past_loss() -> None:
@@ -291,10 +294,10 @@ def test_projected_step_raises_no_past_loss() -> None:
         "gem", {"lr": 1e-5, "momentum": 0, "memory": 12, "tasks": 3, "clip": 0}, problem.build()
     )
     for task in range(2):
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         method.after_batch(drawn(problem, task, 4))
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     memories = [network.prepare(batch) for batch in method.memory.rings.past()]
     assert len(memories) == 2

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from steppe import GPM, SGP, Batch, Learner, ModelError, Task, UsageError
 from steppe.projection.basis import Representation
-from steppe.projection.extend_basis import grown
+from steppe.projection.extend_basis import extend_basis
 from steppe.runtime.rng import Streams
 
 
@@ -48,7 +48,7 @@ def held(basis: Tensor) -> Tensor:
 @pytest.mark.parametrize("n", [7, 40], ids=["columns", "gram"])
 @pytest.mark.parametrize("threshold", [0.3, 0.75, 0.9, 0.99])
 def test_growing_equals_the_full_svd(n: int, threshold: float) -> None:
-    first = grown(fed(spread(12, n, 0.7, 1)[None]), None, threshold, first=True)
+    first = extend_basis(fed(spread(12, n, 0.7, 1)[None]), None, threshold, first=True)
     assert first is not None
     expected, values = gpm_basis(spread(12, n, 0.7, 1), torch.zeros(12, 0, dtype=torch.float64), threshold, True)
     assert widest_angle(first.basis[0], expected) < 1e-10
@@ -56,7 +56,7 @@ def test_growing_equals_the_full_svd(n: int, threshold: float) -> None:
     old = first.basis
     for seed in (2, 3):
         r = spread(12, n, 0.7, seed)
-        second = grown(fed(r[None]), old, threshold, first=False)
+        second = extend_basis(fed(r[None]), old, threshold, first=False)
         assert second is not None
         new, values = gpm_basis(r, old[0], threshold, False)
         rank = old.shape[-1]
@@ -71,12 +71,12 @@ def test_growing_equals_the_full_svd(n: int, threshold: float) -> None:
 def test_the_crossing_vector_is_left_out_first_and_taken_later() -> None:
     """Singular values 3, 2, 1: energies 9, 4, 1 of 14; a share of 0.8 is crossed by the second vector."""
     r = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))[None]
-    first = grown(fed(r), None, 0.8, first=True)
-    later = grown(fed(r), None, 0.8, first=False)
+    first = extend_basis(fed(r), None, 0.8, first=True)
+    later = extend_basis(fed(r), None, 0.8, first=False)
     assert first is not None
     assert later is not None
     assert (first.basis.shape[-1], later.basis.shape[-1]) == (1, 2)
-    again = grown(fed(r), later.basis, 0.8, first=False)  # 13/14 is held already: nothing to add
+    again = extend_basis(fed(r), later.basis, 0.8, first=False)  # 13/14 is held already: nothing to add
     assert again is not None
     assert torch.equal(again.basis, later.basis)
 
@@ -89,7 +89,7 @@ def test_bases_stay_orthonormal_and_within_the_dimension(groups: int, n: int, th
     for task in range(6):
         r = torch.randn(groups, 5, n, generator=generator, dtype=torch.float64)
         r[0, :, 1:] = r[0, :, :1]  # the first group sees one direction only
-        growth = grown(fed(r), old, threshold, first=task == 0)
+        growth = extend_basis(fed(r), old, threshold, first=task == 0)
         assert growth is not None
         basis = growth.basis.float()
         assert basis.shape[-1] <= 5
@@ -109,7 +109,7 @@ def test_groups_grow_each_by_their_own_need() -> None:
     together: Tensor | None = None
     for task, (a, b) in enumerate([(1.0, 0.2), (0.2, 1.0), (0.9, 0.9)]):
         r = torch.stack([spread(6, 20, 0.5 + 0.4 * a, task), spread(6, 20, 0.1 + 0.4 * b, 9 + task)])
-        growth = grown(fed(r), together, 0.95, first=task == 0)
+        growth = extend_basis(fed(r), together, 0.95, first=task == 0)
         assert growth is not None
         for group in range(2):
             new, _ = gpm_basis(r[group], olds[group], 0.95, task == 0)
@@ -129,15 +129,15 @@ def test_a_basis_grows_in_double_precision_from_coarse_numbers_too(n: int) -> No
     for seed in range(2):
         representation = Representation(0.9)
         representation.add(spread(12, n, 0.7, seed).T[None].float())
-        growth = grown(representation, old, 0.9, first=seed == 0)
+        growth = extend_basis(representation, old, 0.9, first=seed == 0)
         assert growth is not None
         assert {part.dtype for part in growth} == {torch.float64}
         old = growth.basis.float()
 
 
 def test_nothing_taken_in_and_nothing_in_it() -> None:
-    assert grown(Representation(), None, 0.9, first=True) is None
-    zero = grown(fed(torch.zeros(1, 4, 6, dtype=torch.float64)), None, 0.9, first=False)
+    assert extend_basis(Representation(), None, 0.9, first=True) is None
+    zero = extend_basis(fed(torch.zeros(1, 4, 6, dtype=torch.float64)), None, 0.9, first=False)
     assert zero is not None
     assert zero.basis.shape == (1, 4, 0)
 
@@ -156,7 +156,7 @@ def test_three_tasks_equal_the_dense_transcription(case: str, problem: str) -> N
     settings, network, method = started_on(setup, "gpm", {"basis_samples": 8, **CASES[case]})
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.add_head(setup.heads[task], 6 if setup.heads[task] else 4)
+        network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()
         twin.begin_task()
         for _ in range(4):
@@ -255,12 +255,12 @@ def test_samples_of_the_task_alone_reach_the_bases() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "gpm", {"basis_samples": 4})
     for task in range(2):
-        network.add_head(None, 4)
+        network.heads.add(None, 4)
         method.begin_task()
         batch = drawn(setup, task, 9)
         method.observe(batch)
         method.after_batch(batch)
-        kept: Batch = method._samples.draw(4)
+        kept: Batch = method._samples.sample(4)
         assert kept.task.tolist() == [task] * 4
         method.end_task()
         assert len(method._samples) == 0

@@ -23,19 +23,19 @@ import steppe
 from steppe import ICaRL, Learner, Task, UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.methods.icarl import herded
+from steppe.methods.icarl import herd
 
 
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(1, 4), st.integers(0, 999))
 def test_herding_equals_brute_force(n: int, count: int, width: int, seed: int) -> None:
     features = torch.randn(n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    assert herded(features, count).tolist() == herding(features, count)
+    assert herd(features, count).tolist() == herding(features, count)
 
 
 def test_herding_by_hand() -> None:
     """Mean 3: first 4; then 4 and 2 average 3 exactly; then the best of the rest, 0 (mean 2) before 9 (mean 5)."""
     features = torch.tensor([[0.0], [4.0], [9.0], [2.0], [0.0]], dtype=torch.float64)
-    assert herded(features, 3).tolist() == [1, 3, 0]
+    assert herd(features, 3).tolist() == [1, 3, 0]
 
 
 def taught(changes: dict[str, Any], tasks: int, never: int = -1) -> tuple[Any, Any]:
@@ -43,7 +43,7 @@ def taught(changes: dict[str, Any], tasks: int, never: int = -1) -> tuple[Any, A
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", changes)
     for task in range(tasks):
-        network.add_head(setup.heads[task], 6)
+        network.heads.add(setup.heads[task], 6)
         method.begin_task()
         for _ in range(4):
             batch = drawn(setup, task, 7)
@@ -61,25 +61,25 @@ def test_an_update_descends_the_literal_loss(gamma: float, never: int) -> None:
     """
     network, method = taught({"exemplars": 12, "distillation": gamma, "clip": 0.8, "lr": 0.1}, 2, never)
     setup = PROBLEMS["conv"]
-    network.add_head(setup.heads[2], 6)
+    network.heads.add(setup.heads[2], 6)
     with torch.no_grad():
-        for parameter in network.parameters.values():  # away from where the stored logits were taken
+        for parameter in network.trainable.values():  # away from where the stored logits were taken
             parameter += 0.1 * torch.randn_like(parameter)
     method.begin_task()
     state = method._picker.getstate()
-    picked, stored = method._one_of_each()
+    picked, stored = method._sample_exemplars()
     method._picker.setstate(state)
     assert picked.y.tolist() == [label for label in range(4) if label != never]  # one of each old class
     batch = drawn(setup, 2, 5)
-    before = flattened(network.parameters)
+    before = flattened(network.trainable)
     now = network.model(picked.x)
     old = [(z, kept, setup.heads[int(task)]) for z, kept, task in zip(now, stored, picked.task, strict=True)]
     expected = icarl_loss(network.model(batch.x), batch.y.tolist(), range(4, 6), old, gamma)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(expected, list(network.parameters.values()))])
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(expected, list(network.trainable.values()))])
     loss = method.observe(batch)
     assert float(loss) == pytest.approx(float(expected.detach()), abs=1e-12)
     step = gradient * min(1.0, 0.8 / (float(gradient.norm()) + 1e-6))
-    torch.testing.assert_close(flattened(network.parameters), before - 0.1 * step, rtol=0, atol=1e-12)
+    torch.testing.assert_close(flattened(network.trainable), before - 0.1 * step, rtol=0, atol=1e-12)
     assert float(icarl_loss(now[:0], [], range(4, 6), old, 1.0).detach()) > 1e-3
 
 
@@ -88,7 +88,7 @@ def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", {"exemplars": 60})
     for task in range(2):
-        network.add_head(setup.heads[task], 6)
+        network.heads.add(setup.heads[task], 6)
         method.begin_task()
         batch = drawn(setup, task, 16)
         few = batch[torch.cat([(batch.y == label).nonzero()[:2, 0] for label in setup.heads[task]])]
@@ -118,7 +118,7 @@ def test_the_nearest_mean_is_found_far_from_0_too() -> None:
 
 def test_every_exemplar_is_drawn_in_its_turn() -> None:
     _, method = taught({"exemplars": 12}, 2)
-    draws = torch.stack([method._one_of_each()[0].x for _ in range(60)])
+    draws = torch.stack([method._sample_exemplars()[0].x for _ in range(60)])
     for place, places in enumerate(method.exemplars.places.values()):
         kept = method.exemplars.batch.x[places.start : places.stop]
         assert all(bool((draws[:, place] == x).flatten(1).all(1).any()) for x in kept)
@@ -129,7 +129,7 @@ def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
     _, network, method = started_on(setup, "icarl", {"exemplars": 14})
     chosen: dict[int, torch.Tensor] = {}
     for task, quota in enumerate((7, 3, 2)):  # 14 over 2, 4, 6 classes
-        network.add_head(setup.heads[task], 6)
+        network.heads.add(setup.heads[task], 6)
         method.begin_task()
         pool = []
         for _ in range(4):
@@ -229,7 +229,7 @@ def test_a_single_head_is_refused_before_work_starts() -> None:
     with pytest.raises(UsageError, match=r"task 0: iCaRL .* needs tasks with classes of their own"):
         learner.learn(image_tasks(1, heads=False)[0])
     assert torch.equal(flattened(learner.network.trainable), before)
-    assert learner.network.heads == []
+    assert learner.network.heads.ranges == []
 
 
 def test_permuted_mnist_is_refused(tmp_path: Any) -> None:

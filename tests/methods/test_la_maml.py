@@ -35,7 +35,7 @@ def setting_up(
     """The method with rates of both signs, met by two tasks, and the problem's loss on a flat vector."""
     settings, network, method = started_on(problem, "la-maml", changes)
     for task in range(2):
-        network.add_head(problem.heads[task], 6 if problem.heads[task] else 4)
+        network.heads.add(problem.heads[task], 6 if problem.heads[task] else 4)
     generator = torch.Generator().manual_seed(8)
     for rate in method.rates.values():
         rate += 0.2 * torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
@@ -58,7 +58,7 @@ def test_meta_gradients_equal_the_unrolled_loop(case: str, second_order: bool, p
     current = drawn(setup, 1, 7)
     union = current.joined(drawn(setup, 0, 4))
     found = method.meta_gradient(current, union)
-    theta = flattened(network.parameters).requires_grad_()
+    theta = flattened(network.trainable).requires_grad_()
     alpha = flattened(method.rates).requires_grad_()
     slices = slices_of(current, settings.inner_steps)
     relu, clamp = settings.inner_relu, settings.inner_clamp
@@ -96,7 +96,7 @@ def test_meta_gradients_equal_finite_differences(second_order: bool) -> None:
     current = drawn(setup, 1, 4)
     union = current.joined(drawn(setup, 0, 2))
     found = method.meta_gradient(current, union)
-    theta, alpha = flattened(network.parameters), flattened(method.rates)
+    theta, alpha = flattened(network.trainable), flattened(method.rates)
     slices = slices_of(current, 2)
     constants = None if second_order else inner_gradients(loss, theta, alpha, slices, True, 0.0)
 
@@ -135,7 +135,7 @@ def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: b
         return seen[-1]
 
     method.meta_gradient = watched
-    theta, alpha = flattened(network.parameters), flattened(method.rates)
+    theta, alpha = flattened(network.trainable), flattened(method.rates)
     method.observe(drawn(setup, 1, 6))
     in_theta, in_alpha = flattened(seen[0].weights), flattened(seen[0].rates)
     assert float(in_theta.norm()) > 0.05
@@ -144,7 +144,7 @@ def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: b
     step = in_theta * 0.05 / (in_theta.norm() + 1e-6)
     theta = theta - (alpha.clamp(min=0) if asynchronous else 0.2) * step
     torch.testing.assert_close(flattened(method.rates), alpha, rtol=0, atol=1e-12)
-    torch.testing.assert_close(flattened(network.parameters), theta, rtol=0, atol=1e-12)
+    torch.testing.assert_close(flattened(network.trainable), theta, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -166,7 +166,7 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
             assert method.decay_lr(2) == pace * (0.5 if asynchronous else 0.2)
         else:
             method.begin_task()
-        theta = flattened(network.parameters).requires_grad_()
+        theta = flattened(network.trainable).requires_grad_()
         alpha = flattened(method.rates).requires_grad_()
         method.observe(drawn(setup, 1, 6))
         slices, union = slices_of(seen[-1][0], 3), listed(seen[-1][1])
@@ -176,13 +176,13 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
         rates = (alpha - pace * 2.0 * in_alpha).detach()
         weights = theta.detach() - pace * (rates.clamp(min=0) if asynchronous else 0.2) * in_theta
         torch.testing.assert_close(flattened(method.rates), rates, rtol=0, atol=1e-11)
-        torch.testing.assert_close(flattened(network.parameters), weights, rtol=0, atol=1e-11)
+        torch.testing.assert_close(flattened(network.trainable), weights, rtol=0, atol=1e-11)
 
 
 def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"buffer": 4, "replay_batch": 10})
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     old, batch = drawn(setup, 0, 4), drawn(setup, 0, 6)
     method.after_batch(old)
     seen: list[tuple[Batch, Batch]] = []
@@ -208,7 +208,7 @@ def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
 def test_weights_are_put_back_when_a_forward_fails() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"inner_steps": 2})
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     before = flattened(network.trainable)
     batch = drawn(setup, 0, 4)
     broken = Batch(batch.x[:, :3], batch.y, batch.task)
@@ -220,7 +220,7 @@ def test_weights_are_put_back_when_a_forward_fails() -> None:
 def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {})
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     batch = drawn(setup, 0, 6)
     method.observe(batch)
     method.observe(batch)
@@ -229,7 +229,7 @@ def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
     rates = flattened(method.rates)
     assert not torch.equal(rates, torch.full_like(rates, 0.15))
     method.end_task()
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     method.begin_task()
     assert torch.equal(flattened(method.rates), rates)
 

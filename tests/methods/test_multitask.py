@@ -98,7 +98,7 @@ def test_oracle_learns_all_tasks_so_far_from_the_start() -> None:
     """Its last row is Multitask's, and its first is that of the first task alone."""
     oracle = run(RunConfig.make("pmnist", "oracle", SHORT))
     multitask = run(RunConfig.make("pmnist", "multitask", SHORT))
-    assert oracle["accuracy"][2] == multitask["accuracy"][2]
+    assert oracle.accuracy[2] == multitask.accuracy[2]
     first = run(RunConfig.make("pmnist", "multitask", ["tasks=1", *SHORT[1:]]))
-    assert oracle["accuracy"][0][0] == first["accuracy"][0][0]
-    assert oracle["updates"] == 5 * sum(itertools.accumulate([4, 4, 4]))
+    assert oracle.accuracy[0][0] == first.accuracy[0][0]
+    assert oracle.updates == 5 * sum(itertools.accumulate([4, 4, 4]))

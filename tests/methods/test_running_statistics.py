@@ -137,7 +137,7 @@ def test_statistics_and_weights_equal_the_loop_s(member: str, form: str, statist
     loop = ReleasedLoop(member, settings, problem, model, Streams(3).derived)
     loop.statistics = kept
     for task in range(3):
-        network.add_head(heads[task], 6)
+        network.heads.add(heads[task], 6)
         method.begin_task()
         loop.begin_task()
         for size in (5, 5, 3):

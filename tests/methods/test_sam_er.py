@@ -9,7 +9,7 @@ import torch
 from reference_baselines import FlatSAM, compare, learnt, same_bits, statistics_moves
 from reference_update import PROBLEMS
 
-from steppe.methods.sam_er import with_length
+from steppe.methods.sam_er import scale_to_norm
 from steppe.registry import find_method
 
 SMALL = {"lr": 0.05, "buffer": 7}
@@ -29,10 +29,10 @@ def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
 
 def test_length_of_the_perturbation() -> None:
     gradient = {"a": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([4.0])}
-    v = with_length(gradient, 0.5)
+    v = scale_to_norm(gradient, 0.5)
     torch.testing.assert_close(v["a"], torch.tensor([[0.3, 0.0]]))
     torch.testing.assert_close(v["b"], torch.tensor([0.4]))
-    still = with_length({name: torch.zeros_like(g) for name, g in gradient.items()}, 0.5)
+    still = scale_to_norm({name: torch.zeros_like(g) for name, g in gradient.items()}, 0.5)
     assert not any(bool(part.any()) for part in still.values())
 
 

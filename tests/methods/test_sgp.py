@@ -16,7 +16,7 @@ from reference_projection_baselines import (
 from reference_update import PROBLEMS, drawn, listed
 
 from steppe.projection.basis import Representation
-from steppe.projection.extend_basis import grown
+from steppe.projection.extend_basis import extend_basis
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 
@@ -28,7 +28,7 @@ def test_strengths_are_the_surrogate_singular_values(n: int) -> None:
     old = orthonormal(9, 4, torch.Generator().manual_seed(0))
     representation = Representation()
     representation.add(r.T[None])
-    growth = grown(representation, old[None], 0.8, first=False)
+    growth = extend_basis(representation, old[None], 0.8, first=False)
     assert growth is not None
     new = growth.strengths[0, 4:]
     expected = torch.tensor(sgp_importances(r, old, [], new, 0.0), dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
     settings, network, method = started_on(setup, "sgp", changes)
     twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
     for task in range(3):
-        network.add_head(setup.heads[task], 6 if setup.heads[task] else 4)
+        network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()
         twin.begin_task()
         for _ in range(4):
@@ -66,7 +66,7 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
             held = sorted(value for group in twin.importance[name] for value in group)
             assert told["mean"] == pytest.approx(sum(held) / len(held))
             assert [told["deciles"][0], told["deciles"][10]] == pytest.approx([held[0], held[-1]])
-    values = torch.cat([p.held for p in method.memory.projectors.values()])
+    values = torch.cat([p.active_importance for p in method.memory.projectors.values()])
     assert bool(((values > 0) & (values < 0.99)).any())
     assert bool((values == 1).any())
 
@@ -77,7 +77,7 @@ def test_importances_grow_up_to_one() -> None:
     method: Any = learner._method
     before = {name: p.importance.clone() for name, p in method.memory.projectors.items()}
     x = torch.randn(40, 1, 4, 4)
-    method.memory.grow(learner.network, x, dict.fromkeys(method.memory.covered, 0.9), first=False)
+    method.memory.extend(learner.network, x, dict.fromkeys(method.memory.covered, 0.9), first=False)
     for name, p in method.memory.projectors.items():
         assert bool((p.importance[:, : before[name].shape[1]] >= before[name]).all())
         assert float(p.importance.max()) <= 1

@@ -12,13 +12,13 @@ from reference import Sample, central_differences, soften
 from reference_update import PROBLEMS, FlatUpdate, coverage
 from torch import Tensor
 
+from steppe.fast.factored import FactoredGrad, to_dense
 from steppe.methods.parts import sharpness as perturbation
 from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import Sigmoid, Spectral
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 PROBLEM = PROBLEMS["smooth"]  # tanh: finite differences need a loss without kinks
 
@@ -30,7 +30,7 @@ class Setup:
         generator = torch.Generator().manual_seed(4)
         self.model = PROBLEM.build()
         self.network = Network(self.model)
-        self.network.add_head(None, 4)
+        self.network.heads.add(None, 4)
         self.memory = GradientMemory(Sigmoid(0.01), coverage(PROBLEM, self.model))
         self.memory.rebuild(self.network, torch.randn(4, 6, dtype=torch.float64, generator=generator), 0.95)
         soften(self.memory, generator)
@@ -189,7 +189,7 @@ def test_factors_are_clamped_as_their_product_is(
     sums = [max(map(abs, a)) * max(map(abs, b)) for a, b in zip(left.tolist(), right.tolist(), strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(perturbation, "WIDE", 0)
-        found = perturbation._clamped(FactoredGrad(left.double(), right.double()), limit, new=True)
+        found = perturbation._clamp(FactoredGrad(left.double(), right.double()), limit, new=True)
     assert isinstance(found, FactoredGrad) == (rows * columns > 0 and sum(sums) <= limit)
     for i in range(rows):
         for j in range(columns):
@@ -207,13 +207,13 @@ def test_an_ascent_by_factors_outside_of_chains_is_the_twins(
     monkeypatch.setattr(perturbation, "WIDE", 0)
     setup = Setup(lr=0.4, steps=steps, chunked=chunked, clamp=clamp)
     kinds: set[type] = set()
-    clamped = perturbation._clamped
+    clamped = perturbation._clamp
 
     def noted(d: Tensor | FactoredGrad, bound: float, new: bool) -> Tensor | FactoredGrad:
         kinds.add(type(d))
         return clamped(d, bound, new)
 
-    monkeypatch.setattr(perturbation, "_clamped", noted)
+    monkeypatch.setattr(perturbation, "_clamp", noted)
     found = SharpnessAscent(0.4, steps, clamp=clamp, chunked=chunked)(
         setup.network, setup.memory, setup.current, setup.union
     )

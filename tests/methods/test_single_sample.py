@@ -91,8 +91,8 @@ def test_the_look_ahead_draws_nothing(name: str, monkeypatch: pytest.MonkeyPatch
     found = []
     for looks in (True, False):
         if not looks:
-            for module in ("ewc", "task_memory"):
-                monkeypatch.setattr(f"steppe.methods.{module}.check_alone", lambda *_: None)
+            for module in ("ewc", "parts.ring_buffer"):
+                monkeypatch.setattr(f"steppe.methods.{module}.require_batchable", lambda *_: None)
         torch.manual_seed(0)
         model = with_places()
         learn(model, REFUSED[name][0])

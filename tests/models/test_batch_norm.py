@@ -14,6 +14,8 @@ from steppe.models.layers import batch_norm as folded_norm
 from steppe.models.layers.batch_norm import FoldedBatchNorm2d
 from steppe.models.lenet import LeNet
 
+pytestmark = pytest.mark.usefixtures("fast_paths_on")
+
 # channels, images, height and width, and how many pixels become one: as many as divide them all, up to 256 channels
 CASES = [
     (20, (4, 8, 8), 8),
@@ -80,7 +82,7 @@ def test_it_can_be_differentiated_twice() -> None:
     assert folded_norm._fold(x, own.weight) > 1
 
     def normalised(*of: Tensor) -> Tensor:
-        output: Tensor = folded_norm._Normalised.apply(*of, own.eps, 4)[0]  # type: ignore[no-untyped-call]
+        output: Tensor = folded_norm._BatchNorm.apply(*of, own.eps, 4)[0]  # type: ignore[no-untyped-call]
         return output
 
     assert torch.autograd.gradcheck(normalised, (x, own.weight, own.bias))

@@ -235,6 +235,7 @@ def test_what_becomes_of_four_elements_is_as_likely_as_if_each_were_drawn_alone(
         assert float(ways[:, place].mean()) * _scale(share) == pytest.approx(1)
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_every_draw_decides_about_elements_of_its_own() -> None:
     """Of eleven elements, not one more than once: four draws of sixteen bits, one number of the generator."""
     torch.manual_seed(5)

@@ -31,7 +31,7 @@ def samples(n: int, classes: int = 6, task: int = 0, dtype: torch.dtype = torch.
 def opened(model: nn.Module, *heads: range | None) -> Network:
     network = Network(model)
     for head in heads or (None,):
-        network.add_head(head, 6)
+        network.heads.add(head, 6)
     return network
 
 
@@ -47,7 +47,7 @@ def test_gradient_at_shifted_weights_is_autograds_there() -> None:
     moved.load_state_dict({name: p.detach() + shift[name] for name, p in network.trainable.items()})
     loss = nn.functional.cross_entropy(moved(batch.x), batch.y)
     expected = torch.autograd.grad(loss, list(moved.parameters()))
-    found_loss, found = network.loss_and_grad(batch, network.perturbed(shift))
+    found_loss, found = network.loss_and_grad(batch, network.scratch.perturbed(shift))
     torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-13, atol=0)
     for g, name in zip(expected, found, strict=True):
         torch.testing.assert_close(found[name], g, rtol=1e-12, atol=1e-15)
@@ -66,10 +66,10 @@ def test_weights_come_back_bit_for_bit(dtype: torch.dtype, fails: bool) -> None:
             with pytest.raises(RuntimeError):
                 network.loss_and_grad(
                     Batch(torch.zeros(2, 9, dtype=dtype), *[torch.zeros(2, dtype=torch.int64)] * 2),
-                    network.perturbed(shift),
+                    network.scratch.perturbed(shift),
                 )
         else:
-            network.loss_and_grad(samples(3, dtype=dtype), network.perturbed(shift))
+            network.loss_and_grad(samples(3, dtype=dtype), network.scratch.perturbed(shift))
         assert bits(model) == before
 
 
@@ -111,7 +111,7 @@ def test_unused_and_frozen_parameters() -> None:
         (nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False)), "lazy layers"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
         (nn.ReLU(), "no trainable parameter"),
-        (nn.Linear(2, 2).half(), r"torch\.float16: give them as float32 or float64"),
+        (nn.Linear(2, 2).half(), r"expected float32 or float64 weights, got torch\.float16"),
         (nn.Linear(2, 2).bfloat16(), r"torch\.bfloat16"),
     ],
 )
@@ -178,12 +178,12 @@ def test_exactly_one_forward_of_an_update_moves_running_statistics(name: str, ch
     method = settings.start(network, projected_weights(model) if settings.uses_projection else {}, Streams(0))
     mean, updates = torch.zeros(5, dtype=torch.float64), 0
     for task in range(2):
-        network.add_head(None, 6)
+        network.heads.add(None, 6)
         method.begin_task()
         for _ in range(2):
             batch, old = samples(6, task=task), samples(6)
             if name != "finetune":
-                method.replay.draw = lambda count, old=old: old
+                method.replay.sample = lambda count, old=old: old
             method.observe(batch)
             union = batch.x if name == "finetune" else torch.cat((batch.x, old.x))
             mean, updates = 0.9 * mean + 0.1 * union.mean(0), updates + 1

@@ -11,6 +11,7 @@ import steppe
 from steppe.errors import DataError
 from steppe.landscape.profile import CHUNK, split_batch
 from steppe.learning.checks import probe_inputs
+from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
 
@@ -40,14 +41,14 @@ def test_a_norm_without_running_statistics_never_meets_a_lone_sample(method: ste
     right = torch.cat([learner.model.eval()(part)[:, :2].argmax(1) for part in torch.split(x, 511)]) == y
     assert learner.evaluate(tasks[0]) == [pytest.approx(100 * float(right.float().mean()))]
     assert len(learner.predict(x)) == count
-    with pytest.raises(DataError, match=r"single sample cannot be normalised.*track_running_stats"):
+    with pytest.raises(DataError, match=r"single sample cannot be normalized.*track_running_stats"):
         learner.predict(x[:1])
 
 
 def test_a_task_of_one_sample_is_looked_at_twice() -> None:
     """Where a batch is normalised by itself."""
     network = Network(by_batch())
-    assert network.min_batch == 2
+    assert min_eval_batch(network.model) == 2
     assert len(probe_inputs(steppe.Task((X[:1], Y[:1])), network)) == 2
     assert torch.equal(probe_inputs(steppe.Task((X, Y)), network), X[:2])
     loader = DataLoader(TensorDataset(X, Y), batch_size=8)

@@ -97,7 +97,7 @@ def test_samples_that_change_their_layer() -> None:
     torch.manual_seed(0)
     model = Gated()
     network = Network(model)
-    network.add_head(None, 4)
+    network.heads.add(None, 4)
     y = torch.arange(5) % 4
     samples = [Batch(torch.randn(5, 6), y, torch.zeros_like(y)) for _ in range(2)]
     past = PastTasks(network, samples)

@@ -6,6 +6,7 @@ import html
 import importlib
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 import steppe
-from steppe.cli.main import _parser, main
+from steppe.cli.main import build_parser, main
 from steppe.figures import FIGURES
 from steppe.registry import BENCHMARKS, METHODS
 
@@ -109,6 +110,22 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert target.startswith("http") or (document.parent / target).exists(), target
 
 
+EXAMPLE_FILES = {"anchor.py", "odd_even.py"}  # that a reader writes
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_programs_and_names_exist(document: Path) -> None:
+    """Every `file.py`, with or without its folders, and every `steppe.name`."""
+    text = document.read_text(encoding="utf-8")
+    folders = [ROOT / name for name in ("src", "tests", "scripts", "bench", "examples")]
+    present = [path.as_posix() for folder in folders for path in folder.rglob("*.py")]
+    for name in {name for span in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"[\w/]+\.py\b", span)}:
+        a_readers = Path(name).name in EXAMPLE_FILES or "NAME" in name
+        assert a_readers or any(path.endswith(f"/{name}") for path in present), name
+    for name in set(re.findall(r"(?<![\w./-])steppe(?:\.[A-Za-z_]\w*)+", text)):
+        assert pkgutil.resolve_name(name.removesuffix(".safetensors")) is not None, name
+
+
 def test_what_the_source_refers_to_is_there() -> None:
     """Pages that docstrings and comments name; a specification is none of them."""
     named: set[str] = set()
@@ -146,7 +163,7 @@ def test_commands_shown_can_be_parsed(name: str) -> None:
     shown = re.findall(r"^\$ (steppe [^#\n]+)", text, re.MULTILINE) + re.findall(r"`(steppe [a-z]+ [^`]+)`", text)
     assert shown
     for line in shown:
-        assert _parser().parse_args(shlex.split(line.replace("\n", " "))[1:]).action
+        assert build_parser().parse_args(shlex.split(line.replace("\n", " "))[1:]).action
 
 
 def test_there_are_commands_on_the_pages_that_teach_them() -> None:
@@ -169,21 +186,32 @@ def test_every_benchmark_has_a_page() -> None:
         assert re.search(rf"\[`{benchmark}(:PATH)?`\]\(\S+\.md\)", overview), benchmark
 
 
-def test_drawings_are_what_the_script_draws(tmp_path: Path) -> None:
+DRAWINGS = {  # script: page that shows what it draws
+    "draw_architecture.py": "architecture.md",
+    "draw_concepts.py": "concepts.md",
+}
+
+
+@pytest.mark.parametrize("script", DRAWINGS)
+def test_drawings_are_what_the_script_draws(script: str, tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="the drawings need matplotlib: pip install matplotlib")
-    script = ROOT / "scripts" / "draw_concepts.py"
-    subprocess.run([sys.executable, str(script), "--out", str(tmp_path)], check=True, capture_output=True)
-    kept = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "docs" / "images").glob("*.svg")}
+    subprocess.run([sys.executable, ROOT / "scripts" / script, "--out", tmp_path], check=True, capture_output=True)
+    page = (ROOT / "docs" / DRAWINGS[script]).read_text(encoding="utf-8")
+    shown = set(re.findall(r"\(images/(\S+\.svg)\)", page))
     drawn = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
-    assert drawn.keys() == kept.keys()
-    concepts = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
-    for name, text in kept.items():
-        assert f"(images/{name})" in concepts
+    assert drawn.keys() == shown
+    for name, svg in drawn.items():
+        text = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
         if f"Matplotlib v{matplotlib.__version__}," in text:  # another version may draw in another way
             number = r"-?\d+\.\d+"
-            assert re.sub(number, "", drawn[name]) == re.sub(number, "", text), f"{name}: run {script.name}"
-            places, others = ([float(found) for found in re.findall(number, svg)] for svg in (drawn[name], text))
-            assert places == pytest.approx(others, abs=0.01), f"{name}: run {script.name}"
+            assert re.sub(number, "", svg) == re.sub(number, "", text), f"{name}: run scripts/{script}"
+            places, others = ([float(value) for value in re.findall(number, each)] for each in (svg, text))
+            assert places == pytest.approx(others, abs=0.01), f"{name}: run scripts/{script}"
+
+
+def test_every_drawing_has_its_script() -> None:
+    pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in DRAWINGS.values())
+    assert all(f"(images/{file.name})" in pages for file in (ROOT / "docs" / "images").glob("*.svg"))
 
 
 def reference_names(page: str | None = None) -> list[str]:
@@ -206,6 +234,14 @@ def test_reference_has_every_public_name() -> None:
         assert getattr(importlib.import_module(module), name) is getattr(steppe, name)
     used = [name for name in reference_names(parts) if name.rpartition(".")[2] in recipes_and_interface()]
     assert used == reference_names(parts), "parts that no recipe and no interface speaks of"
+
+
+def test_members_in_the_reference_exist() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^::: (\S+)\n    options:\n(?:      .+\n)*?      members: \[(.+)\]$", page, re.MULTILINE)
+    assert {"steppe.learning.learner.Learner", "steppe.projection.memory.GradientMemory"} <= dict(shown).keys()
+    for name, members in shown:
+        assert [member for member in members.split(", ") if not hasattr(pkgutil.resolve_name(name), member)] == []
 
 
 def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:

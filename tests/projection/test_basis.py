@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import leading_directions, orthonormal, widest_angle
 from torch import Tensor
 
-from steppe.projection.basis import Representation, Spectrum, leading
+from steppe.projection.basis import Representation, Spectrum, select_leading
 
 
 def fed(columns: Tensor, sizes: list[int]) -> Representation:
@@ -30,7 +30,7 @@ def bases(representation: Representation, threshold: float) -> list[Tensor]:
     """The kept directions of every group without their padding."""
     spectrum = representation.spectrum()
     assert spectrum is not None
-    kept = leading(spectrum, threshold)
+    kept = select_leading(spectrum, threshold)
     return [vectors[:, values > 0] for vectors, values in zip(kept.vectors, kept.values, strict=True)]
 
 
@@ -81,7 +81,7 @@ def test_the_energy_criterion_exactly(values: list[list[int]], numerator: int) -
     threshold = Fraction(numerator, 1024)
     unit = torch.eye(4, dtype=torch.float64)
     spectrum = Spectrum(torch.tensor(rows, dtype=torch.float64), unit.repeat(len(rows), 1, 1))
-    kept = leading(spectrum, float(threshold))
+    kept = select_leading(spectrum, float(threshold))
     ranks = []
     for row, left, vectors in zip(rows, kept.values, kept.vectors, strict=True):
         rank = int((vectors.square().sum(0) > 0).sum())
@@ -124,7 +124,7 @@ def test_groups_of_different_rank_are_padded_with_zeros() -> None:
     columns = torch.stack([torch.randn(20, p.shape[1], dtype=torch.float64, generator=generator) @ p.T for p in planes])
     spectrum = fed(columns, []).spectrum()
     assert spectrum is not None
-    kept = leading(spectrum, 1 - 1e-10)
+    kept = select_leading(spectrum, 1 - 1e-10)
     assert kept.vectors.shape == (3, 6, 4)
     for vectors, plane in zip(kept.vectors, planes, strict=True):
         rank = plane.shape[1]
@@ -136,7 +136,7 @@ def test_groups_of_different_rank_are_padded_with_zeros() -> None:
 def test_an_all_zero_input_needs_nothing(n: int) -> None:
     spectrum = fed(torch.zeros(2, n, 6), []).spectrum()
     assert spectrum is not None
-    assert leading(spectrum, 1 - 1e-11).vectors.shape == (2, 6, 0)
+    assert select_leading(spectrum, 1 - 1e-11).vectors.shape == (2, 6, 0)
 
 
 def test_nothing_fed_gives_nothing() -> None:
@@ -164,7 +164,7 @@ def test_coarse_numbers_give_the_same_directions_where_it_does_not_matter(thresh
         representation.add(part[None])
     spectrum = representation.spectrum()
     assert spectrum is not None
-    found = leading(spectrum, threshold).vectors[0].double()
+    found = select_leading(spectrum, threshold).vectors[0].double()
     vectors, values, _ = torch.linalg.svd(columns.T, full_matrices=False)
     energy = values.square().cumsum(0) / values.square().sum()
     expected = vectors[:, : int((energy < threshold).sum()) + 1]
@@ -251,6 +251,6 @@ def test_how_strongly_columns_point_along_directions_they_do_not_have() -> None:
         gram = columns[0].T @ columns[0]
         below |= bool(((basis * (gram @ basis)).sum(0) < 0).any())
         expected = torch.linalg.vector_norm(columns[0] @ basis, dim=0)
-        found = fed(columns, [7]).along(basis[None])
+        found = fed(columns, [7]).strengths_along(basis[None])
         torch.testing.assert_close(found, expected[None], rtol=1e-9, atol=1e-6)
     assert below, "else the case does not show it"

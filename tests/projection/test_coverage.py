@@ -14,8 +14,8 @@ from torch.nn.functional import conv2d, linear
 import steppe
 from steppe.errors import ModelError
 from steppe.network.network import Network
-from steppe.projection.coverage import coverage, warn_shared_head
-from steppe.projection.hooks import used_outside
+from steppe.projection.coverage import find_covered_weights, warn_shared_head
+from steppe.projection.hooks import find_weights_used_outside
 from steppe.projection.layers import projected_weights
 
 X = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -73,7 +73,7 @@ def share_outside_the_span(model: Encoded) -> float:
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_weight_used_outside_its_layer_is_refused_or_left_out(name: str) -> None:
     model = Encoded(OUTSIDE[name])
-    assert used_outside(model, projected_weights(model), X) == ["e.weight"]
+    assert find_weights_used_outside(model, projected_weights(model), X) == ["e.weight"]
     with pytest.raises(ModelError, match=r"'e.weight' is used outside .*exclude=\('e.weight',\)"):
         steppe.Learner(model, steppe.GPM()).learn(steppe.Task((X, Y)))
     learnt = steppe.Learner(model, steppe.GPM(), exclude=("e.weight",)).learn(steppe.Task((X, Y)))
@@ -85,7 +85,7 @@ def test_a_weight_used_outside_its_layer_is_refused_or_left_out(name: str) -> No
 @pytest.mark.parametrize("kind", [nn.Linear, Scaled])
 def test_harmless_uses_are_covered(name: str, kind: type[nn.Linear]) -> None:
     model = Encoded(INSIDE[name], kind)
-    assert set(coverage(Network(model), X, (), multi_head=False)) == {"e.weight", "h.weight"}
+    assert set(find_covered_weights(Network(model), X, (), multi_head=False)) == {"e.weight", "h.weight"}
     assert share_outside_the_span(model) < 1e-9
 
 
@@ -94,7 +94,7 @@ def test_harmless_uses_are_covered(name: str, kind: type[nn.Linear]) -> None:
 def test_usual_models_use_their_weights_in_layers(name: str) -> None:
     model = OWN[name].build()
     x, _ = OWN[name].data(3, 0)
-    assert used_outside(model.eval(), projected_weights(model), x) == []
+    assert find_weights_used_outside(model.eval(), projected_weights(model), x) == []
 
 
 def test_layers_that_share_a_weight_and_convolutions() -> None:
@@ -109,7 +109,7 @@ def test_layers_that_share_a_weight_and_convolutions() -> None:
             return conv2d(self.c(x), self.c.weight).flatten(1)
 
     model = Model()
-    assert used_outside(model, projected_weights(model), torch.randn(2, 2, 3, 3)) == ["c.weight"]
+    assert find_weights_used_outside(model, projected_weights(model), torch.randn(2, 2, 3, 3)) == ["c.weight"]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -121,9 +121,9 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
     model = Encoded(use if fails else OUTSIDE["transposed"])
     if fails:
         with pytest.raises(RuntimeError, match="broken"):
-            used_outside(model, projected_weights(model), X)
+            find_weights_used_outside(model, projected_weights(model), X)
     else:
-        used_outside(model, projected_weights(model), X)
+        find_weights_used_outside(model, projected_weights(model), X)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 

@@ -11,9 +11,9 @@ from torch.nn.functional import log_softmax, normalize, softmax
 
 import steppe
 from steppe.network.network import Network
-from steppe.projection.coverage import coverage
-from steppe.projection.head_detection import mixes
-from steppe.projection.hooks import output_weight
+from steppe.projection.coverage import find_covered_weights
+from steppe.projection.head_detection import mixes_rows
+from steppe.projection.hooks import find_head_weight
 from steppe.projection.layers import coverable_weights
 
 X = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
@@ -102,7 +102,7 @@ NONE = {
 )
 def test_what_may_follow_the_head(name: str, size: int) -> None:
     model = Finished({**ONE, **MANY_ROWS}[name], size).eval()
-    assert output_weight(model, coverable_weights(model), X) == "head.weight"
+    assert find_head_weight(model, coverable_weights(model), X) == "head.weight"
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -110,27 +110,27 @@ def test_what_may_follow_the_head(name: str, size: int) -> None:
 @pytest.mark.parametrize("name", NONE)
 def test_outputs_of_no_single_layer(name: str, size: int) -> None:
     model = Finished(NONE[name], size).eval()
-    assert output_weight(model, coverable_weights(model), X) is None
+    assert find_head_weight(model, coverable_weights(model), X) is None
     with pytest.raises(steppe.ModelError, match=r"no single layer gives its output: .*exclude=\("):
-        coverage(Network(model), X, (), multi_head=True)
+        find_covered_weights(Network(model), X, (), multi_head=True)
     assert not any(module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("name", ["cosines", "a learnt matrix", "distances to learnt points"])
 def test_a_learnt_matrix_is_the_head_however_few_rows_there_are(name: str) -> None:
     model = Finished(NONE[name], 2).eval()
-    assert output_weight(model, coverable_weights(model), X) is None
+    assert find_head_weight(model, coverable_weights(model), X) is None
 
 
 def test_a_convolution_may_be_the_head() -> None:
     model = Finished(lambda m, x: m.conv(m.features(x)[:, :, None]).flatten(1))
-    assert output_weight(model, coverable_weights(model), X) == "conv.weight"
+    assert find_head_weight(model, coverable_weights(model), X) == "conv.weight"
 
 
 def test_a_frozen_skip_does_not_hide_the_head() -> None:
     model = Finished(NONE["a skip run last"])
     model.skip.requires_grad_(False)
-    assert output_weight(model, coverable_weights(model), X) == "head.weight"
+    assert find_head_weight(model, coverable_weights(model), X) == "head.weight"
 
 
 @pytest.mark.filterwarnings("ignore:these weights belong")
@@ -152,7 +152,7 @@ def test_layers_whose_calls_are_not_seen() -> None:
     with pytest.raises(
         steppe.ModelError, match=r"calls of its layers cannot be seen.*before torch.compile \(model._orig"
     ):
-        coverage(Network(model), X, (), multi_head=True)
+        find_covered_weights(Network(model), X, (), multi_head=True)
 
 
 def test_nothing_to_cover_is_said_with_heads_too() -> None:
@@ -179,9 +179,9 @@ def test_mixing_by_the_jacobian_alone(size: int) -> None:
     matrix = torch.randn(size, size, dtype=torch.float64, generator=draw)
     rows = list(range(size))
     for kept in (diagonal.diag(), diagonal.diag() + torch.outer(u, v), diagonal.diag() + torch.outer(u, v) + w):
-        assert not mixes(kept, rows)
-        assert not mixes(kept[::2], rows[::2])
-        assert mixes(kept + 0.1 * matrix, rows)
+        assert not mixes_rows(kept, rows)
+        assert not mixes_rows(kept[::2], rows[::2])
+        assert mixes_rows(kept + 0.1 * matrix, rows)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])
@@ -192,4 +192,4 @@ def test_a_little_mixing_is_mixing_and_rounding_is_not(scale: float) -> None:
     beside = torch.randn(8, 8, dtype=torch.float64, generator=generator).fill_diagonal_(0)
     alone = torch.diag(1 + torch.rand(8, dtype=torch.float64, generator=generator))
     for share, mixed in ((1e-2, True), (1e-3, True), (1e-4, True), (1e-6, False), (0.0, False)):
-        assert mixes(scale * (alone + share * beside), rows) is mixed
+        assert mixes_rows(scale * (alone + share * beside), rows) is mixed

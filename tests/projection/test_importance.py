@@ -27,7 +27,7 @@ def test_sigmoid_rule(sign: int, scale: float, temperature: float) -> None:
     factor = min(1.0, 2.0 / norm)
     pairs = zip(importance.tolist(), gradient.tolist(), strict=True)
     expected = [1 / (1 + math.exp(-temperature * (x - sign * 0.3 * factor * g))) for x, g in pairs]
-    rule.move(importance, gradient)
+    rule.update(importance, gradient)
     torch.testing.assert_close(importance, torch.tensor(expected).to(importance), rtol=1e-6, atol=0)
 
 
@@ -35,7 +35,7 @@ def test_the_papers_rule_is_inert_at_the_papers_step() -> None:
     """σ(10·λ) has one fixed point, 0.99995: gradients of the paper's size do not show."""
     rule, values = Sigmoid(0.01), torch.ones(5, dtype=torch.float64)
     for _ in range(50):
-        rule.move(values, torch.full_like(values, 0.05))
+        rule.update(values, torch.full_like(values, 0.05))
     torch.testing.assert_close(values, torch.full((5,), 0.99995, dtype=torch.float64), rtol=0, atol=1e-5)
 
 
@@ -57,7 +57,7 @@ def test_rules_that_do_not_move(rule: Ones | Spectral) -> None:
     assert not rule.dynamic
     importance = rule.initial(VALUES).view(-1)
     before = importance.clone()
-    rule.move(importance, torch.ones_like(importance))
+    rule.update(importance, torch.ones_like(importance))
     assert torch.equal(importance, before)
 
 

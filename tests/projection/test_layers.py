@@ -11,7 +11,7 @@ from reference import windows
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
-from steppe.projection.layers import RULES, covers, projected_weights
+from steppe.projection.layers import RULES, projected_weights, register_rule
 
 
 def columns_of(layer: nn.Module, x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def test_a_new_layer_type_is_one_registered_function() -> None:
     model = nn.Sequential(Scale(), Subclass())
     assert projected_weights(model) == {}
     try:
-        rule = covers(Scale)(lambda layer, x: x[None])
+        rule = register_rule(Scale)(lambda layer, x: x[None])
         found = projected_weights(model)
         assert set(found) == {"0.weight", "1.weight"}
         assert all(weight.rule is rule for weight in found.values())

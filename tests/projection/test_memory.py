@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import steppe
 from steppe.errors import ModelError
+from steppe.fast.factored import FactoredGrad
 from steppe.network.network import Network
-from steppe.projection.hooks import capture_inputs, output_weight
+from steppe.projection.hooks import capture_inputs, find_head_weight
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
 from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
-from steppe.tensors.factored import FactoredGrad
 
 
 class Net(nn.Module):
@@ -145,7 +145,7 @@ class Summed(Net):
 @pytest.mark.parametrize(("kind", "head"), [(Net, "head.weight"), (Scaled, "head.weight"), (Summed, None)])
 def test_the_head_is_found_by_a_forward(kind: type[Net], head: str | None) -> None:
     model = kind().eval()
-    assert output_weight(model, projected_weights(model), pictures(2)) == head
+    assert find_head_weight(model, projected_weights(model), pictures(2)) == head
     assert no_hooks(model)
 
 

@@ -12,6 +12,8 @@ from steppe.projection.basis import Representation
 from steppe.projection.layers import convolution_patches, projected_weights
 from steppe.projection.patches import patch_product
 
+pytestmark = pytest.mark.usefixtures("fast_paths_on")
+
 F64: dict[str, Any] = {"dtype": torch.float64}
 LAYERS: dict[str, nn.Conv2d] = {
     "square": nn.Conv2d(3, 4, 3, **F64),
@@ -61,5 +63,5 @@ def test_a_representation_is_the_same_by_calls_as_by_columns(sizes: tuple[int, .
     assert found is not None
     assert expected is not None
     torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-9)
-    along = by_calls.along(expected.vectors)
+    along = by_calls.strengths_along(expected.vectors)
     torch.testing.assert_close(along, expected.values, rtol=1e-6, atol=1e-6)

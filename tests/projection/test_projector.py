@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from reference import dense_projectors, orthonormal, projected_rows
 from torch import Tensor
 
+from steppe.fast.factored import FactoredGrad, to_dense
 from steppe.projection.projector import SoftProjector
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -101,5 +101,5 @@ def test_the_gradient_given_is_left_as_it_is() -> None:
 )
 def test_rank_and_importances_leave_padding_out(ranks: list[int], rank: int, held: list[int]) -> None:
     p = made(len(ranks), 4, ranks, 1)
-    assert (p.rank, p.size) == (rank, 4 * len(ranks))
-    assert torch.equal(p.held, p.importance.flatten()[held])
+    assert (p.rank, p.max_rank) == (rank, 4 * len(ranks))
+    assert torch.equal(p.active_importance, p.importance.flatten()[held])

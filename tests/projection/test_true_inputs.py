@@ -16,9 +16,9 @@ from torch.nn.functional import avg_pool2d, conv2d, dropout, linear, normalize
 import steppe
 from steppe.network.network import Network
 from steppe.projection import coverage
-from steppe.projection.hooks import attention_in_steps, capture_inputs
-from steppe.projection.layers import RULES, covers, projected_weights
-from steppe.projection.true_inputs import misread_weights
+from steppe.projection.hooks import capture_inputs, disable_fused_attention
+from steppe.projection.layers import RULES, projected_weights, register_rule
+from steppe.projection.true_inputs import find_misread_weights
 
 F64: dict[str, Any] = {"dtype": torch.float64, "bias": False}
 SIZE = 18  # of a vector, and of a patch
@@ -173,7 +173,7 @@ def test_what_cannot_be_covered_is_named(name: str, monkeypatch: pytest.MonkeyPa
     assert covered == {"3.weight"}
     assert "without protection: 0.weight" in warned
     # And rightly so: taken for an ordinary layer, it would not keep what it has learnt.
-    monkeypatch.setattr("steppe.projection.coverage.misread_weights", lambda *_: [])
+    monkeypatch.setattr("steppe.projection.coverage.find_misread_weights", lambda *_: [])
     moved, covered, warned = movement(FALSE[name])
     assert covered == {"0.weight", "3.weight"}
     assert warned == ""
@@ -200,7 +200,7 @@ def test_they_are_told_apart_in_either_precision_and_mode(name: str, dtype: torc
             model.train(mode)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = coverage.coverage(network, x[:count], (), multi_head=False)
+                found = coverage.find_covered_weights(network, x[:count], (), multi_head=False)
             assert ("0.weight" in found) == (name in TRUE)
             assert "3.weight" in found
             assert all(module.training == mode for module in model.modules())
@@ -216,10 +216,10 @@ def test_every_kind_of_layer_passes_as_what_it_is(case: str, monkeypatch: pytest
     layer, shape = copy.deepcopy(LAYERS[case])  # others use it, and hooks are set here
     model = nn.Sequential(layer)
     x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert misread_weights(model, projected_weights(model), x) == []
+    assert find_misread_weights(model, projected_weights(model), x) == []
     layer.register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
     layer.register_forward_hook(lambda layer, args, output: output + layer.weight.square().sum())
-    assert misread_weights(model, projected_weights(model), x) == ["0.weight"]
+    assert find_misread_weights(model, projected_weights(model), x) == ["0.weight"]
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -234,9 +234,9 @@ def test_a_registered_rule_is_tried_too(right: bool) -> None:
 
     model = nn.Sequential(Dense())
     try:
-        covers(Dense)(lambda layer, x: (x.exp() if right else x)[None])
+        register_rule(Dense)(lambda layer, x: (x.exp() if right else x)[None])
         x = torch.randn(20, 6, dtype=torch.float64)
-        assert misread_weights(model, projected_weights(model), x) == ([] if right else ["0.weight"])
+        assert find_misread_weights(model, projected_weights(model), x) == ([] if right else ["0.weight"])
     finally:
         del RULES[Dense]
 
@@ -273,7 +273,7 @@ class Uses(nn.Module):
 def test_what_cannot_be_tried_is_not_claimed(layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
     x = torch.randn(3, SIZE, dtype=torch.float64)
     with pytest.warns(UserWarning, match=r"without protection: layer\.weight$"):
-        found = coverage.coverage(Network(Uses(layer, use)), x, (), multi_head=False)
+        found = coverage.find_covered_weights(Network(Uses(layer, use)), x, (), multi_head=False)
     assert set(found) == {"head.weight"}
 
 
@@ -283,7 +283,9 @@ def test_a_cosine_classifier_may_be_the_head_of_several() -> None:
     model = nn.Sequential(nn.Linear(5, SIZE, **F64), nn.Tanh(), FALSE["cosines"]())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = coverage.coverage(Network(model), torch.randn(3, 5, dtype=torch.float64), (), multi_head=True)
+        found = coverage.find_covered_weights(
+            Network(model), torch.randn(3, 5, dtype=torch.float64), (), multi_head=True
+        )
     assert set(found) == {"0.weight"}
 
 
@@ -297,7 +299,7 @@ def test_attention_in_steps_is_no_business_of_the_process() -> None:
     def sink(weight: object, layer: nn.Module, x: Tensor) -> None:
         seen.append((x.is_nested, torch.backends.mha.get_fastpath_enabled()))
 
-    with torch.no_grad(), attention_in_steps(model), capture_inputs(projected_weights(model), sink):
+    with torch.no_grad(), disable_fused_attention(model), capture_inputs(projected_weights(model), sink):
         model(x, src_key_padding_mask=mask)
     assert seen == [(False, True)] * 2
     with torch.no_grad(), capture_inputs(projected_weights(model), sink):

@@ -180,8 +180,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     (tmp_path / "study" / "seed-1" / "config.toml").write_text("", encoding="utf-8")
     assert main(["report", "study"]) == 0
     told = capsys.readouterr()
-    assert "wrote report.html" in told.out
-    assert "seed-1 is unfinished and left out" in told.err
+    assert "Wrote report.html" in told.out
+    assert "seed-1: the run is not finished" in told.err
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Left out, since they are unfinished: study/seed-1." in text
     assert "steppe report study -o report.html" in text

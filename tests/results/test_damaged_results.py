@@ -34,8 +34,8 @@ def test_the_others_are_shown(command: str, study: Path, capsys: pytest.CaptureF
         pytest.importorskip("matplotlib")
     assert main(shlex.split(command)) == 0
     told = capsys.readouterr()
-    assert told.err.startswith("steppe: s/er/seed-1/result.json cannot be read as a result: Expecting ',' delimiter")
-    assert told.err.endswith(": remove it, and steppe resume s/er/seed-1 does the run again. The run is left out.\n")
+    assert told.err.startswith("steppe: cannot read s/er/seed-1/result.json as a result: Expecting ',' delimiter")
+    assert told.err.endswith("; remove it and run steppe resume s/er/seed-1. Skipping the run.\n")
     assert told.err.count("\n") == 1
     if command.startswith("show"):
         assert "| er | 2 |" in told.out
@@ -51,7 +51,7 @@ def test_a_directory_without_any_other_is_refused(
 ) -> None:
     assert main([*command.split(), "s/er/seed-1"]) == 1
     told = capsys.readouterr()
-    assert told.err.endswith(": remove it, and steppe resume s/er/seed-1 does the run again.\n")
+    assert told.err.endswith("; remove it and run steppe resume s/er/seed-1.\n")
     assert told.out == ""
 
 

@@ -11,7 +11,7 @@ from filling.overview import overview
 from filling.places import fill_places, look_up
 from filling.studies import Studies, describe_seeds
 
-from steppe.cli.main import _parser
+from steppe.cli.main import build_parser
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run_directory import read_result
 from steppe.experiments.study import write_plan, write_tables
@@ -107,7 +107,7 @@ def test_the_commands_of_the_overview_can_be_parsed() -> None:
     commands = [line[2:] for line in overview(RESULTS).splitlines() if line.startswith("$ ")]
     assert len(commands) >= len(list(RESULTS.glob("*/table.json")))
     for command in commands:
-        assert _parser().parse_args(command.split()[1:]).action
+        assert build_parser().parse_args(command.split()[1:]).action
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,9 @@ HITS = st.lists(st.integers(0, 2000), min_size=3, max_size=3)  # of 2,000 test s
 
 
 @given(st.lists(st.tuples(HITS, HITS), min_size=2, max_size=6), st.booleans())
-def test_equal_differences_are_found_as_in_exact_arithmetic(counts: list[tuple[list[int], list[int]]], level: bool) -> None:
+def test_equal_differences_are_found_as_in_exact_arithmetic(
+    counts: list[tuple[list[int], list[int]]], level: bool
+) -> None:
     """Accuracies in percent, and their mean, are rounded; the twin counts in fractions."""
     if level:  # each seed has the first one's gap on every task, as far as there is room
         gap = min(2000 - max(hits) for hits, _ in counts)

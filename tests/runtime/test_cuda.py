@@ -24,13 +24,13 @@ from steppe.cli.main import main
 from steppe.data.samples import TensorSamples
 from steppe.errors import ModelError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run import refuse_unsuitable, run
+from steppe.experiments.run import run, validate_configs
 from steppe.experiments.run_directory import RunDirectory
 from steppe.experiments.study import Job, Outcome
 from steppe.landscape.measure import Request
 from steppe.landscape.settings import LandscapeSettings
 from steppe.learning.checks import check_unchanged
-from steppe.methods.a_gem import without_conflict
+from steppe.methods.a_gem import remove_conflict
 from steppe.methods.base import MethodConfig
 from steppe.projection import coverage
 from steppe.projection.basis import running_sums
@@ -116,7 +116,7 @@ def test_running_sums_are_added_up_on_the_cpu() -> None:
 def test_a_gem_asks_the_gpu_nothing() -> None:
     with FakeTensorMode():  # which refuses whoever wants a number
         g = {"weight": torch.empty(2, 3, device=CUDA)}
-        assert without_conflict(g, {"weight": torch.empty(2, 3, device=CUDA)})["weight"].device == CUDA
+        assert remove_conflict(g, {"weight": torch.empty(2, 3, device=CUDA)})["weight"].device == CUDA
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -181,13 +181,13 @@ def test_recurrent_layers_are_not_fused_inside() -> None:
 def test_gradients_in_eval_mode_go_through_unfused_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuDNN's recurrent layers have none."""
     seen = []
-    whole = coverage.factorable
+    whole = coverage.find_factorable
 
     def watched(*given: Any) -> list[str]:
         seen.append(torch.backends.cudnn.enabled)
         return whole(*given)
 
-    monkeypatch.setattr(coverage, "factorable", watched)
+    monkeypatch.setattr(coverage, "find_factorable", watched)
     Learner(Recurrent(), steppe.FSDGPM()).learn(SEQUENCES, batch_size=4)
     assert seen == [False]
     assert torch.backends.cudnn.enabled
@@ -233,7 +233,7 @@ def test_a_study_on_the_gpu_takes_one_run_at_a_time(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("one_gpu")
 def test_methods_are_looked_at_without_the_gpu() -> None:
     """There is none, so that a model would not get there."""
-    refuse_unsuitable([RunConfig.make("pmnist", "fs-dgpm", ["tasks=2"], seed=0, device="cuda")])
+    validate_configs([RunConfig.make("pmnist", "fs-dgpm", ["tasks=2"], seed=0, device="cuda")])
 
 
 def test_a_run_begun_on_the_gpu_says_why_it_cannot_go_on(

@@ -18,7 +18,7 @@ from steppe.methods.ewc import Penalty
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
-from steppe.network.linear_chain import find_linear_chain
+from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.registry import METHODS
@@ -55,10 +55,11 @@ def elsewhere(found: Any) -> Any:
 def moved_away(learner: Learner, method: Any) -> None:
     """Network and method as they would be on another device."""
     network = learner.network
-    network.model.to("meta")
-    network.trainable, network.device = dict(network.model.named_parameters()), torch.device("meta")
-    network._scratch, network._numbers, network._shares = {}, {}, {}
-    network._chain = find_linear_chain(network.model)
+    moved = Network(network.model.to("meta"))
+    for head in network.heads.ranges:
+        moved.heads.add(head, 10)
+    moved._fast_path.enable(True)
+    vars(network).update(vars(moved))
     for name in method.state_attrs:
         setattr(method, name, elsewhere(getattr(method, name)))
 
@@ -74,7 +75,7 @@ def test_an_update_waits_for_no_device(name: str, net: str) -> None:
     learner = Learner(build(), settings)
     learner.learn(Task((torch.rand(30, *shape), torch.arange(30) % 10)), batch_size=10)
     method: Any = learner.validate(Task((torch.rand(4, *shape), torch.arange(4))))
-    learner.network.add_head(None, 10)
+    learner.network.heads.add(None, 10)
     moved_away(learner, method)
     method.begin_task()
     batch = elsewhere(Batch(torch.rand(10, *shape), torch.arange(10), torch.ones(10).long()))

@@ -1,7 +1,7 @@
 """Thousands of damaged files for every reader of files that come from elsewhere: IDX, CIFAR-100 in both of its forms,
 states, and learners made of states.
 
-    python tests/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
+    python tests/stress/fuzz_readers.py --inputs 100000 --out results/reliability/fuzz.json
 
 Each input is a good file with a few changes that the seed decides: flipped bits, cuts, splices, numbers set to extremes
 where lengths stand; in states also changes of the header and of the tree, with a hash that is right, so that what lies

@@ -1,6 +1,6 @@
 """Interrupt learners at random instants, and look whether each is whole afterwards, saves, and learns on.
 
-    python tests/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
+    python tests/stress/interrupt_torture.py --interrupts 2000 --out results/reliability/interrupts.json
 
 Every trial takes a method and a model, and interrupts `learn`, `evaluate` or `predict`: by SIGINT (Ctrl-C), by SIGALRM
 whose handler raises, or by an exception that another thread raises in this one. A learner counts as broken if its model
@@ -56,7 +56,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.interrupts, options.seed, Path(directory))
-    command = f"python tests/interrupt_torture.py --interrupts {options.interrupts} --seed {options.seed}"
+    command = f"python tests/stress/interrupt_torture.py --interrupts {options.interrupts} --seed {options.seed}"
     found = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
     text = json.dumps(found, indent=1) + "\n"
     print(text, end="")

@@ -1,6 +1,6 @@
 """Learn in two threads, serve predictions from a copy in a third, run a plain model in a fourth, and compare.
 
-    python tests/threads_torture.py --calls 10000 --out results/reliability/threads.json
+    python tests/stress/threads_torture.py --calls 10000 --out results/reliability/threads.json
 
 Each call (a `learn`, a `predict`, a forward) counts as an error if it raises, and as different if it gives anything
 but the bits that the same call gives alone.
@@ -54,7 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = tortured(options.calls)
-    command = f"python tests/threads_torture.py --calls {options.calls}"
+    command = f"python tests/stress/threads_torture.py --calls {options.calls}"
     told = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
     text = json.dumps(told, indent=1) + "\n"
     print(text, end="")

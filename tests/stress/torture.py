@@ -1,6 +1,6 @@
 """Kill real runs at random instants, damage what they leave, fill their disk, resume them, and compare.
 
-    python tests/torture.py --kills 300 --out results/reliability/torture.json
+    python tests/stress/torture.py --kills 300 --out results/reliability/torture.json
 
 Every trial takes a benchmark and a method, and goes on with the same run until it is finished, however often it is
 killed. It counts as lost if it cannot be finished, and as different if its result (times aside), its weights or its log
@@ -55,7 +55,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.kills, options.seed, Path(directory))
-    command = f"python tests/torture.py --kills {options.kills} --seed {options.seed}"
+    command = f"python tests/stress/torture.py --kills {options.kills} --seed {options.seed}"
     text = (
         json.dumps({"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}, indent=1)
         + "\n"

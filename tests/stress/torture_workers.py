@@ -1,6 +1,6 @@
 """Kill workers of real studies at random instants, and see that every study ends and names the runs that were killed.
 
-    python tests/torture_workers.py --kills 200 --out results/reliability/workers.json
+    python tests/stress/torture_workers.py --kills 200 --out results/reliability/workers.json
 
 Workers are killed by SIGKILL, as by the system when memory runs out, while they start, learn and tell; most of what
 they tell is longer than a channel holds, so that many die in the middle of a message. Now and then the server that
@@ -46,7 +46,7 @@ def main() -> int:
         return study(options.study)
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.kills, options.seed, Path(directory))
-    command = f"python tests/torture_workers.py --kills {options.kills} --seed {options.seed}"
+    command = f"python tests/stress/torture_workers.py --kills {options.kills} --seed {options.seed}"
     told = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
     text = json.dumps(told, indent=1) + "\n"
     print(text, end="")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steppe.tensors import matmul as products
+from steppe.fast import matmul as products
 
 NEEDS_ONEDNN = pytest.mark.skipif(
     products._onednn_product() is None or products._saving_hooks() is None or not torch.backends.mkldnn.is_available(),

@@ -254,7 +254,7 @@ def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Probl
     slow = twin(settings, problem, model, Streams(3).derived)
     outputs = 4 if problem.heads[0] is None else 6
     for task in range(3):
-        network.add_head(problem.heads[task], outputs)
+        network.heads.add(problem.heads[task], outputs)
         method.begin_task()
         slow.begin_task()
         for place in range(batches):
@@ -335,7 +335,7 @@ def statistics_moves(name: str, changes: dict[str, Any]) -> set[int]:
     _, network, method = started(name, changes, model, projected_weights(model, exclude=("second",)))
     counts: set[int] = set()
     for place, task in enumerate(image_tasks(3)):
-        network.add_head(task.head, 6)
+        network.heads.add(task.head, 6)
         method.begin_task()
         for x, y in task.train.batches(8, None):
             batch = Batch(x, y, torch.full_like(y, place))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from steppe.fast.factored import ParamDict
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict
 
 
 def moved(model: nn.Module, directions: Sequence[ParamDict], point: Sequence[float]) -> nn.Module:
@@ -62,5 +62,5 @@ def standing(model: nn.Module, x: Tensor, y: Tensor, head: range | None = None) 
     network = Network(model.eval())
     with torch.no_grad():
         outputs = model(network.prepare_inputs(x[:1])).shape[1]
-    network.add_head(head, outputs)
+    network.heads.add(head, outputs)
     return network, network.prepare(Batch(x, y, torch.zeros_like(y)))

@@ -132,7 +132,7 @@ class FlatUpdate:
         return torch.autograd.grad(self.loss(flat, samples), flat)[0]
 
     def matrix(self, importance: dict[str, list[Tensor]], outside: bool) -> Tensor:
-        """`project_onto` or `project_out` as one matrix over all weights; weights without a basis pass both unchanged."""
+        """`project_onto` or `project_out` as one matrix over all weights; the identity for weights without a basis."""
         blocks = []
         for key, shape in self.shapes.items():
             if key not in importance:

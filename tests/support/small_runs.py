@@ -11,7 +11,7 @@ import torch
 
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
-from steppe.experiments.run_directory import task_weights
+from steppe.experiments.run_directory import read_weights
 from steppe.learning.events import Event
 from steppe.registry import METHODS
 from steppe.results.layout import CHECKPOINTS, LOG, RESULT
@@ -69,7 +69,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert timeless(results[0]) == timeless(results[1])
     for task in range(len(results[0]["accuracy"])):
         if (one / CHECKPOINTS / f"task-{task + 1:03d}.safetensors").exists():
-            weights = task_weights(one, task), task_weights(other, task)
+            weights = read_weights(one, task), read_weights(other, task)
             assert weights[0].keys() == weights[1].keys()
             assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert logged(one) == logged(other)

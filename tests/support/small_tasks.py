@@ -29,12 +29,12 @@ def images(count: int, head: range, seed: int) -> tuple[Tensor, Tensor]:
     return torch.rand(count, 3, 6, 6, generator=generator) + y[:, None, None, None] * 0.3, y
 
 
-def task(number: int, head: range | None = None, *, valid: bool = True) -> Task:
+def task(number: int, head: range | None = None, *, val: bool = True) -> Task:
     rows = head or range(2 * number, 2 * number + 2)
     return Task(
         images(24, rows, number),
         images(10, rows, 50 + number),
-        val=images(9, rows, 90 + number) if valid else None,
+        val=images(9, rows, 90 + number) if val else None,
         head=rows,
         name=f"task {number}",
     )

@@ -1,76 +1,83 @@
-"""What `steppe list` says: methods and benchmarks, their settings, limits, presets and published figures.
+"""The text of `steppe list`: methods and benchmarks with their settings, limits, presets and published results.
 
-The package carries it written out in catalogue.json, since to ask the methods themselves takes torch, and seconds.
+It is stored in catalogue.json, because importing the methods themselves loads torch and takes seconds.
 """
 
 from __future__ import annotations
 
 import steppe.benchmarks
-import steppe.methods  # noqa: F401 - both announce themselves
+import steppe.methods  # noqa: F401 - to register them
 from steppe.errors import unknown_name
 from steppe.registry import BENCHMARKS, METHODS, BenchmarkEntry, MethodEntry
 from steppe.results.published import footnotes, published_scores
 from steppe.settings import Settings, TrainingConfig
 
 
-def catalogue(name: str | None = None) -> str:
-    """Everything in short, or one method or benchmark in full, from what is registered now."""
+def render(name: str | None = None) -> str:
+    """Render the overview, or the page of one method or benchmark, from the registry.
+
+    Args:
+        name: The method or benchmark; None for the overview.
+
+    Raises:
+        UsageError: The name is unknown.
+    """
     if name is None:
-        return _overview()
+        return _render_overview()
     if name in METHODS:
-        return _method(METHODS[name])
+        return _render_method(METHODS[name])
     if name in BENCHMARKS:
-        return _benchmark(BENCHMARKS[name])
+        return _render_benchmark(BENCHMARKS[name])
     raise unknown_name("method or benchmark", name, [*METHODS, *BENCHMARKS])
 
 
-def everything() -> dict[str, str]:
-    """The overview, by the empty name, and every page: the content of catalogue.json."""
-    return {"": catalogue(), **{name: catalogue(name) for name in (*BENCHMARKS, *METHODS)}}
+def render_all() -> dict[str, str]:
+    """Render all pages by name, the overview under an empty name: the content of catalogue.json."""
+    return {"": render(), **{name: render(name) for name in (*BENCHMARKS, *METHODS)}}
 
 
-def _overview() -> str:
+def _render_overview() -> str:
     width = max(len(name) for name in (*METHODS, *BENCHMARKS)) + 2
     lines = ["Benchmarks"]
     lines += [f"  {entry.name:<{width}}{entry.summary}" for entry in BENCHMARKS.values()]
     lines += ["", "Methods"]
     lines += [f"  {entry.name:<{width}}{entry.summary}" for entry in METHODS.values()]
-    lines += ["", "steppe list NAME shows settings and presets; steppe run BENCHMARK METHOD runs one."]
+    lines += ["", "Show settings and presets with: steppe list NAME. Train with: steppe run BENCHMARK METHOD."]
     return "\n".join(lines)
 
 
-def _method(entry: MethodEntry) -> str:
+def _render_method(entry: MethodEntry) -> str:
     presets = {benchmark: entry.settings.from_mapping(entry.values(benchmark)) for benchmark in entry.presets}
     lines = [f"{entry.name}: {entry.summary}", "", "Settings (--set method.KEY=VALUE)"]
-    lines += _settings(entry.settings.from_mapping(entry.values("")))
+    lines += _render_settings(entry.settings.from_mapping(entry.values("")))
     if presets:
-        lines += ["", "Presets, where they differ from the values above"]
+        lines += ["", "Presets (only what differs from the values above)"]
         defaults = entry.settings.from_mapping(entry.values("")).as_dict()
         for benchmark, preset in presets.items():
             changed = [f"{key}={value}" for key, value in preset.as_dict().items() if value != defaults[key]]
-            lines.append(f"  {benchmark}: {', '.join(changed) or 'the same'}")
-    figures = [
-        f"  {benchmark}: " + ", ".join(f"{measure.upper()} {figure}" for measure, figure in found.items())
+            lines.append(f"  {benchmark}: {', '.join(changed) or 'no changes'}")
+    results = [
+        f"  {benchmark}: " + ", ".join(f"{measure.upper()} {value}" for measure, value in values.items())
         for benchmark in ("pmnist", "pmnist-60k", "cifar100-split", "cifar100-superclass", "tiny-imagenet")
-        if (found := published_scores(benchmark, entry.name))
+        if (values := published_scores(benchmark, entry.name))
     ]
-    if figures:
-        lines += ["", "The paper's figures", *figures, *(f"  {note}" for note in footnotes("".join(figures)))]
+    if results:
+        lines += ["", "Published results", *results, *(f"  {note}" for note in footnotes("".join(results)))]
     return "\n".join(lines)
 
 
-def _benchmark(entry: BenchmarkEntry) -> str:
-    described = entry.settings()
-    training = getattr(described, "training", TrainingConfig())
+def _render_benchmark(entry: BenchmarkEntry) -> str:
+    benchmark = entry.settings()
+    training = getattr(benchmark, "training", TrainingConfig())
     return "\n".join(
-        [f"{entry.name}: {entry.summary}", "", "Settings (--set benchmark.KEY=VALUE)", *_settings(described)]
-        + ["", "Training (--set training.KEY=VALUE)", *_settings(training)]
-        + ["", "Methods with a preset for it (the others use their defaults)"]
+        [f"{entry.name}: {entry.summary}", "", "Settings (--set benchmark.KEY=VALUE)", *_render_settings(benchmark)]
+        + ["", "Training (--set training.KEY=VALUE)", *_render_settings(training)]
+        + ["", "Methods with a preset for this benchmark (others use their defaults)"]
         + ["  " + (", ".join(name for name, method in METHODS.items() if entry.name in method.presets) or "none")]
     )
 
 
-def _settings(settings: Settings) -> list[str]:
+def _render_settings(settings: Settings) -> list[str]:
     values = settings.as_dict()
     if not values:
         return ["  none"]

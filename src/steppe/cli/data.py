@@ -1,38 +1,33 @@
-"""`steppe data`: list, fetch, verify and locate the data sets."""
+"""`steppe data`: list, download, verify and locate data sets."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from steppe.cli.options import Commands, add_data_option
+from steppe.cli.commands import Commands
+from steppe.cli.options import add_data_option
 from steppe.data import directory
 from steppe.runtime.terminal import say
 
-if TYPE_CHECKING:
-    from steppe.data.download import Progress
-
 _EXAMPLES = """\
 examples:
-  steppe data                            the data sets, and whether they are there
-  steppe data fetch cifar-100            fetch one; stopped half-way, the same command goes on
-  steppe data verify                     read everything that is there and check it
-  steppe data where                      the directory they are kept in
-  steppe data fetch cifar-100 --data D   keep it in D, and run with: steppe run ... --data D
+  steppe data                           list the data sets and their state
+  steppe data fetch cifar-100           download; rerun to resume
+  steppe data verify                    check all downloaded files
+  steppe data where                     print the data directory
+  steppe data fetch cifar-100 --data D  store it in D; then: steppe run --data D
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known; without a command of its own it lists."""
+    """Add the command; without a subcommand it lists the data sets."""
     parser = commands.add(
         "data",
-        "List, fetch, verify and locate the data sets.",
+        "List, download, verify and locate data sets.",
         _list,
         _EXAMPLES,
-        goes_on="the same command goes on with it",
+        resume_hint="run the same command again to resume.",
     )
     add_data_option(parser)
     inner = parser.add_subparsers(metavar="COMMAND")
@@ -47,15 +42,15 @@ def add(commands: Commands) -> None:
         )
         add_data_option(sub, inner=True)
         if names is not None:
-            sub.add_argument("names", nargs=names, metavar="NAME", help="a data set (see steppe data)")
+            sub.add_argument("names", nargs=names, metavar="NAME", help="data set (see steppe data)")
         return sub
 
     command("list", "List the data sets.", None, "steppe data list").set_defaults(action=_list)
-    fetch = command("fetch", "Fetch, check and unpack data sets.", "+", "steppe data fetch cifar-100 tiny-imagenet")
+    fetch = command("fetch", "Download, verify and unpack data sets.", "+", "steppe data fetch cifar-100 tiny-imagenet")
     fetch.set_defaults(action=_fetch)
-    verify = command("verify", "Read data sets whole and check them.", "*", "steppe data verify cifar-100")
+    verify = command("verify", "Verify the files of data sets.", "*", "steppe data verify cifar-100")
     verify.set_defaults(action=_verify)
-    where = command("where", "Print the data directory, or where a data set is.", "?", "steppe data where cifar-100")
+    where = command("where", "Print the data directory, or the path of a data set.", "?", "steppe data where cifar-100")
     where.set_defaults(action=_where)
 
 
@@ -68,25 +63,27 @@ def _list(options: argparse.Namespace) -> int:
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    say(f"\nkept in {directory.data_directory()}; steppe data fetch NAME fetches one.")
+    say(f"\nData directory: {directory.data_directory()}. Download with: steppe data fetch NAME.")
     return 0
 
 
 def _fetch(options: argparse.Namespace) -> int:
+    from steppe.cli.progress import show_progress
     from steppe.data import store
     from steppe.data.catalogue import find
 
     directory.use_directory(options.data, create=True)
     for name in options.names:
-        find(name)  # a name that is not known is refused before anything is fetched
+        find(name)  # report unknown names before any download
     for name in options.names:
-        with _shown(name) as progress:
+        with show_progress(name) as progress:
             store.fetch(name, progress, lambda line: say(line, file=sys.stderr, flush=True))
         say(store.where(name))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from steppe.cli.progress import show_progress
     from steppe.data import store
     from steppe.data.catalogue import SETS, find
 
@@ -98,10 +95,10 @@ def _verify(options: argparse.Namespace) -> int:
         if not options.names and SETS[name].archives and not store.found(name):
             say(f"{name}: {store.state(name)}")
             continue
-        with _shown(name) as progress:
+        with show_progress(name) as progress:
             checks = store.verify(name, progress)
         for check in checks:
-            say(f"{name}: {check.path} is {'whole' if check.whole else 'NOT whole'}: {check.text.rstrip('.')}.")
+            say(f"{name}: {check.path} is {'intact' if check.whole else 'DAMAGED'}: {check.text.rstrip('.')}.")
             code = code if check.whole else 1
     return code
 
@@ -115,28 +112,3 @@ def _where(options: argparse.Namespace) -> int:
 
     say(store.where(options.names))
     return 0
-
-
-@contextmanager
-def _shown(name: str) -> Iterator[Progress]:
-    """Progress as a live bar where standard error is a terminal, as a line for each tenth where it is not."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        told = [-1]
-
-        def line(done: int, total: int) -> None:
-            tenth = 10 * done // total
-            if tenth != told[0]:
-                told[0] = tenth
-                say(f"{name}: {10 * tenth} % of {total:,}", file=sys.stderr, flush=True)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,4 +1,4 @@
-"""The command line: the program's name, its commands, its errors and exit codes."""
+"""The entry point of the command line: commands, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from steppe.cli import data, figures, landscape, report, reproduce, resume, run, show, study
-from steppe.cli import listing as catalogue
-from steppe.cli.options import Commands
+from steppe.cli import data, figures, landscape, listing, report, reproduce, resume, run, show, study
+from steppe.cli.commands import Commands
 from steppe.errors import SteppeError, one_line, os_error_text
 from steppe.runtime.signals import Terminated, raise_on_termination
 from steppe.runtime.terminal import say, visible
@@ -24,34 +23,41 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (2: asked for wrongly, 1: failed, 130 or 143: stopped)."""
+    """Run one command.
+
+    Args:
+        arguments: The words after `steppe`; None takes them from `sys.argv`.
+
+    Returns:
+        The exit code: 0 for success, 1 for failure, 2 for invalid use, 130 or 143 if interrupted.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what it has no sign for is a question mark, and no reason to fail
+        if isinstance(stream, io.TextIOWrapper):  # print ? for characters that the terminal cannot show
             stream.reconfigure(errors="replace")
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         with raise_on_termination():
             code: int = options.action(options)
         if sys.stdout is not None:
-            sys.stdout.flush()  # what it cannot take is our error, not the interpreter's at its end
+            sys.stdout.flush()  # report a full disk here; the interpreter would do it at exit
     except KeyboardInterrupt as stop:
-        by, number = ("SIGTERM", signal.SIGTERM) if isinstance(stop, Terminated) else ("Ctrl-C", signal.SIGINT)
-        say(f"steppe: stopped by {by}; {options.goes_on}.", file=sys.stderr)
+        cause, number = ("SIGTERM", signal.SIGTERM) if isinstance(stop, Terminated) else ("Ctrl-C", signal.SIGINT)
+        say(f"steppe: interrupted by {cause}; {options.resume_hint}", file=sys.stderr)
         return 128 + number
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the reader of the output has exited, as in `| head`
         return 1
     except Exception as error:
         if options.debug:
             traceback.print_exc()
-        say(f"steppe: {_told(error)}", file=sys.stderr)
+        say(f"steppe: {_describe_error(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, SteppeError) else 1
     finally:
-        _drop_what_is_left()
+        _discard_output()
     return code
 
 
-def _drop_what_is_left() -> None:
-    """Let go of output that nobody takes: the interpreter would try again, and complain in its own words."""
+def _discard_output() -> None:
+    """Discard output that cannot be written; the interpreter would try again at exit and print a traceback."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -59,35 +65,36 @@ def _drop_what_is_left() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told(error: Exception) -> str:
-    """What went wrong, in one line."""
+def _describe_error(error: Exception) -> str:
+    """Describe an error in one line."""
     if isinstance(error, SteppeError):
         return one_line(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {os_error_text(error)}."
-    if isinstance(error, OSError) and error.errno in _FULL:  # files say which they are
-        return f"cannot write the output: {os_error_text(error)}: make room, or send it elsewhere."
+    if isinstance(error, OSError) and error.errno in _FULL:  # stdout; other files have a name
+        return f"cannot write to standard output: {os_error_text(error)}; free some space or redirect the output."
     if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
-        return "there is not enough memory: give smaller tasks, batches or buffers."
-    return f"internal error: {type(error).__name__}: {one_line(error)}: run again with --debug."
+        return "out of memory; use smaller tasks, batches or buffers."
+    return f"internal error: {type(error).__name__}: {one_line(error)}; rerun with --debug for the traceback."
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for what cannot be understood, as for every other error."""
+    """Reports invalid arguments in one line, like all other errors."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"steppe: {visible(' '.join(message.splitlines()))} (see {self.prog} --help).\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
     parser = _Parser(
         prog="steppe",
-        description="Let a network learn one task after another without forgetting the earlier ones.",
-        epilog="start with: steppe run pmnist fs-dgpm",
+        description="Train neural networks on a sequence of tasks without forgetting the earlier ones.",
+        epilog="get started: steppe run pmnist fs-dgpm",
     )
     parser.add_argument("--version", action="version", version=f"steppe {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show where an error came from")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     commands = Commands(parser.add_subparsers(required=True, metavar="COMMAND"))
-    for command in (run, study, resume, reproduce, catalogue, show, report, figures, landscape, data):
+    for command in (run, study, resume, reproduce, listing, show, report, figures, landscape, data):
         command.add(commands)
     return parser

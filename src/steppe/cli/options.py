@@ -1,188 +1,169 @@
-"""What the commands' parsers share."""
+"""Options and argument types that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steppe.errors import UsageError
 from steppe.runtime.files import expand_path
-from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
-    from steppe.report.finished_run import FinishedRun
+    from steppe.experiments.config import RunConfig
 
-    _Parsers = argparse._SubParsersAction[Any]
-
-_MOST_SEEDS = 10_000
-_MOST_DIGITS = 18  # of a seed, which has 63 bits
-PLUGIN = "a Python file that registers methods or benchmarks of your own"
-NAMED_PLUGIN = (
-    "a plugin that the run was made with: it is code, and only runs if you name it; the file may have moved, but must "
-    "have its old name"
+_MAX_SEEDS = 10_000
+_MAX_DIGITS = 18  # a seed has 63 bits
+OWN_PLUGIN = "Python file that registers your own methods or benchmarks; may be repeated"
+PLUGIN_OF_RUN = (
+    "plugin that the run was started with; plugins are code and run only if you name them (the file may have been "
+    "moved, but not renamed)"
 )
-SEEDS = "seeds 0 to N-1; or the first and the last, such as 5-9"
-
-Action = Callable[[argparse.Namespace], int]
+SEEDS = "N means seeds 0 to N-1, A-B means seeds A to B"
 
 
-class Commands:
-    """The commands known so far; each file adds its own."""
+def parse_path(text: str) -> Path:
+    """Parse a path, expanding ~ even where the shell does not, as in --out=~/x.
 
-    def __init__(self, parsers: _Parsers) -> None:
-        self._parsers = parsers
-
-    def add(
-        self,
-        name: str,
-        text: str,
-        action: Action,
-        examples: str = "",
-        *,
-        goes_on: str = "the same command does it anew",
-    ) -> argparse.ArgumentParser:
-        """A command's parser, whose arguments its file fills in; `action` gets them and gives the exit code, `goes_on`
-        says how to go on when it was stopped.
-        """
-        parser: argparse.ArgumentParser = self._parsers.add_parser(
-            name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        # As before the command; given to neither, it must not undo what was given to the other.
-        parser.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from"
-        )
-        parser.set_defaults(action=action, goes_on=goes_on)
-        return parser
-
-
-def given_path(text: str) -> Path:
-    """A path as users give it: ~ is their home, also where a shell leaves it as it is, as in --out=~/x. An empty one,
-    as from a variable that is not set, would be the current directory.
+    An empty path, as from an unset shell variable, is an error: it would mean the current directory.
     """
     if not text.strip():
-        raise argparse.ArgumentTypeError("the path is empty: name one, or write . for the current directory")
+        raise argparse.ArgumentTypeError("the path is empty; use . for the current directory")
     try:
         return expand_path(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
-def _given_file(text: str) -> str:
-    return str(given_path(text))
+def _parse_file(text: str) -> str:
+    return str(parse_path(text))
 
 
-def add_plugin_option(parser: argparse.ArgumentParser, text: str = PLUGIN) -> None:
-    """`--plugin FILE`."""
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        type=_given_file,
-        default=[],
-        metavar="FILE",
-        help=text,
-    )
+def add_plugin_option(parser: argparse.ArgumentParser, text: str = OWN_PLUGIN) -> None:
+    """Add `--plugin FILE`."""
+    parser.add_argument("--plugin", action="append", type=_parse_file, default=[], metavar="FILE", help=text)
 
 
 def add_trust_option(parser: argparse.ArgumentParser, where: str) -> None:
-    """`--trust-plugins`."""
-    parser.add_argument("--trust-plugins", action="store_true", help=f"run whatever plugins {where} names")
+    """Add `--trust-plugins`; `where` says where the plugins are named."""
+    parser.add_argument("--trust-plugins", action="store_true", help=f"run all plugins named in {where}")
 
 
 def add_data_option(parser: argparse.ArgumentParser, *, inner: bool = False) -> None:
-    """`--data DIR`; that of an inner command must not undo what was given to the outer one."""
+    """Add `--data DIR`; for an inner command, its default does not overwrite the outer one's value."""
     parser.add_argument(
         "--data",
-        type=given_path,
+        type=parse_path,
         metavar="DIR",
         default=argparse.SUPPRESS if inner else None,
-        help="where the data sets are (default: STEPPE_DATA, else the user's cache directory)",
+        help="data directory (default: $STEPPE_DATA, else the user's cache directory)",
     )
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """What `run` and `study` have in common."""
-    parser.add_argument(
-        "--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores, on a GPU one)"
-    )
-    parser.add_argument("--epochs", type=int, metavar="N", help="epochs of each task, instead of the benchmark's own")
-    parser.add_argument("--tasks", type=int, metavar="N", help="the first N tasks only, instead of all")
-    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each run; recorded (default: 1)")
+    """Add the options that `run` and `study` share."""
+    add_jobs_option(parser)
+    parser.add_argument("--epochs", type=int, metavar="N", help="epochs per task (default: the benchmark's)")
+    parser.add_argument("--tasks", type=int, metavar="N", help="use only the first N tasks")
+    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to train (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads per run (default: 1)")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a setting, where need be as benchmark.KEY, method.KEY or training.KEY; may be repeated",
+        help="change a setting; if KEY is ambiguous, use benchmark.KEY, method.KEY or training.KEY; may be repeated",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with what is in the directory already, or start if nothing is"
-    )
+    parser.add_argument("--resume", action="store_true", help="resume what is in --out; if there is nothing, start")
     add_checkpoint_option(parser)
     add_data_option(parser)
     add_plugin_option(parser)
 
 
+def add_jobs_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--jobs J`."""
+    parser.add_argument("--jobs", type=int, metavar="J", help="parallel runs (default: one per core; 1 on a GPU)")
+
+
+def validate_jobs(jobs: int | None) -> None:
+    """Raise a UsageError if `--jobs` is less than 1."""
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}.")
+
+
 def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
-    """`--checkpoint-every MINUTES`."""
+    """Add `--checkpoint-every MINUTES`."""
     parser.add_argument(
         "--checkpoint-every",
-        type=_minutes,
+        type=_parse_minutes,
         default=5.0,
         metavar="MINUTES",
-        help="how much of a task may be lost if the run is killed (default: 5); asked to stop, it loses nothing",
+        help="minutes between checkpoints, which is what a killed run may lose (default: 5); Ctrl-C loses nothing",
     )
 
 
-def _minutes(text: str) -> float:
+def _parse_minutes(text: str) -> float:
     try:
         minutes = float(text)
     except ValueError:
         minutes = -1.0
     if not 0 <= minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes: give 0 or more")
+        raise argparse.ArgumentTypeError(f"expected a number of minutes, 0 or more, got {text!r}")
     return minutes
 
 
-def chosen_seeds(text: str) -> range:
-    """The seeds that `--seeds` names: 5 are 0 to 4, and 5-9 are 5 to 9."""
+def parse_seeds(text: str) -> range:
+    """Parse `--seeds`: 5 means 0 to 4, 5-9 means 5 to 9.
+
+    Args:
+        text: The option's argument.
+
+    Raises:
+        UsageError: It is invalid, or has no seeds or too many.
+
+    Example:
+        >>> parse_seeds("5"), parse_seeds("5-9")
+        (range(0, 5), range(5, 10))
+    """
     parts = text.split("-")
-    if len(parts) > 2 or not all(part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts):
-        raise UsageError(f"--seeds {text}: give how many, such as 5, or the first and the last, such as 5-9.")
+    if len(parts) > 2 or not all(part.isdecimal() and len(part) <= _MAX_DIGITS for part in parts):
+        raise UsageError(f"--seeds must be a number, such as 5, or a range, such as 5-9; got {text}.")
     seeds = range(int(parts[0])) if len(parts) == 1 else range(int(parts[0]), int(parts[1]) + 1)
-    if not 1 <= len(seeds) <= _MOST_SEEDS:
-        raise UsageError(f"--seeds {text}: these are {len(seeds):,}; give at least 1 and at most {_MOST_SEEDS:,}.")
+    if not 1 <= len(seeds) <= _MAX_SEEDS:
+        raise UsageError(f"--seeds must give between 1 and {_MAX_SEEDS:,} seeds; {text} gives {len(seeds):,}.")
     return seeds
 
 
-def task_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Tasks by their numbers, such as 1,5,10, from the words of an option; None where it was not given."""
+def parse_task_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Parse task numbers such as 1,5,10.
+
+    Args:
+        option: The option's name, for the error message.
+        text: Its argument; None if the option was not given.
+
+    Raises:
+        UsageError: The text is not a list of numbers.
+    """
     if text is None:
         return None
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} {text}: give tasks by their numbers, such as 1,5,10.") from None
+        raise UsageError(f"{option} must be task numbers, such as 1,5,10; got {text}.") from None
 
 
-if TYPE_CHECKING:
-    from steppe.experiments.config import RunConfig
-
-
-def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
-    """The configuration of one run."""
+def build_config(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
+    """Build the configuration of one run from the training options."""
     from steppe.experiments.config import RunConfig
     from steppe.runtime.devices import resolve_device
 
     return RunConfig.make(
         options.benchmark,
         method,
-        overrides(options),
+        collect_overrides(options),
         seed=seed,
         device=resolve_device(options.device or "cpu"),
         threads=1 if options.threads is None else options.threads,
@@ -190,45 +171,28 @@ def config_of(options: argparse.Namespace, method: str, seed: int) -> RunConfig:
     )
 
 
-def overrides(options: argparse.Namespace) -> list[str]:
-    """What --set, --epochs and --tasks change, all of it recorded in the same way."""
-    shortened = [("training.epochs", options.epochs), ("benchmark.tasks", options.tasks)]
-    return [*options.set, *(f"{key}={value}" for key, value in shortened if value is not None)]
+def collect_overrides(options: argparse.Namespace) -> list[str]:
+    """Return the changes made by --set, --epochs and --tasks, all in the form of --set."""
+    shortcuts = [("training.epochs", options.epochs), ("benchmark.tasks", options.tasks)]
+    return [*options.set, *(f"{key}={value}" for key, value in shortcuts if value is not None)]
 
 
-def free(path: Path) -> Path:
-    """The path itself, or with a number behind it where it is taken."""
-    number, free = 2, path
-    while free.exists():
-        free, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return free
+def unused_path(path: Path) -> Path:
+    """Return the path, with a number appended if it exists."""
+    number, candidate = 2, path
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
 
 
 @contextmanager
-def resumable(options: argparse.Namespace, out: Path) -> Iterator[None]:
-    """Whoever stops what is done here is told the command that goes on with it, if there is something by then."""
+def hint_at_resume(options: argparse.Namespace, out: Path) -> Iterator[None]:
+    """If the user interrupts the work inside, and it left something to resume, tell them how."""
     from steppe.results.layout import CONFIG, PLAN
 
     try:
         yield
     except KeyboardInterrupt:
         if any((out / name).exists() for name in (CONFIG, PLAN)):
-            options.goes_on = f"steppe resume {shlex.quote(str(out))} goes on with it"
+            options.resume_hint = f"resume with: steppe resume {shlex.quote(str(out))}"
         raise
-
-
-def finished_runs(directories: Sequence[Path]) -> list[FinishedRun]:
-    """All finished runs in these directories, each once; unfinished and damaged ones are reported on stderr."""
-    from steppe.report.finished_run import collect
-
-    collected = collect(directories)
-    name_left_out(collected.unfinished, collected.damaged)
-    return collected.runs
-
-
-def name_left_out(unfinished: Iterable[Path], damaged: Mapping[Path, Exception]) -> None:
-    """Say which runs are left out, and why."""
-    for path in unfinished:
-        say(f"steppe: {path} is unfinished and left out.", file=sys.stderr)
-    for error in damaged.values():
-        say(f"steppe: {error} The run is left out.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`steppe report`: finished runs as one page for the browser."""
+"""`steppe report`: write finished runs as one HTML page."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import argparse
 import shlex
 from pathlib import Path
 
-from steppe.cli.options import Commands, given_path, name_left_out
+from steppe.cli.commands import Commands
+from steppe.cli.finished_runs import report_skipped
+from steppe.cli.options import parse_path
 from steppe.runtime.files import inside
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
 examples:
-  steppe report runs/pmnist-fs-dgpm-seed0                one run
-  steppe report study -o study.html                      a study: table, differences, curves, matrices
-  steppe report pmnist-study cifar-study -o both.html    several benchmarks, a tab each
+  steppe report runs/pmnist-fs-dgpm-seed0              one run
+  steppe report study -o study.html                    table, curves, matrices
+  steppe report pmnist-study cifar-study -o both.html  one tab per benchmark
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
-    parser = commands.add("report", "Write finished runs as one page for the browser.", _report, _EXAMPLES)
-    parser.add_argument("directories", nargs="+", type=given_path, metavar="DIR", help="runs or studies")
+    """Add the command."""
+    parser = commands.add("report", "Write an HTML report of finished runs.", _report, _EXAMPLES)
+    parser.add_argument("directories", nargs="+", type=parse_path, metavar="DIR", help="run or study directories")
     parser.add_argument(
         *("-o", "--out"),
-        type=given_path,
+        type=parse_path,
         metavar="FILE",
-        help="the page (default: report.html)",
+        help="output file (default: report.html)",
     )
 
 
@@ -34,10 +36,10 @@ def _report(options: argparse.Namespace) -> int:
     from steppe.report.finished_run import collect
     from steppe.report.page import write_page
 
-    out = options.out or inside(Path(), Path("report.html"))  # the directory we are in may be somebody else's
+    out = options.out or inside(Path(), Path("report.html"))  # the current directory may be untrusted
     collected = collect(options.directories)
-    name_left_out(collected.unfinished, collected.damaged)
+    report_skipped(collected.unfinished, collected.damaged)
     words = ["steppe", "report", *map(str, options.directories), "-o", str(out)]
     write_page(collected, out, shlex.join(words))
-    say(f"wrote {out}: open it in a browser")
+    say(f"Wrote {out}; open it in a browser.")
     return 0

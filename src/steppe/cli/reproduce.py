@@ -1,4 +1,4 @@
-"""`steppe reproduce`: a table or figure of the paper, from whatever of it is there already to the end."""
+"""`steppe reproduce`: do all the runs behind a table or figure of the paper, and draw it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.cli.options import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds, given_path
+from steppe.cli.commands import Commands
+from steppe.cli.options import SEEDS, add_checkpoint_option, add_data_option, add_jobs_option, parse_path, parse_seeds
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError, unknown_name
 from steppe.runtime.terminal import say
@@ -20,31 +21,31 @@ if TYPE_CHECKING:
 FLATNESS = "flatness.json"
 _EXAMPLES = """\
 examples:
-  steppe reproduce --list                            what can be reproduced, and what it takes
-  steppe reproduce pmnist-table                      the table of Permuted MNIST; stopped, the same command goes on
-  steppe reproduce landscape-study --samples 10000   on fewer samples of each task, recorded as such
-  steppe reproduce k-study --seeds 2 --out k         two seeds, in a directory of your choice
+  steppe reproduce --list                           what can be reproduced
+  steppe reproduce pmnist-table                     rerun it to resume
+  steppe reproduce landscape-study --samples 10000  fewer samples per task
+  steppe reproduce k-study --seeds 2 --out k        two seeds, output in k/
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
+    """Add the command."""
     parser = commands.add(
         "reproduce",
-        "Do what a table or figure of the paper takes, and make it.",
+        "Reproduce a table or figure from the paper.",
         _reproduce,
         _EXAMPLES,
-        goes_on="the same command goes on with it",
+        resume_hint="run the same command again to resume.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which (see --list)")
-    parser.add_argument("--list", action="store_true", help="what there is, and how much of it is done in --out")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="table or figure (see --list)")
     parser.add_argument(
-        "--methods", metavar="M,M,…", help="only these of its methods; name those whose runs are there as well"
+        "--list", action="store_true", help="list tables and figures, and how many of their runs are done"
     )
-    parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's own number)")
-    parser.add_argument("--samples", type=int, metavar="N", help="training samples of each task, instead of all")
-    parser.add_argument("--jobs", type=int, metavar="J", help="runs at a time (default: as many as there are cores)")
-    parser.add_argument("--out", type=given_path, metavar="DIR", help="its directory (default: reproduction/NAME)")
+    parser.add_argument("--methods", metavar="M,M,…", help="only these methods; include those already in --out")
+    parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: as in our results)")
+    parser.add_argument("--samples", type=int, metavar="N", help="training samples per task (default: all)")
+    add_jobs_option(parser)
+    parser.add_argument("--out", type=parse_path, metavar="DIR", help="output directory (default: reproduction/NAME)")
     add_checkpoint_option(parser)
     add_data_option(parser)
 
@@ -56,11 +57,11 @@ def _reproduce(options: argparse.Namespace) -> int:
     for name in ("samples", "jobs"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise UsageError(f"--{name} {value}: give at least 1.")
+            raise UsageError(f"--{name} must be at least 1, got {value}.")
     if options.list:
         return _list(options)
     if options.name is None:
-        raise UsageError("name what to reproduce, for example: steppe reproduce pmnist-table (see --list).")
+        raise UsageError("missing NAME; for example: steppe reproduce pmnist-table (see steppe reproduce --list).")
     if options.name not in RECIPES:
         raise unknown_name("reproduction", options.name, RECIPES)
     recipe, out = RECIPES[options.name], options.out or Path("reproduction") / options.name
@@ -75,8 +76,8 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> str:
-    given = {name: getattr(options, name) for name in ("methods", "seeds", "samples")}
-    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    values = {name: getattr(options, name) for name in ("methods", "seeds", "samples")}
+    words = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
     return shlex.join(["steppe", "reproduce", options.name, *words])
 
 
@@ -93,13 +94,13 @@ def _list(options: argparse.Namespace) -> int:
         jobs = [job for part in recipe.parts for job in part.jobs(out, _seeds(options, recipe))]
         done = sum((job.out / RESULT).exists() for job in jobs)
         say(f"{name}: {recipe.text}")
-        drawn = f"; figures: {', '.join(recipe.figures)}" if recipe.figures else ""
-        say(f"    {len(jobs)} run{'' if len(jobs) == 1 else 's'}, {done} done in {out}{drawn}")
+        figures = f"; figures: {', '.join(recipe.figures)}" if recipe.figures else ""
+        say(f"    {len(jobs)} run{'' if len(jobs) == 1 else 's'}, {done} done in {out}{figures}")
     return 0
 
 
 def _seeds(options: argparse.Namespace, recipe: Recipe) -> range:
-    return range(recipe.seeds) if options.seeds is None else chosen_seeds(options.seeds)
+    return range(recipe.seeds) if options.seeds is None else parse_seeds(options.seeds)
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
@@ -107,32 +108,32 @@ def _changes(options: argparse.Namespace) -> list[str]:
 
 
 def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
-    """Do the runs that are missing, study by study."""
+    """Do the missing runs, study by study."""
     from steppe.cli.study import do_study
-    from steppe.experiments.run import refuse_unsuitable
-    from steppe.experiments.run_directory import locked
+    from steppe.experiments.run import validate_configs
+    from steppe.experiments.run_directory import lock_directory
     from steppe.experiments.study import write_plan
     from steppe.runtime.files import inside
 
     seeds, changes, code = _seeds(options, recipe), _changes(options), 0
     for part in recipe.parts:
-        refuse_unsuitable([job.config for job in part.jobs(out, seeds[:1], changes)])
+        validate_configs([job.config for job in part.jobs(out, seeds[:1], changes)])
     for part in recipe.parts:
         jobs, command = part.jobs(out, seeds, changes), part.command(options.seeds or str(recipe.seeds), changes)
         say(f"{part.name}: {command}")
-        with locked(inside(out, out / part.name)):
+        with lock_directory(inside(out, out / part.name)):
             write_plan(out / part.name, jobs, command)
             code = max(code, do_study(options, out / part.name, jobs, command, resume=True))
     return code
 
 
 def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
-    """Measure the landscapes that are missing: of one seed of each method, every task after every task."""
+    """Measure the missing landscapes, for one seed of each method."""
     import torch
 
+    from steppe.cli.finished_runs import load_finished_runs
     from steppe.cli.landscape import measure
-    from steppe.cli.options import finished_runs
-    from steppe.experiments.run_directory import kept_weights
+    from steppe.experiments.run_directory import weight_checkpoints
     from steppe.landscape.measure import Request
     from steppe.landscape.rank_correlation import compare_runs, rank_correlations, without_reference_methods
     from steppe.landscape.settings import LandscapeSettings
@@ -144,36 +145,36 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     for part in recipe.parts:
         for method in part.methods:
             run = out / part.name / method / f"seed-{seed}"
-            if (run / LANDSCAPE).exists() and not kept_weights(run):
-                continue  # measured where the weights were; they are often thrown away afterwards
+            if (run / LANDSCAPE).exists() and not weight_checkpoints(run):
+                continue  # measured already; the weights have been deleted since
             measure(run, None, LandscapeSettings(), Request(), resume=True, command="steppe landscape RUN")
-    rows = compare_runs({run.path: run.result for run in finished_runs([out])})
-    told = {
+    rows = compare_runs({run.path: run.result for run in load_finished_runs([out])})
+    content = {
         "command": command,
         "versions": versions(),
         "rows": rows,
         "correlations": rank_correlations(rows),
         "correlations_without_bounds": rank_correlations(without_reference_methods(rows)),
     }
-    text = json.dumps(told, indent=1) + "\n"
+    text = json.dumps(content, indent=1) + "\n"
     with writing(out / FLATNESS):
         write_atomic(inside(out, out / FLATNESS), text.encode())
-    say(f"wrote {out / FLATNESS}: accuracy and flatness of each method")
+    say(f"Wrote {out / FLATNESS} with the accuracy and flatness of each method.")
 
 
 def _figures(recipe: Recipe, out: Path) -> None:
-    """Draw what can be drawn from the runs, and say of the rest what it lacks."""
-    from steppe.cli.options import finished_runs
+    """Draw the figures; report those that lack runs."""
+    from steppe.cli.finished_runs import load_finished_runs
     from steppe.figures import FIGURES, Choices
     from steppe.figures.output import output_files, save
     from steppe.runtime.files import inside
 
-    runs = finished_runs([out])
+    runs = load_finished_runs([out])
     for name in recipe.figures:
         files = [inside(out, file) for file in output_files(out / name, name)]
         try:
             save(FIGURES[name].draw(runs, Choices()), files)
         except UsageError as error:
-            say(f"steppe: {name} is not drawn: {error}", file=sys.stderr)
+            say(f"steppe: skipping figure {name}: {error}", file=sys.stderr)
         else:
-            say(f"wrote {', '.join(map(str, files))}")
+            say(f"Wrote {', '.join(map(str, files))}.")

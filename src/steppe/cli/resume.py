@@ -1,4 +1,4 @@
-"""`steppe resume`: go on with runs and studies that were stopped."""
+"""`steppe resume`: resume interrupted runs and studies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steppe.cli.commands import Commands
 from steppe.cli.options import (
-    NAMED_PLUGIN,
-    Commands,
+    PLUGIN_OF_RUN,
     add_checkpoint_option,
     add_data_option,
+    add_jobs_option,
     add_plugin_option,
     add_trust_option,
-    given_path,
+    parse_path,
+    validate_jobs,
 )
 from steppe.cli.run import do_run
 from steppe.cli.study import do_study
@@ -28,63 +30,58 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  steppe resume runs/pmnist-fs-dgpm-seed0     a run that was killed, to the same numbers as if it had not been
-  steppe resume study --jobs 2                all runs of a study that are missing, half-done or failed
-  steppe resume study --jobs 1 --threads 2    the last run of a study, on both cores
-  steppe resume study --plugin mine.py        a study with a method of your own; without, its code is not run
-  steppe resume study --tasks 6               time is short: end all its runs after six tasks
+  steppe resume runs/pmnist-fs-dgpm-seed0   same result as if not interrupted
+  steppe resume study --jobs 2              missing, unfinished and failed runs
+  steppe resume study --jobs 1 --threads 2  two threads for the last run
+  steppe resume study --plugin mine.py      a study with your own method
+  steppe resume study --tasks 6             end all runs after six tasks
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
+    """Add the command."""
     parser = commands.add(
         "resume",
-        "Go on with a run or a study that was stopped.",
+        "Resume an interrupted run or study.",
         _resume,
         _EXAMPLES,
-        goes_on="the same command goes on with it",
+        resume_hint="run the same command again to resume.",
     )
-    parser.add_argument("directory", type=given_path, metavar="DIR", help="the run's or the study's directory")
+    parser.add_argument("directory", type=parse_path, metavar="DIR", help="run or study directory")
+    add_jobs_option(parser)
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads per run (default: as before)")
     parser.add_argument(
-        "--jobs", type=int, metavar="J", help="runs of a study at a time (default: one for each core, on a GPU one)"
-    )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="go on with so many threads in each run; recorded (default: as before)"
-    )
-    parser.add_argument(
-        "--tasks", type=int, metavar="N", help="end after the first N tasks, to what a run with --tasks N would give"
+        "--tasks", type=int, metavar="N", help="end after the first N tasks, as if started with --tasks N"
     )
     add_checkpoint_option(parser)
     add_data_option(parser)
-    add_plugin_option(parser, NAMED_PLUGIN)
+    add_plugin_option(parser, PLUGIN_OF_RUN)
     add_trust_option(parser, "the directory")
 
 
 def _resume(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_plugins
-    from steppe.experiments.run_directory import locked
+    from steppe.experiments.plugins import require_known_names
+    from steppe.experiments.run_directory import lock_directory
     from steppe.experiments.study import read_plan, write_plan
     from steppe.experiments.truncate import truncate_runs
     from steppe.results.layout import CONFIG, PLAN, RESULT
 
     use_directory(options.data)
     out = options.directory
-    if options.jobs is not None and options.jobs < 1:
-        raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
+    validate_jobs(options.jobs)
     if (out / CONFIG).exists():
         config = RunConfig.load(out / CONFIG, options.plugin, trust_plugins=options.trust_plugins)
-        require_plugins(options.plugin, config.plugins)
-        _refuse_elsewhere(out, [] if (out / RESULT).exists() else [config])
+        require_known_names(options.plugin, config.plugins)
+        _require_cuda(out, [] if (out / RESULT).exists() else [config])
         if options.tasks is not None:
             (config,) = truncate_runs({out: config}, options.tasks)
         return do_run(options, _with_threads(config, options.threads), out, resume=True)
     if (out / PLAN).exists():
         planned, command = read_plan(out, options.plugin, trust_plugins=options.trust_plugins)
-        require_plugins(options.plugin, [path for job in planned for path in job.config.plugins])
-        _refuse_elsewhere(out, [job.config for job in planned if not (job.out / RESULT).exists()])
-        with locked(out):
+        require_known_names(options.plugin, [path for job in planned for path in job.config.plugins])
+        _require_cuda(out, [job.config for job in planned if not (job.out / RESULT).exists()])
+        with lock_directory(out):
             if options.tasks is not None:
                 shorter = truncate_runs({job.out: job.config for job in planned}, options.tasks)
                 planned = [replace(job, config=config) for job, config in zip(planned, shorter, strict=True)]
@@ -96,22 +93,22 @@ def _resume(options: argparse.Namespace) -> int:
             if options.threads is not None or options.tasks is not None or options.plugin:
                 write_plan(out, jobs, command)
             return do_study(options, out, jobs, command, resume=True)
-    raise UsageError(f"{out} holds no run and no study ({CONFIG} or {PLAN}): there is nothing to go on with.")
+    raise UsageError(f"{out} contains neither a run ({CONFIG}) nor a study ({PLAN}); there is nothing to resume.")
 
 
-def _refuse_elsewhere(out: Path, left: Sequence[RunConfig]) -> None:
-    """Refuse what was begun on CUDA where there is none: the same run would not come of it."""
+def _require_cuda(out: Path, left: Sequence[RunConfig]) -> None:
+    """Raise a UsageError if a run was started on CUDA and there is none here: the result would differ."""
     import torch
 
     if any(config.device == "cuda" for config in left) and not torch.cuda.is_available():
         raise UsageError(
-            f"{out} was begun on CUDA, and this machine or this build of torch has none: go on with it where there is "
-            "one, or begin anew with --device cpu."
+            f"{out} was started on CUDA, which is not available here; resume it on a machine with CUDA, or start over "
+            "with --device cpu."
         )
 
 
 def _with_tasks(command: str, tasks: int) -> str:
-    """The command line of the study with so many tasks."""
+    """Return the study's command with another number of tasks."""
     words = shlex.split(command)
     others = [place for place, word in enumerate(words) if not word.startswith(("tasks=", "benchmark.tasks="))]
     kept = [words[place] for place in others if words[place] != "--set" or place + 1 in others]
@@ -119,9 +116,9 @@ def _with_tasks(command: str, tasks: int) -> str:
 
 
 def _with_threads(config: RunConfig, threads: int | None) -> RunConfig:
-    """The same run with another number of threads, if one is given."""
+    """Return the configuration with another number of threads, if given."""
     if threads is None:
         return config
-    described = config.as_dict()
-    described["run"]["threads"] = threads
-    return config.from_mapping(described, config.plugins)
+    values = config.as_dict()
+    values["run"]["threads"] = threads
+    return config.from_mapping(values, config.plugins)

@@ -1,4 +1,4 @@
-"""`steppe run`: one method on one benchmark, once or with several seeds."""
+"""`steppe run`: train one method on one benchmark, with one seed or several."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steppe.cli.commands import Commands
 from steppe.cli.options import (
     SEEDS,
-    Commands,
     add_training_options,
     add_trust_option,
-    config_of,
-    free,
-    given_path,
-    resumable,
+    build_config,
+    hint_at_resume,
+    parse_path,
+    unused_path,
 )
 from steppe.cli.study import run_many
 from steppe.data.directory import use_directory
@@ -26,68 +26,68 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  steppe run pmnist fs-dgpm                          the paper's method on Permuted MNIST, seed 0
-  steppe run pmnist fs-sgpm --seeds 5 --jobs 2       five seeds, two at a time, with a table
-  steppe run pmnist er --set buffer=500 --out er500  another buffer, a directory of your choice
-  steppe run --config er500/config.toml --out again  the same run once more
-  steppe run cifar100-split gpm --tasks 3 --epochs 5 a shortened run, recorded as such
-  steppe run folder:photos fs-dgpm                   your own images, a folder for each class
-  steppe run pmnist mine --plugin mine.py            a method of your own
+  steppe run pmnist fs-dgpm                           the paper's method, seed 0
+  steppe run pmnist fs-sgpm --seeds 5 --jobs 2        five seeds, two at a time
+  steppe run pmnist er --set buffer=500 --out er500   another buffer size
+  steppe run --config er500/config.toml --out again   repeat a run
+  steppe run cifar100-split gpm --tasks 3 --epochs 5  a shortened run
+  steppe run folder:photos fs-dgpm                    your own images
+  steppe run pmnist mine --plugin mine.py             your own method
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
+    """Add the command."""
     parser = commands.add("run", "Train one method on one benchmark.", _run, _EXAMPLES)
-    parser.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="which tasks (see steppe list)")
+    parser.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="the tasks (see steppe list)")
     parser.add_argument("method", nargs="?", metavar="METHOD", help="how to learn them (see steppe list)")
-    parser.add_argument("--seed", type=int, metavar="N", help="the seed of everything random (default: 0)")
-    parser.add_argument("--seeds", metavar="N", help=f"several runs, and mean ± std: {SEEDS}")
+    parser.add_argument("--seed", type=int, metavar="N", help="random seed (default: 0)")
+    parser.add_argument("--seeds", metavar="N", help=f"several runs and their mean ± std: {SEEDS}")
+    parser.add_argument("--out", type=parse_path, metavar="DIR", help="run directory (default: a new one in runs/)")
     parser.add_argument(
-        "--out", type=given_path, metavar="DIR", help="the run directory (default: a new one under runs/)"
+        "--config", type=parse_path, metavar="FILE", help="take all settings from the config.toml of a run"
     )
-    parser.add_argument("--config", type=given_path, metavar="FILE", help="rerun a run from its config.toml")
     add_training_options(parser)
-    add_trust_option(parser, "the file of --config")
+    add_trust_option(parser, "the --config file")
 
 
 def _run(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
-    from steppe.experiments.plugins import require_plugins
+    from steppe.experiments.plugins import require_known_names
 
     use_directory(options.data)
     if options.config is not None:
-        apart = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
-        if any(getattr(options, name) is not None for name in apart) or options.set:
+        conflicting = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
+        if any(getattr(options, name) is not None for name in conflicting) or options.set:
             raise UsageError(
-                "--config holds the whole run: give nothing but --out, --resume, --data, --plugin and --trust-plugins "
-                "with it."
+                "--config defines the whole run; combine it only with --out, --resume, --checkpoint-every, --data, "
+                "--plugin and --trust-plugins."
             )
         config = RunConfig.load(options.config, options.plugin, trust_plugins=options.trust_plugins)
-        require_plugins(options.plugin, config.plugins)
+        require_known_names(options.plugin, config.plugins)
         return _run_one(options, config)
     if options.trust_plugins:
-        raise UsageError("--trust-plugins is for the plugins that the file of --config names: give --plugin FILE.")
+        raise UsageError("--trust-plugins needs --config; name plugins with --plugin FILE.")
     if options.benchmark is None or options.method is None:
-        raise UsageError("name a benchmark and a method, for example: steppe run pmnist fs-dgpm (see steppe list).")
+        raise UsageError("missing benchmark or method; for example: steppe run pmnist fs-dgpm (see steppe list).")
     if options.seeds is not None:
         if options.seed is not None:
-            raise UsageError("give --seed N (one run) or --seeds N (several), not both.")
+            raise UsageError("pass --seed N (one run) or --seeds N (several), not both.")
         return run_many(options, [options.method])
     if options.jobs is not None:
-        raise UsageError("--jobs is for several runs at a time: give --seeds N with it.")
-    return _run_one(options, config_of(options, options.method, options.seed or 0))
+        raise UsageError("--jobs needs several runs; pass --seeds N.")
+    return _run_one(options, build_config(options, options.method, options.seed or 0))
 
 
 def _run_one(options: argparse.Namespace, config: RunConfig) -> int:
-    first = Path("runs") / f"{config.benchmark}-{config.method}-seed{config.seed}"
-    out = options.out or (first if options.resume else free(first))
-    with resumable(options, out):
+    default = Path("runs") / f"{config.benchmark}-{config.method}-seed{config.seed}"
+    out = options.out or (default if options.resume else unused_path(default))
+    with hint_at_resume(options, out):
         return do_run(options, config, out, resume=options.resume)
 
 
 def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume: bool) -> int:
-    """Do the run, show how it goes, and print what came of it."""
+    """Execute a run, show its progress, print a summary and write the report."""
     from steppe.cli.progress import make_display
     from steppe.experiments.run import run
     from steppe.experiments.study import Finished
@@ -104,5 +104,5 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
         display(0, Finished(result))
     write_report([out], inside(out, out / PAGE), f"steppe report {out}")
     say(summary(result))
-    say(f"  everything is in {out}: start with {out / PAGE}")
+    say(f"  Results are in {out}; open {out / PAGE} in a browser.")
     return 0

@@ -1,4 +1,4 @@
-"""`steppe show`: a finished run or study."""
+"""`steppe show`: print a finished run or study."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.cli.options import Commands, finished_runs, given_path
+from steppe.cli.commands import Commands
+from steppe.cli.finished_runs import load_finished_runs
+from steppe.cli.options import parse_path
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -14,22 +16,22 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  steppe show runs/pmnist-fs-dgpm-seed0     one run: figures, settings, accuracy matrix
-  steppe show study                         a study: its table
-  steppe show study --details               forgetting, ranks of the bases, importances, time and memory as well
+  steppe show runs/pmnist-fs-dgpm-seed0  metrics, settings, accuracy matrix
+  steppe show study                      the table of a study
+  steppe show study --details            forgetting, basis ranks, time, memory
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
-    parser = commands.add("show", "Show a finished run or study.", _show, _EXAMPLES)
+    """Add the command."""
+    parser = commands.add("show", "Print the results of a finished run or study.", _show, _EXAMPLES)
     parser.add_argument(
-        "directory", type=given_path, metavar="DIR", help="the directory of a run, a study, or several studies"
+        "directory", type=parse_path, metavar="DIR", help="directory of a run, a study, or several studies"
     )
     parser.add_argument(
         "--details",
         action="store_true",
-        help="instead, a table of accuracies, forgetting, ranks of the bases, importances, time and memory",
+        help="print a table with forgetting, basis ranks, importances, time and memory",
     )
 
 
@@ -37,13 +39,13 @@ def _show(options: argparse.Namespace) -> int:
     from steppe.results.details import details
     from steppe.results.tables import markdown, run_report
 
-    runs = {run.path: run.result for run in finished_runs([options.directory])}
+    runs = {run.path: run.result for run in load_finished_runs([options.directory])}
     if options.directory in runs and not options.details:
         say(run_report(runs[options.directory]), end="")
         return 0
     studies: dict[tuple[Path, str], dict[Path, RunResult]] = {}
     for path, result in runs.items():
-        studies.setdefault((_study(path, result), result.benchmark), {})[path] = result
+        studies.setdefault((_study_directory(path, result), result.benchmark), {})[path] = result
     several = len({study for study, _ in studies}) > 1
     for (study, benchmark), own in studies.items():
         say(f"{study}: {benchmark}\n" if several else f"{benchmark}\n")
@@ -51,6 +53,6 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _study(run: Path, result: RunResult) -> Path:
-    """The directory of the study that a run belongs to, or in which it lies beside others."""
+def _study_directory(run: Path, result: RunResult) -> Path:
+    """Return the directory of the study that a run belongs to."""
     return run.parents[1] if run.parent.name == result.method else run.parent

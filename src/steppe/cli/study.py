@@ -1,4 +1,4 @@
-"""`steppe study`: several methods with several seeds, compared."""
+"""`steppe study`: compare several methods over several seeds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steppe.cli.commands import Commands
 from steppe.cli.options import (
     SEEDS,
-    Commands,
     add_training_options,
-    chosen_seeds,
-    config_of,
-    free,
-    given_path,
-    overrides,
-    resumable,
+    build_config,
+    collect_overrides,
+    hint_at_resume,
+    parse_path,
+    parse_seeds,
+    unused_path,
+    validate_jobs,
 )
 from steppe.data.directory import use_directory
 from steppe.errors import UsageError
@@ -29,71 +30,69 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   steppe study pmnist fs-dgpm er finetune --seeds 5 --jobs 2 --out study
-  steppe study pmnist --methods paper --seeds 5 --jobs 2     all that there are published figures for
-  steppe study pmnist fs-dgpm fs-sgpm --seeds 3 --set benchmark.tasks=10 --out short
-  steppe study pmnist fs-sgpm fs-dgpm --seeds 5-9            seeds that no setting was picked by
+  steppe study pmnist --methods paper --seeds 5             published methods
+  steppe study pmnist er gpm --set benchmark.tasks=10       shorter runs
+  steppe study pmnist fs-sgpm fs-dgpm --seeds 5-9           held-out seeds
 """
 
 
 def add(commands: Commands) -> None:
-    """Make the command known."""
-    parser = commands.add("study", "Train several methods with several seeds, and compare.", _study, _EXAMPLES)
-    parser.add_argument("benchmark", metavar="BENCHMARK", help="which tasks (see steppe list)")
-    parser.add_argument("names", nargs="*", metavar="METHOD", help="the methods to compare")
+    """Add the command."""
+    parser = commands.add("study", "Compare several methods over several seeds.", _study, _EXAMPLES)
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="the tasks (see steppe list)")
+    parser.add_argument("names", nargs="*", metavar="METHOD", help="methods to compare (see steppe list)")
     parser.add_argument(
-        "--methods", choices=("paper",), help="paper: every method for which the paper or its released code has figures"
+        "--methods", choices=("paper",), help="paper: all methods with published results on this benchmark"
     )
     parser.add_argument("--seeds", default="5", metavar="N", help=f"{SEEDS} (default: 5)")
-    parser.add_argument(
-        "--out", type=given_path, metavar="DIR", help="the study's directory (default: a new one under runs/)"
-    )
+    parser.add_argument("--out", type=parse_path, metavar="DIR", help="study directory (default: a new one in runs/)")
     add_training_options(parser)
 
 
 def _study(options: argparse.Namespace) -> int:
-    from steppe.experiments.config import named_benchmark
+    from steppe.experiments.command_line import split_benchmark_name
     from steppe.experiments.plugins import load_plugins
     from steppe.registry import METHODS, find_benchmark
     from steppe.results.published import methods_with_figures
 
     use_directory(options.data)
     load_plugins(options.plugin)
-    benchmark, _ = named_benchmark(options.benchmark)
+    benchmark, _ = split_benchmark_name(options.benchmark)
     find_benchmark(benchmark)
     named = list(options.names)
     if options.methods == "paper":
         named += [name for name in methods_with_figures(benchmark) if name in METHODS and name not in named]
     if not named:
-        raise UsageError("name the methods to compare, or give --methods paper (see steppe list).")
+        raise UsageError("missing methods; name them, or pass --methods paper (see steppe list).")
     for name in named:
         if named.count(name) > 1:
-            raise UsageError(f"the method {name!r} is named twice.")
+            raise UsageError(f"method {name!r} is named twice; name it once.")
     return run_many(options, named)
 
 
 def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
-    """Every method with every seed, then the table."""
-    from steppe.experiments.config import command_line, named_benchmark
+    """Run every method with every seed, and write the table."""
+    from steppe.experiments.command_line import split_benchmark_name
     from steppe.experiments.plugins import load_plugins
-    from steppe.experiments.run import refuse_unsuitable
-    from steppe.experiments.run_directory import locked, require_free
-    from steppe.experiments.study import Job, with_plugins_of, write_plan
+    from steppe.experiments.run import validate_configs
+    from steppe.experiments.run_directory import lock_directory, require_free
+    from steppe.experiments.study import Job, keep_original_plugins, write_plan
 
-    seeds = chosen_seeds(options.seeds)
-    if options.jobs is not None and options.jobs < 1:
-        raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")
+    seeds = parse_seeds(options.seeds)
+    validate_jobs(options.jobs)
     name = "-".join(methods) if len(methods) < 4 else f"{len(methods)}methods"
-    benchmark, given = named_benchmark(options.benchmark)
-    chosen = f"seeds{options.seeds}" if "-" in options.seeds else f"{options.seeds}seeds"
-    first = Path("runs") / f"{benchmark}-{name}-{chosen}"
-    out = options.out or (first if options.resume else free(first))
-    places = {out / method / f"seed-{seed}": config_of(options, method, seed) for method in methods for seed in seeds}
-    jobs = [Job(with_plugins_of(place, config), place) for place, config in places.items()]
-    refuse_unsuitable([job.config for job in jobs[:: len(seeds)]])
-    changes = [*(f"benchmark.{key}={value}" for key, value in given.items()), *overrides(options)]
-    words = [*methods, "--seeds", options.seeds]
-    command = command_line("study", jobs[0].config, words, changes, load_plugins(options.plugin))
-    with resumable(options, out), locked(out):
+    benchmark, argument = split_benchmark_name(options.benchmark)
+    suffix = f"seeds{options.seeds}" if "-" in options.seeds else f"{options.seeds}seeds"
+    default = Path("runs") / f"{benchmark}-{name}-{suffix}"
+    out = options.out or (default if options.resume else unused_path(default))
+    configs = {(method, seed): build_config(options, method, seed) for method in methods for seed in seeds}
+    directories = {key: out / key[0] / f"seed-{key[1]}" for key in configs}
+    jobs = [Job(keep_original_plugins(directories[key], config), directories[key]) for key, config in configs.items()]
+    validate_configs([job.config for job in jobs[:: len(seeds)]])
+    changes = [*(f"benchmark.{key}={value}" for key, value in argument.items()), *collect_overrides(options)]
+    words = ["study", benchmark, *methods, "--seeds", options.seeds]
+    command = jobs[0].config.command_line(words, changes, load_plugins(options.plugin))
+    with hint_at_resume(options, out), lock_directory(out):
         if not options.resume:
             require_free(out, for_study=True)
             for job in jobs:
@@ -103,7 +102,7 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
 
 
 def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], command: str, *, resume: bool) -> int:
-    """Do the runs, show how they go, write and print the table, name those that failed."""
+    """Execute the runs, show their progress, write and print the table, report failures."""
     from steppe.cli.progress import make_display
     from steppe.experiments.study import run_all, write_tables
     from steppe.report.page import write_report
@@ -112,7 +111,7 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     from steppe.runtime.environment import usable_cores
     from steppe.runtime.files import inside
 
-    shared = any(job.config.device == "cuda" for job in jobs)  # one GPU, whose memory they would have to divide
+    shared = any(job.config.device == "cuda" for job in jobs)  # they would share the memory of one GPU
     workers = min(options.jobs or (1 if shared else max(usable_cores(), 1)), len(jobs))
     every = 60 * options.checkpoint_every
     with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
@@ -129,7 +128,7 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
         write_tables(out, results, command)
         write_report([out], inside(out, out / PAGE), f"steppe report {out}")
         say(markdown(results), end="")
-        say(f"\neverything is in {out}: start with {out / PAGE}; table.md, .tex, .json; a directory for each run")
+        say(f"\nResults are in {out}; open {out / PAGE} in a browser. Tables: table.md, table.tex, table.json.")
     for number, failure in sorted(outcome.failures.items()):
         job = jobs[number]
         say(f"steppe: {job.config.method} seed {job.config.seed} failed: {failure.reason}", file=sys.stderr)
@@ -137,7 +136,7 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
             say(failure.details, file=sys.stderr)
     if outcome.failures:
         say(
-            f"steppe: {len(outcome.failures)} of {len(jobs)} runs failed; steppe resume {out} tries them again.",
+            f"steppe: {len(outcome.failures)} of {len(jobs)} runs failed; retry them with: steppe resume {out}",
             file=sys.stderr,
         )
     return 1 if outcome.failures else 0

@@ -1,1 +1,1 @@
-"""Runs and studies: configuration, directories, resuming."""
+"""Runs and studies: configuration, execution, directories, resuming."""

@@ -1,8 +1,7 @@
-"""The whole description of one run: names, settings, seed, device. Written to config.toml, from which it reruns."""
+"""The complete configuration of a run: names, settings, seed, device. It is saved as config.toml to rerun from."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +11,33 @@ import tomli_w
 
 from steppe.benchmarks.base import Benchmark
 from steppe.errors import UsageError, one_line, os_error_text, short_repr, unknown_name
-from steppe.experiments.plugins import load_plugins, moved, require_named
+from steppe.experiments.command_line import format_command, parse_override, split_benchmark_name
+from steppe.experiments.plugins import load_plugins, relocate_plugins, require_allowed
 from steppe.methods.base import MethodConfig
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.runtime.devices import DEVICES
 from steppe.runtime.files import parsed_toml, read_toml
-from steppe.settings import Limits, Settings, TrainingConfig
+from steppe.settings import Settings, TrainingConfig
 
 _SECTIONS = ("benchmark", "method", "training")
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, fully specified."""
+    """The configuration of one run.
+
+    Attributes:
+        benchmark: The benchmark's name.
+        method: The method's name.
+        benchmark_settings: The benchmark and its settings.
+        method_settings: The method's settings.
+        training: Epochs, batches, validation.
+        seed: The seed of all random streams.
+        device: Where to compute: "cpu" or "cuda".
+        threads: Number of threads.
+        plugins: Paths of the plugin files.
+    """
 
     benchmark: str
     method: str
@@ -49,87 +61,102 @@ class RunConfig:
         threads: int = 1,
         plugins: Sequence[str] = (),
     ) -> RunConfig:
-        """From names on a command line: the presets, then `key=value` overrides; everything is checked here."""
-        found = load_plugins(plugins)  # by whole paths, so that a config file works from anywhere
-        benchmark, given = named_benchmark(benchmark)
+        """Build a configuration from names: the presets, then the overrides.
+
+        Args:
+            benchmark: The benchmark's name, with an argument as in `folder:PATH`.
+            method: The method's name.
+            overrides: Changes to the presets: `key=value` or `section.key=value`.
+            seed: The seed of all random streams.
+            device: Where to compute.
+            threads: Number of threads.
+            plugins: Files that register methods and benchmarks.
+
+        Raises:
+            UsageError: A name is unknown or a value is invalid.
+
+        Example:
+            >>> config = RunConfig.make("pmnist", "er", ["tasks=3", "method.lr=0.1"], seed=1)
+            >>> config.command()
+            'steppe run pmnist er --seed 1 --set benchmark.tasks=3 --set method.lr=0.1'
+        """
+        paths = load_plugins(plugins)  # absolute, so that config.toml works from any directory
+        benchmark, argument = split_benchmark_name(benchmark)
         kind, entry = find_benchmark(benchmark), find_method(method)
         values: dict[str, dict[str, Any]] = {
-            "benchmark": given,
+            "benchmark": argument,
             "method": entry.values(benchmark),
             "training": {**kind.settings.training.as_dict(), **entry.training.get(benchmark, {})},  # type: ignore[attr-defined]
         }
-        kinds = _kinds(kind, entry)
-        chosen: dict[tuple[str, str], str] = {("benchmark", key): str(value) for key, value in given.items()}
+        kinds = _settings_types(kind, entry)
+        seen: dict[tuple[str, str], str] = {("benchmark", key): str(value) for key, value in argument.items()}
         for override in overrides:
-            section, key, value = _parsed(override, kinds)
-            before = chosen.setdefault((section, key), value)
-            if not kinds[section].alike(key, before, value):
-                told = f"{short_repr(before)} and as {short_repr(value)}"
-                raise UsageError(f"{section}.{key} is given twice, as {told}: give one of them.")
+            section, key, value = parse_override(override, kinds)
+            before = seen.setdefault((section, key), value)
+            if not kinds[section].same_value(key, before, value):
+                both = f"{short_repr(before)} and {short_repr(value)}"
+                raise UsageError(f"{section}.{key} is set twice, to {both}; set it once.")
             values[section][key] = value
         made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
-        return cls._checked(benchmark, method, made, seed, device, threads, found)
+        return cls._validated(benchmark, method, made, seed, device, threads, paths)
 
     @classmethod
     def load(cls, path: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = False) -> RunConfig:
-        """From a config.toml; `plugins` and `trust_plugins` as in `from_mapping`."""
+        """Read a config.toml; see `from_mapping` for `plugins` and `trust_plugins`."""
         try:
             return cls.from_mapping(read_toml(path), plugins, trust_plugins=trust_plugins)
         except (OSError, ValueError, RecursionError) as error:
-            why = os_error_text(error) if isinstance(error, OSError) else one_line(error)
-            raise UsageError(f"{path} cannot be read as a run's configuration: {why}.") from error
+            reason = os_error_text(error) if isinstance(error, OSError) else one_line(error)
+            raise UsageError(f"cannot read {path} as a run configuration: {reason}.") from error
 
     @classmethod
     def from_toml(cls, text: str, plugins: Sequence[str] = ()) -> RunConfig:
-        """From the text of a config.toml; `plugins` as in `from_mapping`."""
+        """Parse the text of a config.toml; see `from_mapping` for `plugins`."""
         return cls.from_mapping(parsed_toml(text), plugins)
 
     @classmethod
     def from_mapping(
         cls, data: Mapping[str, Any], plugins: Sequence[str] = (), *, trust_plugins: bool = False
     ) -> RunConfig:
-        """From the plain values of `as_dict`; what they leave out takes its default.
+        """Build a configuration from the plain values of `as_dict`; missing values take their defaults.
 
         Args:
-            data: The values, which may be anybody's.
-            plugins: The plugins that may be run, which are code: the caller's own choice. One serves for the plugin of
-                the same file name in `data`, wherever that one lies.
-            trust_plugins: Run the plugins that `data` names from where it says they are.
+            data: The values, which need not be trusted.
+            plugins: Plugins that may be executed. Each one replaces the plugin of the same file name in `data`.
+            trust_plugins: Also execute the plugins named in `data`.
 
         Raises:
-            UsageError: Something is wrong with the values, or they name a plugin that may not be run.
+            UsageError: A value is invalid, or `data` names a plugin that may not be executed.
         """
         if not isinstance(data, Mapping):
-            raise UsageError(f"the configuration is {short_repr(data)}: it must have the section [run].")
+            raise UsageError(f"the configuration is {short_repr(data)}; expected a table with a section [run].")
         for section in data:
             if section not in ("run", *_SECTIONS):
                 raise unknown_name("section of the configuration", section, ("run", *_SECTIONS))
             if not isinstance(data[section], Mapping):
-                raise UsageError(
-                    f"{section} = {short_repr(data[section])}: it must be a section, [{section}], of the file."
-                )
+                raise UsageError(f"{section} = {short_repr(data[section])}; expected a section [{section}].")
         run = dict(data.get("run", {}))
         names = {key: run.pop(key, None) for key in ("benchmark", "method")}
         for key, name in names.items():
             if not isinstance(name, str):
-                raise UsageError(f"the configuration names no {key} in its section [run].")
+                raise UsageError(f'the configuration has no {key} in section [run]; add {key} = "NAME".')
         named = run.pop("plugins", [])
         if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
-            raise UsageError(f"plugins = {short_repr(named)}: it must be a list of names of files.")
+            raise UsageError(f"plugins = {short_repr(named)}; expected a list of file names.")
         if not trust_plugins:
-            require_named(named, plugins)
-        found = load_plugins(moved(named, plugins))
-        kinds = _kinds(find_benchmark(names["benchmark"]), find_method(names["method"]))
+            require_allowed(named, plugins)
+        paths = load_plugins(relocate_plugins(named, plugins))
+        kinds = _settings_types(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
         for key in run:
             raise unknown_name(
                 "key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins")
             )
-        return cls._checked(names["benchmark"], names["method"], made, seed, device, threads, found)
+        return cls._validated(names["benchmark"], names["method"], made, seed, device, threads, paths)
 
     @classmethod
-    def _checked(
+    def _validated(
         cls,
         benchmark: str,
         method: str,
@@ -140,22 +167,21 @@ class RunConfig:
         plugins: tuple[str, ...],
     ) -> RunConfig:
         if type(seed) is not int or not 0 <= seed < 2**63:
+            raise UsageError(f"seed = {short_repr(seed)} is invalid; expected a whole number from 0 to 2**63 - 1.")
+        if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
             raise UsageError(
-                f"seed = {short_repr(seed)} is out of range: it must be a whole number from 0 to 2**63 - 1."
+                f"threads = {short_repr(threads)} is invalid; expected a whole number from 1 to {_MAX_THREADS}."
             )
-        if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
-            allowed = f"at least 1 and at most {_MOST_THREADS}"
-            raise UsageError(f"threads = {short_repr(threads)} is out of range: it must be {allowed}.")
         if device not in DEVICES:
             raise unknown_name("device", str(device), DEVICES)
-        described, settings, training = made["benchmark"], made["method"], made["training"]
-        assert isinstance(described, Benchmark)
+        tasks, settings, training = made["benchmark"], made["method"], made["training"]
+        assert isinstance(tasks, Benchmark)
         assert isinstance(settings, MethodConfig)
         assert isinstance(training, TrainingConfig)
-        return cls(benchmark, method, described, settings, training, seed, device, threads, plugins)
+        return cls(benchmark, method, tasks, settings, training, seed, device, threads, plugins)
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as plain values."""
+        """Return the configuration as plain values, for TOML and JSON."""
         return {
             "run": {
                 "benchmark": self.benchmark,
@@ -170,121 +196,75 @@ class RunConfig:
             "training": self.training.as_dict(),
         }
 
-    def describes(self, described: Any) -> bool:
-        """Whether plain values, which may be of any kind, are this experiment, in the sense of `same_work`; settings
-        that came after them count as having their defaults.
+    def matches(self, data: Any) -> bool:
+        """Return whether untrusted plain values describe the same experiment.
+
+        Threads and the directories of plugins may differ. Settings missing in `data`, added since it was written, count
+        as having their defaults. No plugin is executed.
         """
-        mine = self.as_dict()
-        if not isinstance(described, dict) or described.keys() != mine.keys():
+        own = self.as_dict()
+        if not isinstance(data, dict) or data.keys() != own.keys() or not isinstance(data["run"], dict):
             return False
         sections = zip(_SECTIONS, (self.benchmark_settings, self.method_settings, self.training), strict=True)
-        return same_experiment({"run": described["run"]}, {"run": mine["run"]}) and all(
-            settings.equals(described[section]) for section, settings in sections
+        return _experiment_keys(data["run"]) == _experiment_keys(own["run"]) and all(
+            settings.equals(data[section]) for section, settings in sections
         )
 
     def as_toml(self) -> str:
-        """The text of config.toml."""
+        """Return the text of config.toml."""
         return tomli_w.dumps(self.as_dict())
 
     def changes(self) -> dict[str, Any]:
-        """Where the run differs from its preset, by dotted key."""
+        """Return the settings that differ from the preset, by dotted key."""
         preset = RunConfig.make(self.benchmark, self.method).as_dict()
-        mine = self.as_dict()
+        own = self.as_dict()
         return {
             f"{section}.{key}": value
             for section in _SECTIONS
-            for key, value in mine[section].items()
+            for key, value in own[section].items()
             if preset[section][key] != value
         }
 
     @property
     def is_canonical(self) -> bool:
-        """Whether tasks and training are the benchmark's own, so that published figures may stand beside it."""
+        """Whether tasks and training are the benchmark's own, so that results compare with published ones."""
         retrained = any(key.startswith("training.") for key in self.changes())
         return self.benchmark_settings.is_canonical and not retrained
 
     def command(self) -> str:
-        """The command line that gives this run."""
-        sets = [f"{key}={value}" for key, value in self.changes().items()]
-        return command_line("run", self, [self.method, "--seed", str(self.seed)], sets)
+        """Return the command that repeats this run."""
+        overrides = [f"{key}={value}" for key, value in self.changes().items()]
+        return self.command_line(["run", self.benchmark, self.method, "--seed", str(self.seed)], overrides)
+
+    def command_line(self, words: Sequence[str], overrides: Sequence[str], plugins: Sequence[str] | None = None) -> str:
+        """Format a command that uses this configuration's device, threads and plugins.
+
+        Args:
+            words: The command and its arguments.
+            overrides: `KEY=VALUE` pairs for `--set`.
+            plugins: Plugins to name instead of the configuration's own.
+        """
+        return format_command(
+            words,
+            device=self.device,
+            threads=self.threads,
+            plugins=self.plugins if plugins is None else plugins,
+            overrides=overrides,
+        )
 
 
-def same_experiment(one: Any, other: Any) -> bool:
-    """Whether two configurations, as plain values, are one experiment; the number of threads may differ, and where the
-    files of plugins lie.
-    """
-    return bool(_what_matters(one) == _what_matters(other))
-
-
-def _what_matters(described: Any) -> Any:
-    if not isinstance(described, dict) or not isinstance(described.get("run"), dict):
-        return described
-    run = {key: value for key, value in described["run"].items() if key != "threads"}
-    return {**described, "run": {**run, "plugins": plugin_names(run)}}
+def _experiment_keys(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of section [run] that define the experiment."""
+    return {**{key: value for key, value in run.items() if key != "threads"}, "plugins": plugin_names(run)}
 
 
 def plugin_names(run: Mapping[str, Any]) -> list[str]:
-    """The names of the plugins' files, from the section [run] of a configuration, which may hold anything."""
+    """Return the file names of the plugins in an untrusted section [run]."""
     named = run.get("plugins", [])
     if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
         return [short_repr(named)]
     return [Path(plugin).name for plugin in named]
 
 
-def named_benchmark(name: str) -> tuple[str, dict[str, Any]]:
-    """A benchmark's name and what was given behind a colon, as in `folder:PATH`."""
-    first, colon, argument = name.partition(":")
-    if not colon:
-        return name, {}
-    entry = find_benchmark(first)
-    if not entry.argument:
-        raise UsageError(f"{name}: the benchmark {first} takes nothing behind a colon.")
-    return first, {entry.argument: argument}
-
-
-def command_line(
-    action: str, config: RunConfig, words: Sequence[str], overrides: Sequence[str], plugins: Sequence[str] | None = None
-) -> str:
-    """A command line as a user would type it, with the plugins, the configuration's by default, by their names."""
-    line = ["steppe", action, config.benchmark, *words]
-    if config.device != "cpu":
-        line += ["--device", config.device]
-    if config.threads != 1:
-        line += ["--threads", str(config.threads)]
-    for plugin in config.plugins if plugins is None else plugins:
-        line += ["--plugin", Path(plugin).name]
-    for override in overrides:
-        line += ["--set", override]
-    return shlex.join(line)
-
-
-def _kinds(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Settings]]:
-    """The settings behind each section."""
+def _settings_types(benchmark: BenchmarkEntry, method: MethodEntry) -> dict[str, type[Settings]]:
     return {"benchmark": benchmark.settings, "method": method.settings, "training": TrainingConfig}
-
-
-def _parsed(override: str, kinds: Mapping[str, type[Settings]]) -> tuple[str, str, str]:
-    """`section.key=value`, or `key=value` where only one section has such a key."""
-    name, equals, value = override.partition("=")
-    if not equals or not name.strip():
-        raise UsageError(f"--set {override}: write key=value, for example --set method.lr=0.02.")
-    name = name.strip()
-    section, dot, key = name.partition(".")
-    if dot:
-        if section not in kinds:
-            raise unknown_name("section in --set", section, kinds)
-        if key not in kinds[section].schema():
-            raise unknown_name(f"setting of the {section}", key, kinds[section].schema())
-        return section, key, _bare(value, *kinds[section].schema()[key])
-    holders = [section for section, kind in kinds.items() if name in kind.schema()]
-    if not holders:
-        every = [f"{section}.{key}" for section, kind in kinds.items() for key in kind.schema()]
-        raise unknown_name("setting", name, every)
-    if len(holders) > 1:
-        raise UsageError(f"--set {override}: which one? {' or '.join(f'{holder}.{name}' for holder in holders)}.")
-    return holders[0], name, _bare(value, *kinds[holders[0]].schema()[name])
-
-
-def _bare(value: str, kind: type, limits: Limits) -> str:
-    """A value without the blanks around it, which may be part of a free text alone."""
-    return value if kind is str and not limits.choices else value.strip()

@@ -1,4 +1,4 @@
-"""Work in other processes of this machine, several at a time; each tells how it goes over a channel of its own."""
+"""Worker processes on this machine; each one sends messages to the parent over its own socket."""
 
 from __future__ import annotations
 
@@ -17,53 +17,55 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-Told = dict[str, Any]
-"""One message of a process: plain values, that is what JSON can hold."""
-Tell = Callable[[Told], None]
-"""Sends a message to whoever submitted the work."""
+Payload = dict[str, Any]
+"""One message of a worker: values that JSON can represent."""
+Send = Callable[[Payload], None]
+"""Sends a message to the parent."""
 
 _CHUNK = 2**20  # bytes read at once
 _CHUNKS = 16
-_PATIENCE = 10.0  # seconds for a process whose work is done to end
+_EXIT_TIMEOUT = 10.0  # seconds for a worker to exit after its last message
 _SAFE_PATH = "PYTHONSAFEPATH"
 _START = threading.Lock()
 
 
-class GoneError(Exception):
-    """Whoever submitted the work is no longer there to be told, or has cancelled it."""
+class ParentGoneError(Exception):
+    """The parent is gone, or has cancelled the work."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A process is no more, and everything that it told has been passed on."""
+class WorkerExited:
+    """A worker has exited, and all its messages have been delivered."""
 
     exit_code: int | None
 
     @property
     def reason(self) -> str:
-        """How it ended, in words."""
+        """How it exited, in words."""
         code = self.exit_code
         if code is not None and code < 0:
             with suppress(ValueError):
                 name = signal.Signals(-code).name
-                memory = ", as by the system when memory runs out" if name == "SIGKILL" else ""
-                return f"its process was killed by {name}{memory}"
-        return f"its process ended with exit code {code}"
+                memory = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+                return f"the process was killed by {name}{memory}"
+        return f"the process exited with code {code}"
 
 
 @dataclass
 class _Worker:
-    """A process and our end of its channel; `unread` is the beginning of a message."""
+    """A process, our end of its socket, and the incomplete message read so far."""
 
     process: BaseProcess
     channel: socket.socket
     unread: bytearray = field(default_factory=bytearray)
-    whole: bool = True
-    """Whether the channel may bring more."""
+    is_open: bool = True
+    """Whether more may arrive."""
 
-    def received(self, *, ended: bool) -> Iterator[Told]:
-        """The messages that are there, of a process that has not ended no more than a few: others want to be heard as
-        well. Never waits; what a killed process left half-sent is dropped.
+    def receive(self, *, ended: bool) -> Iterator[Payload]:
+        """Yield the messages that have arrived, without waiting.
+
+        From a running process only a few chunks are read, to be fair to the others. The incomplete last message of a
+        killed process is dropped.
         """
         chunks = count() if ended else range(_CHUNKS)
         try:
@@ -79,113 +81,125 @@ class _Worker:
                 return
         except BlockingIOError:
             return
-        except OSError:  # reset: its other end was closed with something unread in it
+        except OSError:  # reset: the other end was closed with unread data
             pass
-        self.whole = False
+        self.is_open = False
 
 
 class LocalExecutor:
-    """Does work in processes of this machine, each of which may be killed at any instant without harm to others.
+    """Runs functions in worker processes, any of which may be killed at any time without affecting the others.
 
-    Nothing is shared between processes: no lock that one could die with, no channel that it could leave half a message
-    in for the others.
+    The processes share nothing: no lock that a killed one could hold, no queue that it could leave corrupt.
     """
 
     def __init__(self, *preload: str) -> None:
-        """`preload` names modules that every process needs; where the system can, they are loaded once for all."""
+        """Create the executor; no process is started yet.
+
+        Args:
+            preload: Modules that every worker needs; with a fork server they are imported only once.
+        """
         self._context = _context(preload)
         self._workers: dict[int, _Worker] = {}
 
     def __len__(self) -> int:
-        """How many are at work."""
+        """Return the number of running workers."""
         return len(self._workers)
 
     def submit(self, number: int, work: Callable[..., None], *arguments: Any) -> None:
-        """Start `work(tell, *arguments)` in a process; `number` tells it from others in what `progress` gives.
+        """Start `work(send, *arguments)` in a new process.
+
+        Args:
+            number: Identifies the worker in the results of `poll`.
+            work: A function at module level.
+            arguments: Its further arguments, which must be picklable.
 
         Raises:
-            OSError, EOFError: The system cannot start a process now.
+            OSError: The system cannot start a process.
+            EOFError: The fork server has died.
         """
         ours, theirs = socket.socketpair()
         try:
-            with _not_from_here() as safe_path:
+            with _isolated_sys_path() as safe_path:
                 process = self._context.Process(  # type: ignore[attr-defined]
-                    target=_at_work, args=(theirs, safe_path, work, arguments), daemon=True
+                    target=_worker_main, args=(theirs, safe_path, work, arguments), daemon=True
                 )
                 process.start()
         except BaseException:
             ours.close()
             raise
         finally:
-            theirs.close()  # the process's own copy is then the last: when it ends, the channel does
+            theirs.close()  # then the worker has the only copy, and its exit closes the connection
         ours.setblocking(False)
         self._workers[number] = _Worker(process, ours)
 
-    def progress(self, timeout: float | None = None) -> list[tuple[int, Told | Ended]]:
-        """What the processes have told, by their numbers, in order; waits until there is something.
+    def poll(self, timeout: float | None = None) -> list[tuple[int, Payload | WorkerExited]]:
+        """Wait for messages and return them with the workers' numbers, in order.
 
-        A process that has ended, however that was, is told of by `Ended`, after its last message.
+        A `WorkerExited` follows the last message of every worker, however it exited.
+
+        Args:
+            timeout: Seconds to wait at most; None waits until there is a message.
         """
         if not self._workers:
             return []
-        places: dict[Any, int] = {}
+        numbers: dict[Any, int] = {}
         for number, worker in self._workers.items():
-            places[worker.process.sentinel] = number
-            if worker.whole:
-                places[worker.channel] = number
-        found: list[tuple[int, Told | Ended]] = []
-        for number in dict.fromkeys(places[ready] for ready in connection.wait(list(places), timeout)):
+            numbers[worker.process.sentinel] = number
+            if worker.is_open:
+                numbers[worker.channel] = number
+        messages: list[tuple[int, Payload | WorkerExited]] = []
+        for number in dict.fromkeys(numbers[ready] for ready in connection.wait(list(numbers), timeout)):
             worker = self._workers[number]
-            ended = worker.process.exitcode is not None  # looked at first: what it sent before is there by now
-            found += ((number, told) for told in worker.received(ended=ended))
+            ended = worker.process.exitcode is not None  # checked before reading, so that all it sent has arrived
+            messages += ((number, payload) for payload in worker.receive(ended=ended))
             if ended:
-                found.append((number, self._let_go(number)))
-        return found
+                messages.append((number, self._reap(number)))
+        return messages
 
     def release(self, number: int) -> None:
-        """Let go of a process that has told everything: it may end, and is made to if it does not."""
-        if number not in self._workers:  # it has ended already
+        """Wait for a worker that has sent its last message to exit, and kill it after a timeout."""
+        if number not in self._workers:  # it has exited already
             return
         worker = self._workers[number]
-        worker.process.join(_PATIENCE)
-        if worker.process.exitcode is None:  # threads of a plugin's, for example
+        worker.process.join(_EXIT_TIMEOUT)
+        if worker.process.exitcode is None:  # for example, a plugin's thread is still running
             worker.process.kill()
-        self._let_go(number)
+        self._reap(number)
 
     def cancel(self) -> None:
-        """Ask all processes to stop, and wait until they have."""
+        """Terminate all workers and wait until they have exited."""
         for worker in self._workers.values():
             worker.process.terminate()
-            worker.channel.close()  # else it might wait for ever for us to read
+            worker.channel.close()  # otherwise it could block forever on a full socket
         for number in list(self._workers):
-            self._let_go(number)
+            self._reap(number)
 
-    def _let_go(self, number: int) -> Ended:
+    def _reap(self, number: int) -> WorkerExited:
         worker = self._workers[number]
         worker.channel.close()
         worker.process.join()
         del self._workers[number]
-        return Ended(worker.process.exitcode)
+        return WorkerExited(worker.process.exitcode)
 
 
-def _at_work(
+def _worker_main(
     channel: socket.socket, safe_path: str | None, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    """The work, in its process. Ctrl-C is the parent's business: it ends us by SIGTERM."""
+    """Run the work in its process; Ctrl-C is left to the parent, which sends SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_safe_path(safe_path)
 
-    def tell(message: Told) -> None:
+    def send(message: Payload) -> None:
         try:
             channel.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            raise GoneError from error
+            raise ParentGoneError from error
 
-    work(tell, *arguments)
+    work(send, *arguments)
 
 
 def _context(preload: tuple[str, ...]) -> BaseContext:
-    """Processes forked from a server that has the modules loaded already, where the system can; else spawned."""
+    """Fork workers from a server with the modules preloaded, where supported; otherwise spawn them."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(preload))
@@ -194,9 +208,11 @@ def _context(preload: tuple[str, ...]) -> BaseContext:
 
 
 @contextmanager
-def _not_from_here() -> Iterator[str | None]:
-    """Meanwhile Python, which multiprocessing starts by `python -c`, takes no modules from the working directory: it
-    may be a stranger's, with a torch.py of its own. Gives what was set before, for the process to set again.
+def _isolated_sys_path() -> Iterator[str | None]:
+    """Keep the working directory off the module path of processes started meanwhile.
+
+    multiprocessing starts them with `python -c`, and an untrusted directory may contain its own torch.py. Yields the
+    previous value of the variable, for the process to restore.
     """
     with _START:
         before = os.environ.get(_SAFE_PATH)

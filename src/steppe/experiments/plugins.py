@@ -1,4 +1,4 @@
-"""Users' own files, which register methods and benchmarks."""
+"""Plugins: Python files that register custom methods and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,97 +11,138 @@ from pathlib import Path
 
 from steppe.errors import UsageError, has_control_characters, one_line, os_error_text, short_repr
 
-_DIGESTS: dict[Path, str] = {}  # of the files imported so far, as they were then
+_DIGESTS: dict[Path, str] = {}  # SHA-256 of each imported file at import time
 
 
 def load_plugins(paths: Iterable[str]) -> tuple[str, ...]:
-    """Import the files, each once per process; gives their whole paths."""
-    return tuple(str(_imported(path)) for path in paths)
+    """Import plugin files, each once per process.
+
+    Args:
+        paths: The files.
+
+    Returns:
+        Their absolute paths.
+
+    Raises:
+        UsageError: A file does not exist or cannot be imported.
+    """
+    return tuple(str(_import_plugin(path)) for path in paths)
 
 
-def moved(paths: Iterable[str], given: Iterable[str]) -> list[str]:
-    """The files where they lie now: of those given, the ones of the same names serve in their place."""
+def relocate_plugins(paths: Iterable[str], given: Iterable[str]) -> list[str]:
+    """Replace recorded plugin paths by given ones of the same file name.
+
+    Args:
+        paths: The paths in a configuration.
+        given: The paths given by the user.
+
+    Returns:
+        The current paths.
+    """
     given = list(given)
-    places = {name: path for path in given for name in _names(path)}
-    return [path if path in given else places.get(Path(path).name, path) for path in paths]
+    current = {name: path for path in given for name in _file_names(path)}
+    return [path if path in given else current.get(Path(path).name, path) for path in paths]
 
 
-def require_named(wanted: Iterable[str], given: Iterable[str]) -> None:
-    """Refuse plugins that a file names and the user did not: they are code, and the file may be a stranger's."""
-    chosen = {name for path in given for name in _names(path)}
-    missing = [path for path in wanted if Path(path).name not in chosen]
+def require_allowed(wanted: Iterable[str], given: Iterable[str]) -> None:
+    """Check that the user named all plugins that an untrusted configuration names, since they are code.
+
+    Args:
+        wanted: The plugins in the configuration.
+        given: The plugins named by the user.
+
+    Raises:
+        UsageError: A plugin was not named by the user, or does not exist.
+    """
+    allowed = {name for path in given for name in _file_names(path)}
+    missing = [path for path in wanted if Path(path).name not in allowed]
     for path in missing:
-        _require_there(path)
+        _require_exists(path)
     if missing:
-        told = "the plugin" if len(missing) == 1 else "the plugins"
-        typed = " ".join(f"--plugin {shlex.quote(path)}" for path in missing)
+        noun = "plugin" if len(missing) == 1 else "plugins"
+        options = " ".join(f"--plugin {shlex.quote(path)}" for path in missing)
         raise UsageError(
-            f"this needs {told} {', '.join(missing)}, Python code that is only run if you name it: if you trust it, "
-            f"add {typed}, or --trust-plugins to run whatever plugins are named there."
+            f"this needs the {noun} {', '.join(missing)}. Plugins are Python code and run only if you name them; "
+            f"if you trust this code, pass {options}, or --trust-plugins to run all plugins named there."
         )
 
 
-def require_plugins(given: Iterable[str], paths: Iterable[str]) -> None:
-    """Refuse a file that is given for a plugin that has moved, but is called like none of them."""
+def require_known_names(given: Iterable[str], paths: Iterable[str]) -> None:
+    """Check that each given plugin replaces a recorded one of the same file name.
+
+    Args:
+        given: The plugins named by the user.
+        paths: The recorded plugins.
+
+    Raises:
+        UsageError: No recorded plugin has this file name.
+    """
     names = [Path(path).name for path in paths]
     for path in given:
-        if not _names(path) & set(names):
-            told = f"those it was made with are called {', '.join(names)}" if names else "it was made without any"
-            raise UsageError(f"--plugin {path}: {told}; give files of the same names.")
+        if not _file_names(path) & set(names):
+            if not names:
+                raise UsageError(f"--plugin {path}: the run was started without plugins; leave out --plugin.")
+            raise UsageError(
+                f"--plugin {path}: expected a file named {' or '.join(names)}, as when the run was started."
+            )
 
 
-def _names(path: str) -> set[str]:
-    """What a file is called: a link's own name and that of the file it leads to, which is the one that is recorded."""
+def _file_names(path: str) -> set[str]:
+    """Return the names of a link and of its target; the latter is the one recorded."""
     try:
         return {Path(path).name, Path(path).resolve().name}
-    except (OSError, ValueError):  # told when it is imported
+    except (OSError, ValueError):  # reported on import
         return {Path(path).name}
 
 
-def digests(paths: Iterable[str]) -> dict[str, str]:
-    """The files by name, with a digest of what was imported from them, for a result to name its code by."""
-    found: dict[str, str] = {}
+def plugin_digests(paths: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each imported plugin by file name, recorded in results as their versions.
+
+    Args:
+        paths: Absolute paths of imported plugins.
+    """
+    versions: dict[str, str] = {}
     for path in map(Path, paths):
-        others = [found[path.name]] if path.name in found else []
-        found[path.name] = " and ".join([*others, f"sha256:{_DIGESTS[path][:16]}"])
-    return found
+        others = [versions[path.name]] if path.name in versions else []
+        versions[path.name] = " and ".join([*others, f"sha256:{_DIGESTS[path][:16]}"])
+    return versions
 
 
-def _require_there(path: str) -> None:
+def _require_exists(path: str) -> None:
     if has_control_characters(path):
-        raise UsageError(f"the plugin {short_repr(path)} is no Python file: its name cannot be shown.")
+        raise UsageError(f"plugin {short_repr(path)} is not a Python file: its name has unprintable characters.")
     try:
-        there = Path(path).exists()
-    except OSError:  # no file can have so long a name
-        there = False
-    if not there:
+        exists = Path(path).exists()
+    except OSError:  # the name is too long
+        exists = False
+    if not exists:
         raise UsageError(
-            f"the plugin {path} is not there: if it lies elsewhere now, say where, by --plugin FILE (of the same name)."
+            f"plugin {path} does not exist; if it has moved, pass its new location as --plugin FILE (same file name)."
         )
 
 
-def _imported(path: str) -> Path:
+def _import_plugin(path: str) -> Path:
     try:
         file = Path(path).resolve()
         name = f"steppe_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
-    except (OSError, RuntimeError, ValueError) as error:  # no file can have such a name, or links go in a circle
-        raise UsageError(f"the plugin {short_repr(path)} is no Python file: {error}.") from error
+    except (OSError, RuntimeError, ValueError) as error:  # an invalid name, or a loop of links
+        raise UsageError(f"plugin {short_repr(path)} is not a Python file: {error}.") from error
     if file in _DIGESTS:
         return file
-    _require_there(path)
+    _require_exists(path)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise UsageError(f"the plugin {path} is no Python file.")
+        raise UsageError(f"plugin {path} is not a Python file.")
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise UsageError(f"the plugin {path} cannot be read: {os_error_text(error)}.") from error
+        raise UsageError(f"cannot read plugin {path}: {os_error_text(error)}.") from error
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(f"the plugin {path} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+        raise UsageError(f"cannot import plugin {path}: {type(error).__name__}: {one_line(error)}") from error
     _DIGESTS[file] = digest
     return file

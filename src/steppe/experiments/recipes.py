@@ -1,4 +1,4 @@
-"""The paper's tables and figures as recipes: which studies each of them takes, and what is drawn from them."""
+"""Recipes for the paper's tables and figures: the studies each one needs, and the figures drawn from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steppe.errors import unknown_name
-from steppe.experiments.config import RunConfig, command_line
+from steppe.experiments.config import RunConfig
 from steppe.experiments.study import Job
 
 
@@ -21,7 +21,7 @@ class Part:
     changes: tuple[str, ...] = ()
 
     def jobs(self, out: Path, seeds: Iterable[int], changes: Sequence[str] = ()) -> list[Job]:
-        """Its runs, in the recipe's directory."""
+        """Return the runs, with directories under the recipe's."""
         return [
             Job(
                 RunConfig.make(self.benchmark, method, [*self.changes, *changes], seed=seed),
@@ -32,14 +32,22 @@ class Part:
         ]
 
     def command(self, seeds: str, changes: Sequence[str] = ()) -> str:
-        """The same as a command of its own; `seeds` as --seeds has them."""
+        """Return the equivalent `steppe study` command; `seeds` is in the format of --seeds."""
         first = RunConfig.make(self.benchmark, self.methods[0], [*self.changes, *changes])
-        return command_line("study", first, [*self.methods, "--seeds", seeds], [*self.changes, *changes])
+        return first.command_line(["study", self.benchmark, *self.methods, "--seeds", seeds], [*self.changes, *changes])
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure of the paper: its studies, how many seeds by default, and what comes after them."""
+    """A table or figure of the paper.
+
+    Attributes:
+        text: One line for `steppe reproduce --list`.
+        parts: The studies.
+        seeds: The default number of seeds.
+        figures: Figures drawn from the runs.
+        landscapes: Whether to measure loss landscapes.
+    """
 
     text: str
     parts: tuple[Part, ...]
@@ -48,7 +56,7 @@ class Recipe:
     landscapes: bool = False
 
     def only(self, methods: Sequence[str]) -> Recipe:
-        """The same for some of its methods."""
+        """Return the recipe restricted to these methods; an unknown one raises a UsageError."""
         known = list(dict.fromkeys(method for part in self.parts for method in part.methods))
         for method in methods:
             if method not in known:
@@ -62,13 +70,17 @@ _COMPARED = ("finetune", "ewc", "gem", "a-gem", "er", "la-maml", "gpm")
 _MORE = ("fs-er", "sgp", "der++", "sam-er", "multitask")
 _ON_IMAGES = ("fs-dgpm", "fs-sgpm", "er", "gpm")
 _LANDSCAPE = ("er", "fs-er", "gpm", "fs-dgpm", "finetune", "oracle", "la-maml")
-_FS_ER_STEPS = ("lr=0.001", "ascent_steps=1", "ascent_lr=0.01")  # the released script's
+_FS_ER_STEPS = ("lr=0.001", "ascent_steps=1", "ascent_lr=0.01")  # as in the released script
 _RELEASED = (
     Part("released-fs-er", "pmnist-60k", ("fs-er",), (*_FS_ER_STEPS, "training.patience=0")),
-    # That script's FS-ER descends by a fifth of what its ER does; ER by as little is the control.
+    # FS-ER's step size in that script is a fifth of ER's; ER with the same small step is the control.
     Part("lr-0.001", "pmnist-60k", ("er",), ("lr=0.001", "training.patience=0")),
 )
-_STOP_AT_FIRST = ("training.patience=1", "training.lr_divisor=10", "training.lr_min=0.01")  # at the first bad epoch
+_STOP_AT_FIRST = (
+    "training.patience=1",
+    "training.lr_divisor=10",
+    "training.lr_min=0.01",
+)  # stops at the first bad epoch
 
 RECIPES = {
     "pmnist-table": Recipe(
@@ -77,14 +89,14 @@ RECIPES = {
         figures=("comparison", "matrix"),
     ),
     "ablation": Recipe(
-        "The family's members beside GPM and ER on Permuted MNIST.",
+        "The FS-DGPM family next to GPM and ER on Permuted MNIST.",
         (Part("pmnist", "pmnist", (*_FAMILY, "gpm", "er", "fs-er")),),
         figures=("ablation", "importances"),
     ),
     "pmnist-controls": Recipe(
-        "What gains on Permuted MNIST are made of: importances or form, the ascent, a buffer of as many bytes.",
+        "Controls for gains on Permuted MNIST: importances, ascent form and size, a buffer of equal bytes.",
         (
-            # fs-sgpm's preset differs from fs-gpm's in the importances, the form and the size of the ascent.
+            # The presets of fs-sgpm and fs-gpm differ in importances, ascent form and ascent size.
             Part("ones-chunked", "pmnist", ("fs-gpm",), ("ascent_form=chunked", "ascent_lr=0.075")),
             Part("spectral-whole", "pmnist", ("fs-sgpm",), ("ascent_form=whole", "ascent_lr=0.05")),
             Part("large-ascent", "pmnist", ("fs-er",), ("ascent_steps=2", "ascent_lr=0.05")),  # FS-DGPM's
@@ -92,7 +104,7 @@ RECIPES = {
         ),
     ),
     "k-study": Recipe(
-        "FS-DGPM with K = 1, 2 and 3 steps of ascent on Permuted MNIST.",
+        "FS-DGPM with K = 1, 2 and 3 ascent steps on Permuted MNIST.",
         tuple(Part(f"ascent-steps-{k}", "pmnist", ("fs-dgpm",), (f"ascent_steps={k}",)) for k in (1, 2, 3)),
         figures=("ascent-steps",),
     ),
@@ -105,46 +117,46 @@ RECIPES = {
         figures=("memory-size",),
     ),
     "case-study": Recipe(
-        "FS-ER against ER: 10 tasks of 60,000 digits.",
+        "FS-ER vs. ER: 10 tasks of 60,000 digits.",
         (Part("pmnist-60k", "pmnist-60k", ("er", "fs-er")),),
         seeds=3,
         figures=("case-study",),
         landscapes=True,
     ),
     "case-study-released": Recipe(
-        "FS-ER with the released script's step sizes, ER with its own and with these: 10 tasks of 60,000 digits.",
+        "FS-ER with the released script's step sizes, ER with both: 10 tasks of 60,000 digits.",
         (*_RELEASED, Part("no-early-stopping", "pmnist-60k", ("er",), ("training.patience=0",))),
         seeds=3,
     ),
     "fs-er-ablation": Recipe(
-        "What FS-ER against ER depends on: stopping, the size of the ascent, momentum, the released step sizes.",
+        "What FS-ER vs. ER depends on: early stopping, ascent size, momentum, the released step sizes.",
         (
             Part("no-early-stopping", "pmnist-60k", ("er", "fs-er"), ("training.patience=0",)),
             Part("ascent-lr-0.1", "pmnist-60k", ("fs-er",), ("ascent_lr=0.1",)),
             Part("ascent-lr-0.2", "pmnist-60k", ("fs-er",), ("ascent_lr=0.2",)),
             Part("no-momentum", "pmnist-60k", ("er", "fs-er"), ("momentum=0",)),
             *_RELEASED,
-            # The script's options for early stopping, which it gives but does not turn on.
+            # Early stopping, which the script implements but does not enable.
             Part("stop-at-first", "pmnist-60k", ("er",), _STOP_AT_FIRST),
             Part("released-fs-er-stop-at-first", "pmnist-60k", ("fs-er",), (*_FS_ER_STEPS, *_STOP_AT_FIRST)),
         ),
         seeds=1,
     ),
     "landscape-study": Recipe(
-        "Is the flatter landscape the better learner? Seven methods, 10 tasks of 60,000 digits.",
+        "Do flatter minima forget less? Seven methods, 10 tasks of 60,000 digits.",
         (Part("pmnist-60k", "pmnist-60k", _LANDSCAPE),),
         seeds=1,
         figures=("stability", "landscapes", "landscape-grid", "case-study"),
         landscapes=True,
     ),
     "superclass-table": Recipe(
-        "Table 1, CIFAR-100 Superclass, true images: 20 tasks of up to 50 epochs.",
+        "Table 1, CIFAR-100 Superclass, correctly decoded images: 20 tasks of up to 50 epochs.",
         (Part("cifar100-superclass", "cifar100-superclass", _ON_IMAGES),),
         seeds=1,
         figures=("comparison", "matrix"),
     ),
     "superclass-scrambled": Recipe(
-        "CIFAR-100 Superclass as the paper's released code reads it.",
+        "CIFAR-100 Superclass as decoded by the paper's released code.",
         (Part("cifar100-superclass", "cifar100-superclass", ("fs-dgpm",), ("reading=scrambled",)),),
         seeds=1,
         figures=("matrix",),
@@ -156,7 +168,7 @@ RECIPES = {
         figures=("comparison", "matrix"),
     ),
     "tiny-imagenet-table": Recipe(
-        "Table 1, TinyImageNet: as many tasks as there are classes on disk, 10 epochs.",
+        "Table 1, TinyImageNet: one task per 5 classes on disk, 10 epochs.",
         (Part("tiny-imagenet", "tiny-imagenet", ("fs-dgpm", "gpm", "er")),),
         seeds=1,
         figures=("comparison", "matrix"),

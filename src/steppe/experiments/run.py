@@ -1,4 +1,4 @@
-"""One run: tasks in order, each learnt, every one seen so far tested, everything recorded; resumed if it broke off."""
+"""One run: learn the tasks in order, evaluate on all tasks seen after each one, record everything; resumable."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import torch
 from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
 from steppe.data.task import Task
 from steppe.errors import RunError, UsageError, one_line
-from steppe.experiments.config import RunConfig, same_experiment
-from steppe.experiments.plugins import digests
-from steppe.experiments.run_directory import RunDirectory, locked, read_result, require_free
+from steppe.experiments.config import RunConfig
+from steppe.experiments.plugins import plugin_digests
+from steppe.experiments.run_directory import RunDirectory, lock_directory, read_result, require_free
+from steppe.fast.malloc import keep_freed_memory
 from steppe.learning.events import Callback, EpochEnded, Event, Progress, RunStarted, TaskEnded, ignore
 from steppe.learning.learner import Learner
 from steppe.learning.metrics import AccuracyMatrix
@@ -29,12 +30,11 @@ from steppe.runtime.clocks import NONE, Clock, Time, by_kind
 from steppe.runtime.contexts import gc_frozen
 from steppe.runtime.devices import make_deterministic, resolve_device
 from steppe.runtime.environment import described, machine, printable
-from steppe.runtime.malloc import keep_freed_memory
 from steppe.runtime.signals import Stop, never
 from steppe.version import versions
 
 CHECKPOINT_EVERY = 300.0
-"""Seconds of a task after which a state is kept, so that a run can be resumed; one is kept after every task anyway."""
+"""Seconds between checkpoints within a task; there is always one after each task."""
 
 _KINDS = ("train", "evaluate", "memory")  # of seconds
 
@@ -48,12 +48,28 @@ def run(
     checkpoint_every: float = CHECKPOINT_EVERY,
     stop: Stop = never,
 ) -> RunResult:
-    """Do the run and give its result; with `out`, leave a run directory there.
+    """Execute a run. All checks come before the first write.
 
-    With `resume` a run that is there already is gone on with, from the last state it kept, to the result it would have
-    had, or with another number of threads, which the result then says; one that is finished is left as it is. Where
-    `stop` asks for it the run keeps its state and stops.
-    Everything that can be refused is refused before anything is written.
+    Args:
+        config: The configuration.
+        out: The run directory to write; None writes nothing.
+        callback: Called with every event.
+        resume: Resume the run in `out` from its last checkpoint, or return its result if it is finished. A resumed run
+            gives the same result bit for bit; the number of threads may change, which the result then records.
+        checkpoint_every: Seconds between checkpoints within a task.
+        stop: Called regularly; if it returns an exception, the run saves a checkpoint and raises it.
+
+    Returns:
+        The result, as in result.json.
+
+    Raises:
+        UsageError: The configuration and the directory do not fit, or the method does not suit the benchmark.
+        RunError: The directory cannot be read or written.
+
+    Example:
+        >>> import steppe.methods
+        >>> config = RunConfig.make("pmnist", "finetune", ["tasks=2", "samples=20", "test_samples=20"])
+        >>> result = run(config)
     """
     config = dataclasses.replace(config, device=resolve_device(config.device))
     if out is None:
@@ -64,48 +80,51 @@ def run(
         require_same_config(out, config)
     elif not (out / RESULT).exists():
         require_free(out)
-    prepared = _Run(
-        config, out, callback, checkpoint_every, stop
-    )  # refuses what cannot be, before the directory is made
-    with locked(out):
+    prepared = _Run(config, out, callback, checkpoint_every, stop)  # validates, before the directory is created
+    with lock_directory(out):
         if not resume:
-            require_free(out)  # by a process that was quicker
+            require_free(out)  # again: another process may have been faster
         elif (out / RESULT).exists():
             return finalize_existing(out)
         return prepared.result()
 
 
 def finalize_existing(out: Path) -> RunResult:
-    """A result that is there; what should come after it is made up for, if the run was killed in between."""
+    """Return the existing result, and write the report if the run was killed before it could."""
     result = read_result(out)
     directory = RunDirectory(out)
     if not (out / REPORT).exists() or directory.states:
-        directory.tidy(run_report(result))
+        directory.clean_up(run_report(result))
     return result
 
 
 def require_same_config(out: Path, config: RunConfig) -> None:
-    """Refuse to go on with a run that has other settings."""
-    there = RunConfig.load(out / CONFIG, config.plugins)
-    if not same_experiment(there.as_dict(), config.as_dict()):
-        raise UsageError(f"{out} holds a run with other settings: choose another --out.")
+    """Raise a UsageError if the run in this directory has different settings."""
+    existing = RunConfig.load(out / CONFIG, config.plugins)
+    if not config.matches(existing.as_dict()):
+        raise different_settings(out)
+
+
+def different_settings(out: Path) -> UsageError:
+    """Build the error for a directory that contains a run with different settings."""
+    return UsageError(f"{out} contains a run with different settings; choose another --out.")
 
 
 class _Run:
-    """One run: where it stands, and its way to the result."""
+    """The state of a run, and the loop over its tasks."""
 
     def __init__(
         self, config: RunConfig, out: Path | None, callback: Callback, checkpoint_every: float, stop: Stop
     ) -> None:
         self._config, self._out, self._callback, self._every, self._stop = config, out, callback, checkpoint_every, stop
-        # Those of the code that runs, whatever happens to its files meanwhile.
-        self._versions = {**versions(), **digests(config.plugins)}
+        # Read now: the files may change while the run goes on.
+        self._versions = {**versions(), **plugin_digests(config.plugins)}
         torch.set_num_threads(config.threads)
         make_deterministic(config.device)
         keep_freed_memory()
         self._tasks = config.benchmark_settings.stream(config.seed)
-        self._learner = _learner(config)
-        _check(config, self._learner, self._tasks)
+        self._learner = _build_learner(config)
+        _validate_run(config, self._learner, self._tasks)
         self._directory: RunDirectory | None = None
         self._kept_at = time.monotonic()
         self._stage = 0
@@ -113,22 +132,22 @@ class _Run:
         self._per_task: list[dict[str, Any]] = []
         self._remarks = [printable(remark) for remark in config.benchmark_settings.remarks()]
         self._resumable = self._learner.is_saveable
-        self._told: list[str] = []  # remarks for whoever watches, which are not the result's
-        self._epochs_before = 0  # of the task in whose middle the run was resumed
+        self._notes: list[str] = []  # shown, but not part of the result
+        self._epochs_before = 0  # of the task within which the run was resumed
 
     def result(self) -> RunResult:
-        """Go to the end, from the start or from where the directory's last state stands."""
+        """Run to the end, from the start or from the last checkpoint."""
         if self._out is not None:
             state, remarks = RunDirectory(self._out).last_state([self._config], self._config.device)
-            self._go_back_to(state, remarks)
+            self._restore(state, remarks)
             self._directory = RunDirectory.create(self._out, self._config)
-            self._directory.cut_log(state)
+            self._directory.truncate_log(state)
         try:
             with gc_frozen():
-                self._learn_in_order()
+                self._learn_tasks()
         except BaseException as error:
             if self._directory is not None:
-                with suppress(RunError):  # the disk may be what stopped the run
+                with suppress(RunError):  # a full disk may be what stopped the run
                     reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
                     self._directory.log({"event": "Stopped", "reason": reason})
             raise
@@ -137,7 +156,7 @@ class _Run:
             self._directory.finish(result, run_report(result))
         return result
 
-    def _learn_in_order(self) -> None:
+    def _learn_tasks(self) -> None:
         config, tasks, training = self._config, self._tasks, self._config.training
         stages = _stages(config.method_settings.schedule, len(tasks))
         each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
@@ -145,17 +164,16 @@ class _Run:
         before = sum(lengths[: self._stage])
         if self._epochs_before:
             before += self._epochs_before * lengths[self._stage] // training.epochs
-        self._tell(
-            RunStarted(len(tasks), sum(lengths), [*self._remarks, *self._told], before, list(accumulate(lengths)))
+        self._emit(
+            RunStarted(len(tasks), sum(lengths), [*self._remarks, *self._notes], before, list(accumulate(lengths)))
         )
         for number in range(self._stage, len(stages)):
             stage = stages[number]
-            if (
-                stage.start == 0 and number > 0 and not self._learner.has_pending_task
-            ):  # everything so far from the start
-                self._learner = _learner(config)
-            tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else NONE
-            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._tell)  # type: ignore[arg-type]
+            retrain = stage.start == 0 and number > 0
+            if retrain and not self._learner.has_pending_task:
+                self._learner = _build_learner(config)
+            tested = self._evaluate_before_learning(number) if config.method_settings.schedule == "sequential" else NONE
+            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._emit)  # type: ignore[arg-type]
             clock = Clock(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
@@ -172,11 +190,12 @@ class _Run:
             ended = TaskEnded(
                 place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.diagnostics, cpu
             )
-            self._tell(ended)
+            self._emit(ended)
 
-    def _test_ahead(self, place: int) -> Time:
-        """Test the task at this place before it is learnt, and before the first one all of them, for forward transfer;
-        returns the time it took. In the middle of a task it was done before.
+    def _evaluate_before_learning(self, place: int) -> Time:
+        """Evaluate a task before it is learned (before the first one, all tasks) for forward transfer.
+
+        Returns the time it took. Within a resumed task it was done before.
         """
         clock = Clock()
         if not self._learner.has_pending_task:
@@ -186,19 +205,19 @@ class _Run:
                 self._matrix.ahead += self._learner.evaluate(self._tasks[place])
         return clock.time
 
-    def _tell(self, event: Event) -> None:
-        """Log and show what happened; keep a state after every task, within one every so often, and before a stop."""
+    def _emit(self, event: Event) -> None:
+        """Log and show an event; save a checkpoint after each task, every so often within one, and before stopping."""
         if self._directory is not None and not isinstance(event, Progress):
             self._directory.log({"event": type(event).__name__, **dataclasses.asdict(event)})
         self._callback(event)
         stopped = self._stop()
         due = stopped is not None or time.monotonic() - self._kept_at >= self._every
         if isinstance(event, TaskEnded) or (due and isinstance(event, (Progress, EpochEnded))):
-            self._keep()
+            self._save_state()
         if stopped is not None:
             raise stopped
 
-    def _keep(self) -> None:
+    def _save_state(self) -> None:
         if self._directory is None or not self._resumable:
             return
         state = {
@@ -207,7 +226,7 @@ class _Run:
             "machine": machine(self._config.device),
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
-            "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
+            "accuracies": _flatten(self._matrix.rows),  # a compact tensor: a thousand tasks give half a million values
             "untrained": self._matrix.untrained,
             "ahead": self._matrix.ahead,
             "per_task": self._per_task,
@@ -217,20 +236,22 @@ class _Run:
         self._directory.save_state(state)
         self._kept_at = time.monotonic()
 
-    def _go_back_to(self, state: State, remarks: Sequence[str]) -> None:
-        """Stand where the state stands; without one, at the start."""
-        self._told = list(remarks)
+    def _restore(self, state: State, remarks: Sequence[str]) -> None:
+        """Load the checkpoint, if there is one."""
+        self._notes = list(remarks)
         if not self._resumable:
-            self._told.append(f"{self._config.method}, or its network, cannot be kept: if the run stops, it is lost.")
+            self._notes.append(
+                f"{self._config.method}, or its network, cannot be saved: if interrupted, this run cannot be resumed."
+            )
         if state is None:
             return
         try:
             self._load_state_dict(state)
         except CANNOT_BE_A_STATE as error:
-            told = f"{type(error).__name__}: {one_line(error)}"
-            where = f"{self._out}/{CHECKPOINTS}/state-*"
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            files = f"{self._out}/{CHECKPOINTS}/state-*"
             raise RunError(
-                f"the run cannot go on from its last state ({told}): remove {where} to begin anew."
+                f"cannot resume from the last checkpoint ({reason}); remove {files} to start over."
             ) from error
 
     def _load_state_dict(self, state: State) -> None:
@@ -239,35 +260,35 @@ class _Run:
         self._remarks = [printable(remark) for remark in state["remarks"]]
         learnt = stages[self._stage - 1].stop if self._stage > 0 else 0
         if not 0 <= self._stage == len(self._per_task) <= len(stages) or len(state["rows"]) != learnt:
-            raise ValueError(f"{self._stage} stages with {len(state['rows'])} rows of accuracies cannot be")
+            raise ValueError(f"{self._stage} stages do not match {len(state['rows'])} rows of accuracies")
         for task in self._per_task:
             float(task["updates"]), dict(task["bytes"])
             _sums([task], "seconds"), "cpu_seconds" in task and _sums([task], "cpu_seconds")
-        self._matrix.rows = _in_rows(state["rows"], state["accuracies"])
-        for name in ("untrained", "ahead"):  # states of older versions have none
+        self._matrix.rows = _unflatten(state["rows"], state["accuracies"])
+        for name in ("untrained", "ahead"):  # missing in older checkpoints
             setattr(self._matrix, name, [float(value) for value in state.get(name, [])])
         self._learner.load_state_dict(state["learner"])
         fitting = state["learner"]["fitting"]
         self._epochs_before = 0 if fitting is None else int(fitting["epoch"])
         within = ""
-        if fitting is not None:  # when a task's last epoch has ended, there is no next one that it could be in
+        if fitting is not None:  # after a task's last epoch there is no epoch to be in
             where = "at the end" if fitting["over"] else f"in epoch {self._epochs_before + 1}"
             within = f", {where} of {fitting['task']!r}"
-        self._told.append(f"resumed after {self._stage} of {len(self._tasks)} tasks{within}.")
+        self._notes.append(f"resumed after {self._stage} of {len(self._tasks)} tasks{within}.")
         if state["versions"] != self._versions:
-            told = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
-            self._remarks = [*self._remarks, f"the first part of the run was done with other versions: {told}."]
-        before, here = state.get("machine", {}), machine(self._config.device)  # states of older versions have none
+            listed = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
+            self._remarks = [*self._remarks, f"the first part of the run used other versions: {listed}."]
+        before, here = state.get("machine", {}), machine(self._config.device)  # missing in older checkpoints
         if any(before.get(name, here.get(name)) != here.get(name) for name in ("processor", "gpu", "system")):
-            told = printable(described(before))
-            self._remarks = [*self._remarks, f"the first part of the run was done elsewhere: {told}."]
+            hardware = printable(described(before))
+            self._remarks = [*self._remarks, f"the first part of the run used another machine: {hardware}."]
         threads = int(state["config"]["run"]["threads"])
         if threads != self._config.threads:
-            self._remarks = [*self._remarks, f"the first part of the run was done with --threads {threads}."]
+            self._remarks = [*self._remarks, f"the first part of the run used --threads {threads}."]
 
     def _summed_up(self) -> RunResult:
         config, matrix, per_task = self._config, self._matrix, self._per_task
-        timed = all("cpu_seconds" in task for task in per_task)  # not what an older version has begun
+        timed = all("cpu_seconds" in task for task in per_task)  # not if an older version started the run
         return RunResult(
             benchmark=config.benchmark,
             method=config.method,
@@ -296,39 +317,43 @@ class _Run:
 
 
 def _sums(per_task: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
-    """Seconds of all tasks by kind."""
+    """Sum the seconds of all tasks, by kind."""
     return {kind: float(sum(task[measure][kind] for task in per_task)) for kind in _KINDS}
 
 
-def _in_a_row(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:
+def _flatten(rows: Sequence[Sequence[float] | None]) -> torch.Tensor:
     values = [value for row in rows if row is not None for value in row]
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _in_rows(lengths: Sequence[int | None], values: torch.Tensor) -> list[list[float] | None]:
+def _unflatten(lengths: Sequence[int | None], values: torch.Tensor) -> list[list[float] | None]:
     left = iter(values.tolist())
     return [None if length is None else list(islice(left, length)) for length in lengths]
 
 
-def refuse_unsuitable(configs: Sequence[RunConfig]) -> None:
-    """Refuse methods that cannot serve their benchmark, all the same one, and a device that is not there, before any
-    work.
+def validate_configs(configs: Sequence[RunConfig]) -> None:
+    """Check, before any work, that the methods suit their benchmark and that the device is available.
+
+    Args:
+        configs: Configurations that share a benchmark.
+
+    Raises:
+        UsageError, ModelError, DataError: A configuration cannot run.
     """
     tasks = configs[0].benchmark_settings.stream(configs[0].seed)
     for config in configs:
         resolve_device(config.device)
-        _check(
-            config, _learner(dataclasses.replace(config, device="cpu")), tasks
-        )  # this process needs no memory of a GPU
+        on_cpu = dataclasses.replace(config, device="cpu")  # this process should not use GPU memory
+        _validate_run(config, _build_learner(on_cpu), tasks)
 
 
-def _check(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:
+def _validate_run(config: RunConfig, learner: Learner, tasks: Sequence[Task]) -> None:
     learner.validate(tasks)
     if config.training.patience:
         TaskGroup(tasks, 0).require_validation()
 
 
-def _learner(config: RunConfig) -> Learner:
+def _build_learner(config: RunConfig) -> Learner:
     model = config.benchmark_settings.model(config.seed)
     benchmark = config.benchmark_settings
     return Learner(
@@ -342,7 +367,7 @@ def _learner(config: RunConfig) -> Learner:
 
 
 def _stages(schedule: str, tasks: int) -> list[range]:
-    """Which tasks are learnt together at each stage."""
+    """Return the tasks learned together at each stage."""
     if schedule == "joint":
         return [range(tasks)]
     if schedule == "retrain":

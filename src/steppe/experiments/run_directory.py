@@ -1,6 +1,6 @@
 """The run directory: config.toml, log.jsonl, checkpoints, result.json, report.md.
 
-In `checkpoints` lie the weights after each task and, while the run goes on, the last two states it can be resumed from.
+`checkpoints` contains the weights after each task and, until the run is finished, the last two states to resume from.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from steppe.results.schema import RunResult
 from steppe.runtime.files import append_to, inside, read_json, write_atomic, writing
 
 _LOCK = ".lock"
-_STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
+_STATES = 2  # number kept: the last, and the one before in case the last is damaged
 
 
 class RunDirectory:
-    """A directory that one run fills; made only when the run is ready to start."""
+    """The directory of one run; created only when the run is ready to start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
-        """Write the configuration into a directory, which is made if it is not there."""
+        """Create the directory if it does not exist, and write the configuration."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             write_atomic(inside(path, path / CONFIG), config.as_toml().encode())
@@ -44,24 +44,27 @@ class RunDirectory:
         return cls(path)
 
     def log(self, record: dict[str, Any]) -> None:
-        """Append one record to the log."""
+        """Append a record to the log."""
         with self._log() as file:
             file.write((json.dumps(record) + "\n").encode())
 
     def save_weights(self, model: nn.Module, task: int) -> None:
-        """Keep the model as it is after a task."""
+        """Save the model's weights after a task."""
         write_state(inside(self.path, _weights_file(self.path, task)), "weights", dict(model.state_dict()))
 
     def drop_weights(self, task: int) -> None:
-        """Let go of the model as it was after this task and later ones."""
+        """Remove the weights saved after this task and later ones."""
         with writing(self.path):
-            for place in kept_weights(self.path):
+            for place in weight_checkpoints(self.path):
                 if place >= task:
                     self._remove(_weights_file(self.path, place))
 
     def save_state(self, state: State, *, alone: bool = False) -> None:
-        """Keep what the run can be resumed from, with the length of the log, and drop the state before the last, or all
-        that there are.
+        """Save a state to resume from, with the length of the log, and remove all but the state before it.
+
+        Args:
+            state: The state.
+            alone: Remove all other states.
         """
         numbers = self.states
         with self._log() as file:
@@ -76,57 +79,67 @@ class RunDirectory:
     def last_state(
         self, configs: Sequence[RunConfig], device: str, fits: Callable[[State], bool] = lambda state: True
     ) -> tuple[State, list[str]]:
-        """The last state that is whole and fits, or None, and what is to be said about those that are not whole. One of
-        another run than these is refused.
+        """Read the last intact state.
+
+        Args:
+            configs: The configurations that the state may belong to.
+            device: Where to load tensors.
+            fits: Which states to accept.
+
+        Returns:
+            The state, or None, and remarks about damaged states, which are removed.
+
+        Raises:
+            RunError: A state belongs to a run with different settings.
         """
         remarks: list[str] = []
-        found: State = None
+        state: State = None
         for number in reversed(self.states):
             try:
-                found = read_state(self._state_file(number), "run", device)
+                state = read_state(self._state_file(number), "run", device)
             except RunError as error:
-                remarks.append(f"{error} What was there before it serves instead.")
+                remarks.append(f"{error} Using the previous checkpoint instead.")
                 with writing(self.path):
                     self._remove(self._state_file(number))
                 continue
-            if not isinstance(found, dict) or not any(config.describes(found.get("config")) for config in configs):
-                raise RunError(f"{self._state_file(number)} belongs to a run with other settings: remove it.")
-            if type(found.get("log")) is not int or found["log"] < 0:
-                raise RunError(f"{self._state_file(number)} does not say how long the log was: remove it.")
-            if fits(found):
+            if not isinstance(state, dict) or not any(config.matches(state.get("config")) for config in configs):
+                raise RunError(f"{self._state_file(number)} belongs to a run with different settings; remove it.")
+            if type(state.get("log")) is not int or state["log"] < 0:
+                raise RunError(f"{self._state_file(number)} has no valid log length; remove it.")
+            if fits(state):
                 break
-            found = None
-        return found, remarks
+            state = None
+        return state, remarks
 
-    def cut_log(self, state: State) -> None:
-        """Take out of the log what it tells of later than the state."""
+    def truncate_log(self, state: State) -> None:
+        """Remove log records written after the state."""
         with self._log() as file:
             file.truncate(min(file.tell(), state["log"]) if state is not None else 0)
 
     @contextmanager
     def _log(self) -> Iterator[BinaryIO]:
-        """The log, to be added to."""
+        """Open the log for appending."""
         file = inside(self.path, self.path / LOG)
         with writing(file), os.fdopen(append_to(file), "ab") as log:
             yield log
 
     def _remove(self, file: Path) -> None:
-        inside(self.path, file.parent)  # a link itself may go, a file behind `checkpoints` may not
+        inside(self.path, file.parent)  # a link may be removed, but nothing outside the directory
         file.unlink()
 
     def _state_file(self, number: int) -> Path:
         return self.path / CHECKPOINTS / f"state-{number:06d}.safetensors"
 
     def finish(self, result: RunResult, report: str) -> None:
-        """Write the result, which appears whole or not at all, and the report; states serve no more."""
+        """Write the result, atomically, and the report, and remove the states."""
         with writing(self.path / RESULT):
             write_atomic(
                 inside(self.path, self.path / RESULT), (json.dumps(result.as_dict(), indent=1) + "\n").encode()
             )
-        self.tidy(report)
+        self.clean_up(report)
 
-    def tidy(self, report: str) -> None:
-        """What comes after the result."""
+    def clean_up(self, report: str) -> None:
+        """Write the report and remove the states."""
         with writing(self.path):
             write_atomic(inside(self.path, self.path / REPORT), report.encode())
             for number in self.states:
@@ -134,43 +147,61 @@ class RunDirectory:
 
     @property
     def states(self) -> list[int]:
-        """Which states are there to be resumed from, in order."""
-        return _numbered(self.path, "state-")
+        """The numbers of the saved states, in order."""
+        return _checkpoint_numbers(self.path, "state-")
 
 
 def _weights_file(path: Path, task: int) -> Path:
     return path / CHECKPOINTS / f"task-{task + 1:03d}.safetensors"
 
 
-def kept_weights(path: Path) -> list[int]:
-    """The places of the tasks after which a run directory holds weights, in order."""
-    return _numbered(path, "task-", first=1)
+def weight_checkpoints(path: Path) -> list[int]:
+    """Return the indices of the tasks after which weights were saved, in order."""
+    return _checkpoint_numbers(path, "task-", first=1)
 
 
-def task_weights(path: Path, task: int) -> dict[str, Tensor]:
-    """The model's weights and buffers after the task at this place, by name."""
+def read_weights(path: Path, task: int) -> dict[str, Tensor]:
+    """Read the weights and buffers saved after a task.
+
+    Args:
+        path: The run directory.
+        task: The task's index.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        UsageError: No weights were saved after this task.
+        RunError: The file is damaged.
+    """
     file = _weights_file(path, task)
     if not file.exists():
-        raise UsageError(f"{file} is not there: the weights after task {task + 1} are not kept in this run directory.")
+        raise UsageError(f"{file} does not exist: no weights were saved after task {task + 1} in this run.")
     weights = read_state(file, "weights")
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
-        raise RunError(f"{file} holds something else than weights.")
+        raise RunError(f"{file} does not contain weights.")
     return weights
 
 
-def _numbered(path: Path, prefix: str, first: int = 0) -> list[int]:
-    """The numbers in the names of the checkpoints that begin like this, less the number of the first."""
+def _checkpoint_numbers(path: Path, prefix: str, first: int = 0) -> list[int]:
+    """Return the numbers in the names of checkpoints with this prefix, counted from `first`."""
     numbers = [file.stem.removeprefix(prefix) for file in (path / CHECKPOINTS).glob(f"{prefix}*.safetensors")]
     return sorted(int(number) - first for number in numbers if number.isascii() and number.isdigit())
 
 
 @contextmanager
-def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
-    """The directory is ours inside; where another process is at work in it, it is refused. It is made if it is not
-    there, and taken away again if nothing came of it.
+def lock_directory(path: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
+    """Hold the directory's lock; create the directory if needed, and remove it again if it stays empty.
+
+    Args:
+        path: The directory of a run or study.
+        remedy: What to do if it is locked, for the error message.
+
+    Raises:
+        UsageError: Another process holds the lock, or the path is a file.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file: choose another --out.")
+        raise UsageError(f"{path} is a file; choose another --out.")
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -179,9 +210,9 @@ def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> 
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise UsageError(f"another process is at work in {path}: {remedy}.") from None
+            raise UsageError(f"another process is using {path}; {remedy}.") from None
     try:
-        for draft in [*path.glob(".*.part"), *path.glob(f"{CHECKPOINTS}/.*.part")]:  # a write that was killed
+        for draft in [*path.glob(".*.part"), *path.glob(f"{CHECKPOINTS}/.*.part")]:  # an interrupted write
             if not draft.is_dir() or draft.is_symlink():
                 draft.unlink(missing_ok=True)
         yield
@@ -189,53 +220,73 @@ def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> 
         if made and [file.name for file in path.iterdir()] == [_LOCK]:
             shutil.rmtree(path, ignore_errors=True)
             for folder in made[1:]:
-                with suppress(OSError):  # somebody else put something there
+                with suppress(OSError):  # another process put something there
                     folder.rmdir()
-        lock.release()  # the file stays: taken away, two processes could hold locks on two files of its name
+        lock.release()  # the file stays: if removed, two processes could lock different files of the same name
 
 
 def _refuse_links(path: Path) -> None:
-    """Refuse a directory in which a file of ours leads elsewhere, or is no file: now, not when everything is done."""
+    """Raise an error now, not at the end, if a file to be written is a link out of the directory or not a file."""
     names = (_LOCK, CONFIG, LOG, RESULT, CHECKPOINTS, REPORT, PAGE, PLAN, *TABLES, *BESIDE)
     for file in [*(path / name for name in names), *(path / CHECKPOINTS).glob("*.safetensors")]:
         inside(path, file)
 
 
 def require_free(path: Path, *, for_study: bool = False) -> None:
-    """Refuse a directory that already holds a run or a study, or a file that a new one would write over."""
+    """Raise a UsageError if a new run would overwrite something.
+
+    Args:
+        path: The directory, which need not exist.
+        for_study: Check for the files of a study instead of those of a run.
+    """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file: choose another --out.")
+        raise UsageError(f"{path} is a file; choose another --out.")
     for kind, names in (("run", (CONFIG, RESULT)), ("study", (PLAN,))):
         for name in names:
             if (path / name).exists():
                 raise UsageError(
-                    f"{path} already holds a {kind} ({name}): go on with it by --resume, choose another --out, or "
-                    "remove it."
+                    f"{path} already contains a {kind} ({name}); pass --resume, choose another --out, or remove it."
                 )
     for name in (*TABLES, PAGE) if for_study else (LOG, REPORT, PAGE, CHECKPOINTS):
         if (path / name).exists():
-            raise UsageError(f"{path / name} is there, and would be written over: choose another --out, or move it.")
+            raise UsageError(f"{path / name} would be overwritten; choose another --out, or move it.")
 
 
-def runs_within(directory: Path) -> tuple[list[Path], list[Path]]:
-    """The directories of finished and of unfinished runs in this one, itself included; without a finished one it is
-    refused.
+def find_runs(directory: Path) -> tuple[list[Path], list[Path]]:
+    """Find the runs in a directory, which may itself be a run.
+
+    Args:
+        directory: The directory of a run, a study, or several studies.
+
+    Returns:
+        The directories of finished and of unfinished runs, both sorted.
+
+    Raises:
+        UsageError: The directory does not exist.
     """
     if not directory.is_dir():
-        raise UsageError(f"{directory} is no directory: give a run's or a study's.")
+        raise UsageError(f"'{directory}' is not a directory; pass a run or study directory.")
     finished = sorted(file.parent for file in directory.rglob(RESULT))
-    unfinished = sorted({config.parent for config in directory.rglob(CONFIG)} - set(finished))
-    if not finished:
-        state = f"{len(unfinished)} unfinished run(s) and no finished one" if unfinished else "no run"
-        raise UsageError(f"{directory} holds {state}: there is nothing to show.")
-    return finished, unfinished
+    return finished, sorted({config.parent for config in directory.rglob(CONFIG)} - set(finished))
 
 
-def results_within(directory: Path) -> tuple[dict[Path, RunResult], list[Path], dict[Path, RunError]]:
-    """The results in this directory, by their runs' own; the directories of unfinished runs; and what is wrong with
-    results that cannot be read, which do not stand in the way of others. Where there are no others it is raised.
+def read_results(directory: Path) -> tuple[dict[Path, RunResult], list[Path], dict[Path, RunError]]:
+    """Read all results in a directory.
+
+    Args:
+        directory: The directory of a run, a study, or several studies.
+
+    Returns:
+        The results by run directory, the directories of unfinished runs, and the errors of damaged results.
+
+    Raises:
+        UsageError: There are no finished runs.
+        RunError: All results are damaged.
     """
-    finished, unfinished = runs_within(directory)
+    finished, unfinished = find_runs(directory)
+    if not finished:
+        unfinished_only = f"only unfinished runs ({len(unfinished)})" if unfinished else "no runs"
+        raise UsageError(f"{directory} contains {unfinished_only}; there is nothing to show.")
     results: dict[Path, RunResult] = {}
     damaged: dict[Path, RunError] = {}
     for path in finished:
@@ -249,13 +300,21 @@ def results_within(directory: Path) -> tuple[dict[Path, RunResult], list[Path], 
 
 
 def read_result(path: Path) -> RunResult:
-    """The result of a finished run."""
+    """Read and validate the result of a finished run.
+
+    Args:
+        path: The run directory.
+
+    Raises:
+        UsageError: The run is not finished.
+        RunError: The result is damaged.
+    """
     file = path / RESULT
     if not file.exists():
         state = "an unfinished run" if (path / CONFIG).exists() else "no run"
-        raise UsageError(f"{path} holds {state}: there is no {RESULT} in it.")
+        raise UsageError(f"{path} contains {state}: {RESULT} does not exist.")
     try:
         return RunResult.from_dict(read_json(file))
     except (OSError, ValueError, RecursionError) as error:
-        again = f", and steppe resume {path} does the run again" if (path / CONFIG).exists() else ""
-        raise RunError(f"{file} cannot be read as a result: {one_line(error)}: remove it{again}.") from error
+        rerun = f" and run steppe resume {path}" if (path / CONFIG).exists() else ""
+        raise RunError(f"cannot read {file} as a result: {one_line(error)}; remove it{rerun}.") from error

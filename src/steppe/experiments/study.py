@@ -1,4 +1,4 @@
-"""Many runs in parallel processes, each with its own directory; one that fails does not stop the others."""
+"""Studies: many runs in parallel processes, each with its own directory. A failed run does not stop the others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from steppe.errors import RunError, SteppeError, UsageError, one_line, short_repr
-from steppe.experiments.config import RunConfig, plugin_names, same_experiment
-from steppe.experiments.executor import Ended, GoneError, LocalExecutor, Tell
-from steppe.experiments.run import CHECKPOINT_EVERY, finalize_existing, require_same_config, run
+from steppe.experiments.config import RunConfig, plugin_names
+from steppe.experiments.executor import LocalExecutor, ParentGoneError, Send, WorkerExited
+from steppe.experiments.run import CHECKPOINT_EVERY, different_settings, finalize_existing, require_same_config, run
 from steppe.experiments.run_directory import require_free
 from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
 from steppe.results.layout import CONFIG, PLAN, RESULT, TABLES
@@ -26,7 +26,7 @@ from steppe.runtime.signals import Terminated, deferred_signals
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a study and where it goes."""
+    """One run of a study and its directory."""
 
     config: RunConfig
     out: Path
@@ -34,14 +34,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run is done."""
+    """A run has finished."""
 
     result: RunResult
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A run could not be done, and why."""
+    """A run has failed."""
 
     reason: str
     details: str = ""
@@ -49,7 +49,7 @@ class Failed:
 
 @dataclass
 class Outcome:
-    """What became of all runs, by their place in the list."""
+    """Results and failures of the runs, by index."""
 
     results: dict[int, RunResult] = field(default_factory=dict)
     failures: dict[int, Failed] = field(default_factory=dict)
@@ -59,7 +59,7 @@ Message = Event | Finished | Failed
 _MESSAGES: dict[str, Callable[..., Message]] = {
     kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, TaskEnded, Failed)
 }
-StudyWatch = Callable[[int, Message], None]
+StudyCallback = Callable[[int, Message], None]
 
 
 def _encode(message: Message) -> dict[str, Any]:
@@ -79,19 +79,30 @@ def _decode(data: dict[str, Any]) -> Message:
 def run_all(
     jobs: Sequence[Job],
     workers: int,
-    callback: StudyWatch,
+    callback: StudyCallback,
     *,
     resume: bool = False,
     oversubscribe_tail: bool = False,
     checkpoint_every: float = CHECKPOINT_EVERY,
 ) -> Outcome:
-    """Do all runs, `workers` at a time, each in a process of its own.
+    """Execute the runs in parallel, each in its own process.
 
-    With `resume`, runs that are finished are kept, and those that broke off are gone on with. With `crowd`, the last
-    runs, fewer than two for each worker, are all started as soon as a worker is free: they share the cores evenly,
-    where otherwise some cores would have nothing to do in the end.
+    Args:
+        jobs: The runs.
+        workers: Number of processes.
+        callback: Called with a run's index and each of its messages.
+        resume: Keep finished runs and resume interrupted ones.
+        oversubscribe_tail: Start all remaining runs once there are fewer than two per worker. They share the cores
+            evenly; otherwise some cores would be idle at the end.
+        checkpoint_every: Seconds between checkpoints within a task.
+
+    Returns:
+        The results and failures.
+
+    Raises:
+        UsageError: A directory is in use, or contains a run with different settings.
     """
-    outcome = Outcome(results=_finished(jobs) if resume else {})
+    outcome = Outcome(results=_finished_results(jobs) if resume else {})
     waiting = [(number, job) for number, job in enumerate(jobs) if number not in outcome.results][::-1]
     if not resume:
         for _, job in waiting:
@@ -100,7 +111,7 @@ def run_all(
         callback(number, Finished(result))
     executor = LocalExecutor("steppe.experiments.run")
 
-    def take(number: int, message: Message) -> None:
+    def handle(number: int, message: Message) -> None:
         if isinstance(message, Finished):
             outcome.results[number] = message.result
         elif isinstance(message, Failed):
@@ -108,79 +119,90 @@ def run_all(
         callback(number, message)
 
     def may_start() -> bool:
-        left = len(waiting) + len(executor)
-        return bool(waiting) and (len(executor) < workers or (oversubscribe_tail and left < 2 * workers))
+        unfinished = len(waiting) + len(executor)
+        return bool(waiting) and (len(executor) < workers or (oversubscribe_tail and unfinished < 2 * workers))
 
-    def over(number: int) -> bool:
+    def is_done(number: int) -> bool:
         return number in outcome.results or number in outcome.failures
 
     try:
         while waiting or len(executor):
             while may_start():
                 number, job = waiting.pop()
-                given = (job.config.as_toml(), job.config.plugins, job.out, resume, checkpoint_every)
+                arguments = (job.config.as_toml(), job.config.plugins, job.out, resume, checkpoint_every)
                 try:
-                    executor.submit(number, _work, *given)
+                    executor.submit(number, _run_job, *arguments)
                 except (OSError, EOFError) as error:
-                    take(number, Failed(f"no process could be started for it: {one_line(error)}"))
-            for number, told in executor.progress():
-                if not isinstance(told, Ended):
-                    take(number, _decode(told))
-                    if over(number):
+                    handle(number, Failed(f"cannot start a process: {one_line(error)}"))
+            for number, payload in executor.poll():
+                if not isinstance(payload, WorkerExited):
+                    handle(number, _decode(payload))
+                    if is_done(number):
                         executor.release(number)
-                elif not over(number):
-                    take(number, Failed(told.reason))
+                elif not is_done(number):
+                    handle(number, Failed(payload.reason))
     finally:
         executor.cancel()
     return outcome
 
 
-def _finished(jobs: Sequence[Job]) -> dict[int, RunResult]:
-    """The results that are there already; a run with another configuration is refused."""
+def _finished_results(jobs: Sequence[Job]) -> dict[int, RunResult]:
+    """Return the existing results; raise a UsageError if a run has different settings."""
     found = {}
     for number, job in enumerate(jobs):
         if (job.out / RESULT).exists():
             found[number] = finalize_existing(job.out)
-            described, wanted = found[number].config, job.config.as_dict()
-            same_code = plugin_names(described["run"]) == plugin_names(wanted["run"])  # or none is run
-            if not same_code or not same_experiment(
-                RunConfig.from_mapping(described, job.config.plugins).as_dict(), wanted
-            ):
-                raise UsageError(f"{job.out} holds a run with other settings: choose another --out.")
+            if not job.config.matches(found[number].config):
+                raise different_settings(job.out)
         elif (job.out / CONFIG).exists():
             require_same_config(job.out, job.config)
     return found
 
 
-def with_plugins_of(out: Path, config: RunConfig) -> RunConfig:
-    """A run that is there already goes on with the plugins that it was begun with, if these are among those given now:
-    so a method of a user's own can join a study that knew nothing of its plugin.
+def keep_original_plugins(out: Path, config: RunConfig) -> RunConfig:
+    """Return the configuration with the plugins that the run in this directory was started with.
+
+    A custom method can thus be added to a study that was started without its plugin.
+
+    Args:
+        out: The run's directory, which need not exist.
+        config: The configuration with all plugins given now.
+
+    Returns:
+        The configuration with the original plugins, if all of them are given; otherwise unchanged.
     """
     try:
-        begun_with = plugin_names(read_toml(out / CONFIG)["run"])
+        original = plugin_names(read_toml(out / CONFIG)["run"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return config  # there is none, or what there is will be refused
-    given = [Path(path).name for path in config.plugins]
-    if begun_with == given or not set(begun_with) <= set(given):
+        return config  # there is no run, or an invalid one that is rejected later
+    names = [Path(path).name for path in config.plugins]
+    if original == names or not set(original) <= set(names):
         return config
-    return replace(config, plugins=tuple(path for path in config.plugins if Path(path).name in begun_with))
+    return replace(config, plugins=tuple(path for path in config.plugins if Path(path).name in original))
 
 
 def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
-    """Which runs the study consists of, so that it can be resumed from its directory alone; refused where runs are
-    there that have other settings or would no longer be part of it.
+    """Write study.json, which lists the study's runs, so that it can be resumed from its directory alone.
+
+    Args:
+        out: The study's directory.
+        jobs: The runs.
+        command: The command that started the study.
+
+    Raises:
+        UsageError: The directory contains a run with different settings, or one missing from `jobs`.
     """
     if not (out / PLAN).exists():
         require_free(out, for_study=True)
     for job in jobs:
         inside(out, job.out)
-    _finished(jobs)
-    begun = {path for path in _planned(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
-    if missing := begun - {job.out for job in jobs}:
+    _finished_results(jobs)
+    started = {path for path in _planned_directories(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
+    if missing := started - {job.out for job in jobs}:
         names = sorted(str(path.relative_to(out)) for path in missing)
-        told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise UsageError(
-            f"{out} holds a study to which {told} belong as well: name all its methods and seeds, or choose another "
+            f"{out} contains a study that also includes {listed}; name all its methods and seeds, or choose another "
             "--out."
         )
     runs = [{"out": str(job.out.relative_to(out)), "config": job.config.as_dict()} for job in jobs]
@@ -190,87 +212,95 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
         )
 
 
-def _planned(out: Path) -> set[Path]:
-    """Where the runs of the study that is there already lie, if its plan can be read."""
+def _planned_directories(out: Path) -> set[Path]:
+    """Return the run directories of the existing study, if its plan is readable."""
     try:
         plan = read_json(out / PLAN)
-        return {_within(out, entry["out"]) for entry in plan["runs"]}
+        return {_resolve_in_study(out, entry["out"]) for entry in plan["runs"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
 def read_plan(out: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = False) -> tuple[list[Job], str]:
-    """The runs of a study and the command that it was started by.
+    """Read study.json.
 
     Args:
-        out: The study's directory, which may be a stranger's.
-        plugins: The plugins that may be run, by `RunConfig.from_mapping`.
-        trust_plugins: Run whatever plugins the plan names.
+        out: The study's directory, which need not be trusted.
+        plugins: Plugins that may be executed, as in `RunConfig.from_mapping`.
+        trust_plugins: Also execute the plugins named in the file.
+
+    Returns:
+        The runs, and the command that started the study.
+
+    Raises:
+        RunError: The file is missing or invalid.
+        UsageError: A configuration is invalid, or needs a plugin that may not be executed.
     """
     try:
         plan = read_json(out / PLAN)
         jobs = [
             Job(
                 RunConfig.from_mapping(entry["config"], plugins, trust_plugins=trust_plugins),
-                _within(out, entry["out"]),
+                _resolve_in_study(out, entry["out"]),
             )
             for entry in plan["runs"]
         ]
         if not jobs or len({job.out for job in jobs}) < len(jobs):
-            raise ValueError("it has no run, or two in one directory")
+            raise ValueError("it has no runs, or two in one directory")
         return jobs, str(plan["command"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        told = f"it lacks {error}" if isinstance(error, KeyError) else one_line(error)
-        raise RunError(f"{out / PLAN} cannot be read as a study: {told}.") from error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
+        raise RunError(f"cannot read {out / PLAN} as a study: {reason}.") from error
 
 
-def _within(out: Path, name: str) -> Path:
+def _resolve_in_study(out: Path, name: str) -> Path:
     path = out / name
     if path.resolve() == out.resolve() or not path.resolve().is_relative_to(out.resolve()):
-        raise ValueError(f"the run {short_repr(name)} does not lie within the study")
+        raise ValueError(f"run directory {short_repr(name)} is outside the study")
     return path
 
 
 def write_tables(out: Path, results: Sequence[RunResult], command: str) -> None:
-    """The study's table beside its runs: for reading, for a paper, for programs."""
+    """Write the study's table as Markdown, LaTeX and JSON."""
     for name, text in zip(TABLES, (markdown(results), latex(results), as_json(results, command)), strict=True):
         with writing(out / name):
             write_atomic(inside(out, out / name), text.encode())
 
 
-def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
-    """One run, in its process, from the text of its configuration: a plugin's classes are known only once it is loaded
-    here. The plugins are those that the parent has run.
+def _run_job(send: Send, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
+    """Execute one run in a worker process.
+
+    The configuration comes as text, because classes from plugins exist only after the plugins are loaded here.
     """
     parent = multiprocessing.parent_process()
     gone = False
 
     def orphaned() -> bool:
-        return gone or (parent is not None and not parent.is_alive())  # killed without a chance to stop us
+        return gone or (parent is not None and not parent.is_alive())  # the parent was killed and could not stop us
 
-    def send(message: Message) -> None:
+    def emit(message: Message) -> None:
         nonlocal gone
         try:
             if not gone:
-                tell(_encode(message))
-        except GoneError:
-            gone = True  # the run keeps a state, and stops, when it next asks
+                send(_encode(message))
+        except ParentGoneError:
+            gone = True  # the run saves a checkpoint and stops when it next calls `stop`
 
     try:
-        with deferred_signals() as asked:
+        with deferred_signals() as signalled:
             parsed = RunConfig.from_toml(config, plugins)
             result = run(
                 parsed,
                 out,
-                send,
+                emit,
                 resume=resume,
                 checkpoint_every=checkpoint_every,
-                stop=lambda: Terminated() if orphaned() else asked(),
+                stop=lambda: Terminated() if orphaned() else signalled(),
             )
-        send(Finished(result))
+        emit(Finished(result))
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGTERM) from None
     except SteppeError as error:
-        send(Failed(str(error)))
+        emit(Failed(str(error)))
     except Exception as error:
-        send(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        emit(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))

@@ -1,4 +1,4 @@
-"""Runs that are under way, made to end after fewer tasks than they were begun for."""
+"""Truncate unfinished runs to fewer tasks than they were started with."""
 
 from __future__ import annotations
 
@@ -13,87 +13,97 @@ from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
 from steppe.data.task import Task
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run_directory import RunDirectory, locked
+from steppe.experiments.run_directory import RunDirectory, lock_directory
 from steppe.results.layout import CONFIG, RESULT
 
 
 def truncate_runs(runs: Mapping[Path, RunConfig], tasks: int) -> list[RunConfig]:
-    """Make the runs in these directories, begun or not, ones of the first so many tasks, as if they had been planned
-    so, and give their configurations.
+    """Truncate runs to their first tasks, as if they had been started that way.
 
-    Nothing is changed where one of them is finished, would have been another from the start, or has begun more. Killed
-    in the middle it can be repeated.
+    All runs are checked before any is changed. An interrupted call can be repeated.
+
+    Args:
+        runs: Configurations by run directory; the directories need not exist.
+        tasks: The new number of tasks.
+
+    Returns:
+        The new configurations.
+
+    Raises:
+        UsageError: A run is finished, has started more tasks, or would have been different from the start.
     """
-    shorter = {out: _with_fewer(out, config, tasks) for out, config in runs.items()}
-    begun = [out for out in runs if (out / CONFIG).exists()]
-    with ExitStack() as ours:
-        for out in begun:
-            ours.enter_context(locked(out, "wait for it"))
-            _state_before(out, (runs[out], shorter[out]), tasks)
-        for out in begun:
-            _shorten(out, _state_before(out, (runs[out], shorter[out]), tasks), shorter[out], tasks)
+    shorter = {out: _shortened_config(out, config, tasks) for out, config in runs.items()}
+    started = [out for out in runs if (out / CONFIG).exists()]
+    with ExitStack() as locks:
+        for out in started:
+            locks.enter_context(lock_directory(out, "wait for it"))
+            _last_usable_state(out, (runs[out], shorter[out]), tasks)
+        for out in started:
+            _truncate_run(out, _last_usable_state(out, (runs[out], shorter[out]), tasks), shorter[out], tasks)
     return list(shorter.values())
 
 
-def _with_fewer(out: Path, config: RunConfig, tasks: int) -> RunConfig:
-    """The run of the first so many tasks; refused where the longer one does not begin like it, or has ended."""
+def _shortened_config(out: Path, config: RunConfig, tasks: int) -> RunConfig:
+    """Return the configuration with fewer tasks, after checking that the run may be truncated."""
     if (out / RESULT).exists():
-        raise UsageError(f"--tasks {tasks}: {out} is finished; only runs that are under way can end earlier.")
-    described = config.as_dict()
-    fewer = {**described, "benchmark": {**described["benchmark"], "tasks": tasks}}
+        raise UsageError(f"--tasks {tasks}: {out} is finished; only unfinished runs can be truncated.")
+    values = config.as_dict()
+    fewer = {**values, "benchmark": {**values["benchmark"], "tasks": tasks}}
     shorter = RunConfig.from_mapping(fewer, config.plugins)
-    _check_beginning(config, shorter)
+    _require_same_start(config, shorter)
     return shorter
 
 
-def _state_before(out: Path, configs: Sequence[RunConfig], tasks: int) -> State:
-    """The last state of a run in which no later task has been begun; None where it kept none at all."""
+def _last_usable_state(out: Path, configs: Sequence[RunConfig], tasks: int) -> State:
+    """Return the last state before a later task was started; None if the run has no states."""
     directory = RunDirectory(out)
-    state, _ = directory.last_state(configs, "cpu", fits=lambda state: _begun(state) <= tasks)
+    state, _ = directory.last_state(configs, "cpu", fits=lambda state: _tasks_started(state) <= tasks)
     if state is None and directory.states:
         raise UsageError(
-            f"{out} cannot end after {_counted(tasks)}: it has begun more. Give at least as many as it has begun, or "
-            "let it go on as it is."
+            f"{out} cannot be truncated to {_count_tasks(tasks)}: it has started more. Pass a larger --tasks, or "
+            "resume it without."
         )
     return state
 
 
-def _shorten(out: Path, state: State, shorter: RunConfig, tasks: int) -> None:
+def _truncate_run(out: Path, state: State, shorter: RunConfig, tasks: int) -> None:
     directory = RunDirectory(out)
     if state is not None:
-        directory.cut_log(state)
+        directory.truncate_log(state)
         measured = {"untrained": state.get("untrained", [])[:tasks], "ahead": state.get("ahead", [])[: tasks - 1]}
         directory.save_state({**state, **measured, "config": shorter.as_dict()}, alone=True)
     directory.drop_weights(tasks)
     RunDirectory.create(out, shorter)
 
 
-def _begun(state: State) -> int:
-    """How many tasks were begun, the finished ones among them."""
+def _tasks_started(state: State) -> int:
+    """Return the number of tasks started, including finished ones."""
     try:
         return int(state["stage"]) + (state["learner"]["fitting"] is not None)
     except CANNOT_BE_A_STATE:
-        return 0  # to be refused by whoever goes on from it
+        return 0  # rejected later, on resuming
 
 
-def _check_beginning(config: RunConfig, shorter: RunConfig) -> None:
-    """Refuse fewer tasks that are not the beginning of the run's own, learnt in the same way by the same network."""
+def _require_same_start(config: RunConfig, shorter: RunConfig) -> None:
+    """Raise a UsageError unless the shorter run has the same network and is a prefix of the longer one."""
     tasks, fewer = (each.benchmark_settings.stream(each.seed) for each in (config, shorter))
-    asked = f"--tasks {len(fewer)}"
+    option = f"--tasks {len(fewer)}"
     if config.method_settings.schedule == "joint":
-        raise UsageError(f"{asked}: {config.method} learns all its tasks at once, so that it cannot end after some.")
+        raise UsageError(f"{option}: {config.method} learns all tasks at once and cannot be truncated.")
     if len(fewer) > len(tasks):
-        raise UsageError(f"{asked}: the run is one of {_counted(len(tasks))}; it can end after fewer, not after more.")
-    one, other = (each.benchmark_settings.model(each.seed).state_dict() for each in (config, shorter))
-    alike = one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    if not alike or any(_told(mine) != _told(its) for mine, its in zip(fewer, tasks, strict=False)):
-        raise UsageError(f"{asked}: with fewer tasks {config.benchmark} is another from the start: begin anew.")
+        raise UsageError(f"{option}: the run has {_count_tasks(len(tasks))}; it can only be truncated to fewer.")
+    weights, expected = (each.benchmark_settings.model(each.seed).state_dict() for each in (config, shorter))
+    same_network = weights.keys() == expected.keys() and all(
+        torch.equal(weights[name], expected[name]) for name in weights
+    )
+    if not same_network or any(_fingerprint(a) != _fingerprint(b) for a, b in zip(fewer, tasks, strict=False)):
+        raise UsageError(f"{option}: with fewer tasks, {config.benchmark} differs from the start; start a new run.")
 
 
-def _told(task: Task) -> tuple[Any, ...]:
-    """What tells a task from another, as far as it can be seen without walking through it."""
+def _fingerprint(task: Task) -> tuple[Any, ...]:
+    """Return what identifies a task, as far as possible without reading its samples."""
     return task.name, task.head, len(task.train), task.train.digest()
 
 
-def _counted(tasks: int) -> str:
+def _count_tasks(tasks: int) -> str:
     return f"{tasks} task{'' if tasks == 1 else 's'}"

@@ -13,9 +13,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from steppe.network.network import NORMS, Network
+from steppe.fast.factored import ParamDict
+from steppe.network.network import Network
+from steppe.network.weights import NORMS
 from steppe.runtime.rng import Streams
-from steppe.tensors.factored import ParamDict
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

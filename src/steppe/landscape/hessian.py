@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
+from steppe.fast.factored import ParamDict
 from steppe.landscape.profile import split_batch
 from steppe.network.network import Network
 from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict
 
 _Flat = NDArray[numpy.float64]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from steppe.data.task import Task
 from steppe.errors import RunError, SteppeError, UsageError
 from steppe.experiments.config import RunConfig
-from steppe.experiments.run_directory import kept_weights, locked, read_result, task_weights
+from steppe.experiments.run_directory import lock_directory, read_result, read_weights, weight_checkpoints
 from steppe.landscape.bound import compute_bound, measure_noisy_loss
 from steppe.landscape.directions import random_direction
 from steppe.landscape.files import Landscape, Pair, identity, read_landscape, round_floats
@@ -25,6 +25,7 @@ from steppe.landscape.flatness import measure_flatness
 from steppe.landscape.hessian import top_eigenvalue
 from steppe.landscape.profile import LossProbe, loss_profile, loss_surface
 from steppe.landscape.settings import LandscapeSettings
+from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.results.layout import CONFIG, RESULT
 from steppe.runtime.files import resolve_target, writing
@@ -115,7 +116,7 @@ def _lock_run(run: Path) -> AbstractContextManager[None]:
     """Lock the run directory: two processes would overwrite each other's file. A read-only directory contains no such
     file and needs no lock.
     """
-    return locked(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
+    return lock_directory(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
 
 
 def _pairs(run: Path, request: Request) -> list[tuple[int, int]]:
@@ -123,7 +124,9 @@ def _pairs(run: Path, request: Request) -> list[tuple[int, int]]:
     for option, numbers in (("--after", request.after), ("--task", request.tasks)):
         if numbers is not None and any(number < 1 for number in numbers):
             raise UsageError(f"{option}: tasks are numbered from 1.")
-    afters = sorted(set(request.after)) if request.after is not None else [place + 1 for place in kept_weights(run)]
+    afters = (
+        sorted(set(request.after)) if request.after is not None else [place + 1 for place in weight_checkpoints(run)]
+    )
     if not afters:
         raise UsageError(f"{run} contains no weights; a landscape needs the weights a run keeps after each task.")
     pairs = [
@@ -181,10 +184,10 @@ class _Measurement:
         self.tasks: Sequence[Task] = benchmark.stream(config.seed)
         self.network = Network(benchmark.model(config.seed).to(device), benchmark.input_transform)
         with torch.no_grad(), self.network.mode(training=False):
-            x, _ = self.tasks[0].train.first(self.network.min_batch)
+            x, _ = self.tasks[0].train.first(min_eval_batch(self.network.model))
             outputs = self.network.input_copies.call(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
-            self.network.add_head(task.head, outputs)
+            self.network.heads.add(task.head, outputs)
 
     def measure(
         self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, command: str, callback: Callback
@@ -215,7 +218,7 @@ class _Measurement:
             written = time.monotonic()
 
     def _load_weights(self, after: int) -> dict[str, Tensor]:
-        weights = task_weights(self.run, after - 1)
+        weights = read_weights(self.run, after - 1)
         try:
             self.network.model.load_state_dict(weights)
         except RuntimeError as error:
@@ -279,7 +282,7 @@ class _Measurement:
             return
         place, settings = after - 1, self.settings
         old = [landscape.pairs[after, task].noisy for task in range(1, after)]
-        before = task_weights(self.run, place - 1) if place - 1 in kept_weights(self.run) else None
+        before = read_weights(self.run, place - 1) if place - 1 in weight_checkpoints(self.run) else None
         new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
         weights, chosen = self.network.trainable, {"sigma": settings.sigma, "delta": settings.delta}
         try:

@@ -1,8 +1,7 @@
 """Losses of a task's samples at w + α d: a profile along one direction, a surface over two.
 
-The model's own weights and buffers are never changed. A chain of linear layers is evaluated layer by layer, samples as
-columns: its first layer is linear in α, (W + αD) X = WX + α DX, so two products serve every α, and they are most of the
-arithmetic. Other models are called once for each point.
+The model's own weights and buffers are never changed. A chain of linear layers is evaluated layer by layer
+(`fast.chain_grid`). Other models are called once for each point.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import torch
 from torch import Tensor
 
 from steppe.errors import DivergedError
-from steppe.network.linear_chain import LinearChain
+from steppe.fast.chain_grid import ChainGrid
+from steppe.fast.factored import ParamDict
+from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.runtime.contexts import flush_denormals
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict
-from steppe.tensors.matmul import product
 
 CHUNK = 1024
 """Samples per matrix product: enough to be efficient, few enough for the cache."""
@@ -45,7 +44,7 @@ def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
 
 def split_batch(batch: Batch, network: Network) -> list[Batch]:
     """Split prepared samples into parts of the size for which a call of the model is fastest."""
-    size = network.batch_size(len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
+    size = eval_batch_size(network.model, len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
@@ -64,7 +63,10 @@ class LossProbe:
         self._network, self._count, self._parts = network, len(batch), split_batch(batch, network)
         with torch.enable_grad():
             network.use_chain_if_exact(batch[:1])
-        self._chain = _Chain(network, network.chain, batch) if quick and network.chain is not None else None
+        self._grid: ChainGrid | None = None
+        if quick and network.chain is not None:
+            self._parts = [batch[start : start + CHUNK] for start in range(0, len(batch), CHUNK)]
+            self._grid = ChainGrid(network.chain, [part.x.flatten(1) for part in self._parts])
 
     @torch.no_grad()
     def means(
@@ -84,16 +86,20 @@ class LossProbe:
             A tensor (points, measures).
         """
         total = torch.zeros(len(points), len(measures), dtype=torch.float64, device=self._network.device)
-        found = self._called if self._chain is None else self._chain.logits
         with flush_denormals():
-            for place, part, logits in found(directions, points):
+            for place, part, logits in self._logits(directions, points):
                 for column, measure in enumerate(measures):
                     total[place, column] += measure(logits, part.y).sum(dtype=torch.float64)
         return (total / self._count).cpu()
 
-    def _called(self, directions: Sequence[ParamDict], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
-        """Logits (classes, n) for every point and part of the samples, by calling the model."""
+    def _logits(self, directions: Sequence[ParamDict], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
+        """Logits (classes, n) for every point and part of the samples."""
         network = self._network
+        if self._grid is not None:
+            for place, index, outputs in self._grid.outputs(directions, points):
+                part = self._parts[index]
+                yield place, part, network.heads.mask(outputs, part.task).T
+            return
         for place, point in enumerate(points):
             weights = {name: p.detach().clone() for name, p in network.trainable.items()}
             for a, d in zip(point, directions, strict=True):
@@ -101,43 +107,6 @@ class LossProbe:
                     weight.add_(d[name], alpha=a)
             for part in self._parts:
                 yield place, part, network.functional_logits(part, weights, statistics=False).T
-
-
-class _Chain:
-    """The same for a chain of linear layers, reusing the first layer's products."""
-
-    def __init__(self, network: Network, chain: LinearChain, batch: Batch) -> None:
-        self._network, self._links = network, chain.links
-        self._parts = [batch[start : start + CHUNK] for start in range(0, len(batch), CHUNK)]
-        self._inputs = [part.x.flatten(1).T for part in self._parts]  # samples as columns
-        first = chain.links[0].layer.weight.detach()
-        self._first = [product(first, x) for x in self._inputs]
-
-    def logits(self, directions: Sequence[ParamDict], points: Points) -> Iterator[tuple[int, Batch, Tensor]]:
-        """Logits (classes, n) for every point and part of the samples."""
-        first = self._links[0]
-        for part, x, base in zip(self._parts, self._inputs, self._first, strict=True):
-            rises = [None if (step := d.get(first.weight)) is None else product(step, x) for d in directions]
-            for place, point in enumerate(points):
-                output = _move(base, rises, point)
-                for link in self._links:
-                    if link is not first:
-                        steps = [d.get(link.weight) for d in directions]
-                        output = product(_move(link.layer.weight, steps, point), output)
-                    if link.layer.bias is not None:
-                        steps = [d.get(link.bias) for d in directions]
-                        output = output + _move(link.layer.bias, steps, point).unsqueeze(1)
-                    if link.activation is not None:
-                        output = link.activation.forward(output)
-                yield place, part, self._network.mask_logits(output.T, part.task).T
-
-
-def _move(start: Tensor, steps: Sequence[Tensor | None], point: Sequence[float]) -> Tensor:
-    """The start plus Σ_k a_k step_k, without steps that are None."""
-    for a, step in zip(point, steps, strict=True):
-        if step is not None:
-            start = torch.add(start, step, alpha=a)
-    return start
 
 
 def loss_profile(probe: LossProbe, direction: ParamDict, alphas: Sequence[float]) -> list[float]:

@@ -26,6 +26,7 @@ from steppe.learning.output_checks import check_gradient, no_logits
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
+from steppe.network.eval_batches import min_eval_batch
 from steppe.network.module_state import is_frozen
 from steppe.network.network import Network
 from steppe.runtime.devices import check_device
@@ -252,8 +253,8 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
 def probe_inputs(task: Task, network: Network) -> Tensor:
     """Stored inputs of the task, as few as the model can be looked at with."""
     with task.blamed("training"):
-        x, _ = task.train.first(network.min_batch)
-    return x if len(x) >= network.min_batch else torch.cat([x, x])
+        x, _ = task.train.first(min_eval_batch(network.model))
+    return x if len(x) >= min_eval_batch(network.model) else torch.cat([x, x])
 
 
 def diagnose(error: Exception, curriculum: TaskGroup, network: Network) -> SteppeError | None:

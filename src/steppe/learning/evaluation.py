@@ -17,9 +17,10 @@ from steppe.data.samples import Pair, Reordering, TensorSamples
 from steppe.data.task import Task, check_head
 from steppe.data.tensors import as_tensor, check_dense
 from steppe.errors import DataError, DivergedError
+from steppe.fast.linear_chain import LinearChain
 from steppe.learning.input_kind import Kind, check_scaled_alike
 from steppe.methods.base import Method
-from steppe.network.linear_chain import LinearChain
+from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.runtime.devices import to_device
 from steppe.runtime.session import breathe
@@ -109,7 +110,7 @@ def as_inputs(given: object) -> Tensor:
 def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
     """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
     found = []
-    for part in torch.split(x, network.batch_size(len(x), BATCH)) if x.ndim else [x]:  # which is refused
+    for part in torch.split(x, eval_batch_size(network.model, len(x), BATCH)) if x.ndim else [x]:  # which is refused
         with _blamed():
             compared = scores(part, network, method, kind)
         check_head(head, compared.shape[1])
@@ -175,7 +176,7 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
 
 def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
     assert task.test is not None
-    batches, given = iter(task.test.batches(network.batch_size(len(task.test), BATCH), None)), 0
+    batches, given = iter(task.test.batches(eval_batch_size(network.model, len(task.test), BATCH), None)), 0
     while True:
         with task.blamed("test"):
             with signals_let_through():
@@ -220,7 +221,7 @@ def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
     outputs are what prediction compares.
     """
     chain = network.chain
-    if chain is None or not network.transform_is_elementwise or not chain.untouched:
+    if chain is None or not network.inputs.is_elementwise or not chain.untouched:
         return None
     return chain if method is None or type(method).scores is Method.scores else None
 

@@ -14,7 +14,7 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 def check_scaled_alike(x: Tensor, kind: Kind, network: Network) -> None:
     """Refuse bytes where numbers were learnt from, or the reverse, if bytes are scaled by us."""
-    if (x.dtype == torch.uint8) != (kind[1] == torch.uint8) and network.scales_bytes:
+    if (x.dtype == torch.uint8) != (kind[1] == torch.uint8) and network.inputs.scales_bytes:
         raise DataError(
             f"are {x.dtype}, those that were learnt from {kind[1]}, and only bytes are scaled to 0…1: give both alike."
         )

@@ -35,8 +35,9 @@ from steppe.learning.learner_state import LearnerState
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
-from steppe.network.heads import check_room
-from steppe.projection.coverage import coverage, warn_shared_head
+from steppe.network.eval_batches import min_eval_batch
+from steppe.network.heads import check_mask_size
+from steppe.projection.coverage import find_covered_weights, warn_shared_head
 from steppe.projection.layers import ProjectedWeight
 from steppe.runtime.clocks import by_kind
 from steppe.runtime.contexts import neutral_autograd, training_context
@@ -165,8 +166,8 @@ class Learner(LearnerState):
         interrupted = self._interrupted
         self._at_rest, self._loaded = frozen_eval_layers(self.model), False
         if not interrupted:  # what is frozen in the middle of a task is part of the state
-            self.network.freeze_norms(training.freeze_norms and curriculum.first > 0)
-            self.network.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
+            self.network.weights.freeze_norms(training.freeze_norms and curriculum.first > 0)
+            self.network.weights.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
         fitting = TrainingLoop(method, self.network, curriculum, self._outputs, training, self.streams, callback)
         if self._workload.draws(method, curriculum.tasks):
             session.borrow(Borrowed(self.network.device, self.streams))
@@ -175,7 +176,7 @@ class Learner(LearnerState):
                 fitting.load_state_dict(interrupted)
             else:
                 for task in curriculum.tasks:
-                    self.network.add_head(task.head, self._outputs)
+                    self.network.heads.add(task.head, self._outputs)
                 self.num_tasks += len(curriculum.tasks)
                 self._seek_chain(curriculum.tasks[0], curriculum.first)
                 method.begin_task()
@@ -254,7 +255,7 @@ class Learner(LearnerState):
         def predict() -> Tensor:
             return predictions(inputs, head, self.network, self._method, self._kind)
 
-        first = inputs[: self.network.min_batch] if inputs.ndim > 1 else None
+        first = inputs[: min_eval_batch(self.network.model)] if inputs.ndim > 1 else None
         return self._alone(lambda session: self._tested(predict, first, [], session, len(inputs) if inputs.ndim else 1))
 
     def _tested(
@@ -279,7 +280,7 @@ class Learner(LearnerState):
         covered: dict[str, ProjectedWeight] = {}
         if self.settings.uses_projection:
             prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
-            covered = coverage(self.network, prepared, self._exclude, multi_head=task.head is not None)
+            covered = find_covered_weights(self.network, prepared, self._exclude, multi_head=task.head is not None)
         method = self.settings.start(self.network, covered, self.streams)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
@@ -294,7 +295,7 @@ class Learner(LearnerState):
         self._check_whole()
         self._end_broken_off()
         begun = self.num_tasks > 0  # else nothing that was only looked at decides anything
-        heads, kind, outputs = list(self.network.heads), self._kind if begun else None, self._outputs
+        heads, kind, outputs = list(self.network.heads.ranges), self._kind if begun else None, self._outputs
         if self._interrupted:
             del heads[-len(listed) :]  # theirs, opened before they were broken off
         before = list(heads)
@@ -307,7 +308,7 @@ class Learner(LearnerState):
                 if self.settings.uses_projection:
                     warn_shared_head(task.name, task.head, before, self._outputs)
                 heads.append(task.head)
-                check_room(heads, outputs)
+                check_mask_size(heads, outputs)
             check_unchanged(self.model, self.network.trainable, self.network.device)
             self._workload.count(probe_inputs(listed[0], self.network))
             if self._loaded:

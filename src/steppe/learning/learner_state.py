@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State, as_names, clone_tree, parse_dtype
 from steppe.errors import UsageError
+from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_described,
     check_given,
@@ -24,7 +25,6 @@ from steppe.learning.input_kind import Kind
 from steppe.learning.loop import TrainingLoop
 from steppe.learning.workload import Workload, checked_threads
 from steppe.methods.base import Method, MethodConfig
-from steppe.network.linear_hooks import is_plain
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.rng import Streams
@@ -164,7 +164,7 @@ class LearnerState:
         found = projected_weights(self.model, self._exclude) if covered else {}
         return {
             # Older versions took the gradients of any linear layer as factors.
-            name: replace(found[name], factorable=factorable and all(map(is_plain, found[name].layers)))
+            name: replace(found[name], factorable=factorable and all(map(may_factor, found[name].layers)))
             for name, factorable in covered.items()
         }
 

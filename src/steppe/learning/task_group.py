@@ -12,6 +12,7 @@ from steppe.checkpoint.tree import State
 from steppe.data.samples import Pair, TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError
+from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.runtime.devices import to_device
 from steppe.runtime.rng import Streams
@@ -109,7 +110,7 @@ class TaskGroup:
                 assert task.val is not None
                 before = count
                 with task.blamed("validation"):
-                    for x, y in task.val.batches(network.batch_size(len(task.val), size), None):
+                    for x, y in task.val.batches(eval_batch_size(network.model, len(task.val), size), None):
                         if not isinstance(task.val, TensorSamples):  # whose labels were all looked at before
                             task.check_labels(y, outputs)
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))

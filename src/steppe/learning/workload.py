@@ -40,7 +40,7 @@ class Workload:
         layers, the data are tensors, and all other code is ours.
         """
         network, chain = self._network, self._network.chain
-        still = network.scales_bytes or network.transform_is_elementwise  # a user's `input_transform` may draw
+        still = network.inputs.scales_bytes or network.inputs.is_elementwise  # a user's `input_transform` may draw
         plain = chain is not None and chain.untouched
         return not (plain and still and _is_ours(method) and all(map(_is_still, tasks)))
 

@@ -14,16 +14,21 @@ import torch
 from torch import Tensor
 
 from steppe.data.task import Task
+from steppe.fast.factored import ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.ring_buffer import TaskMemory, check_room, check_shares, require_one_kind
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.ring_buffer import (
+    TaskMemory,
+    require_uniform_weights,
+    validate_memory_size,
+    validate_task_count,
+)
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict, to_dense
 
 
 @dataclass(frozen=True)
@@ -44,16 +49,16 @@ class AGEM(MethodConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_shares(self.memory, self.tasks)
+        validate_memory_size(self.memory, self.tasks)
 
     def validate(self, task: Task, heads: Sequence[range | None]) -> None:
         """Every task needs a ring."""
-        check_room(task, len(heads), self.tasks)
+        validate_task_count(task, len(heads), self.tasks)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """A-GEM at work."""
         if self.reference == "average":
-            require_one_kind(network)
+            require_uniform_weights(network)
         return _AGEM(self, network, streams)
 
 
@@ -71,16 +76,16 @@ class _AGEM(Method):
     def begin_task(self) -> None:
         self.memory.begin_task()
         if self.settings.reference == "average":
-            self.memory.check_tasks()
+            self.memory.require_batchable_rings()
         else:
-            self.memory.check_draw(self.settings.reference_samples)
+            self.memory.require_batchable_draws(self.settings.reference_samples)
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
-        g = {name: to_dense(part) for name, part in clipped(gradient, self.settings.clip).items()}
+        g = {name: to_dense(part) for name, part in clip_by_norm(gradient, self.settings.clip).items()}
         if len(self.memory.past):
-            g = without_conflict(g, self._reference())
+            g = remove_conflict(g, self._reference())
         self.descent.step(g)
         return loss
 
@@ -92,10 +97,10 @@ class _AGEM(Method):
             return self.memory.past.gradients(self.settings.clip).combined(share)
         batch = self.memory.past.draw(self.settings.reference_samples, self._draws)
         _, gradient = self.network.loss_and_grad(batch, statistics=False)
-        return {name: to_dense(part) for name, part in clipped(gradient, self.settings.clip).items()}
+        return {name: to_dense(part) for name, part in clip_by_norm(gradient, self.settings.clip).items()}
 
     def after_batch(self, batch: Batch) -> None:
-        self.memory.write(batch)
+        self.memory.add(batch)
 
     def end_task(self) -> list[str]:
         self.memory.end_task()
@@ -105,7 +110,7 @@ class _AGEM(Method):
         return {"replay": self.memory.memory_bytes(), "bases": 0}
 
 
-def without_conflict(g: ParamDict, reference: ParamDict) -> ParamDict:
+def remove_conflict(g: ParamDict, reference: ParamDict) -> ParamDict:
     """G itself, or, where it points against the reference, its part at right angles to it."""
     along = _product(g, reference)
     if along.is_cpu and not bool(along < 0):  # elsewhere one would have to wait for the answer

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -57,7 +57,7 @@ class _DERPlusPlus(Method):
         noted, labelled = self.replay.sample_with_extras(len(batch)), self.replay.sample(len(batch))
         union = self.network.prepare(batch.joined(None if noted is None else noted[0]).joined(labelled))
         output = self.network.forward(union.x)  # one forward: running statistics move once
-        masked = self.network.mask_logits(output, union.task)
+        masked = self.network.heads.mask(output, union.task)
 
         new = slice(0, len(batch))
         loss = cross_entropy(masked[new], union.y[new])
@@ -67,7 +67,7 @@ class _DERPlusPlus(Method):
             loss = loss + self.settings.alpha * mse_loss(output[distilled], noted[1])
             loss = loss + self.settings.beta * cross_entropy(masked[rehearsed], union.y[rehearsed])
         self._output = output[new].detach()
-        self.descent.step(clipped(self.network.gradient_of(loss), self.settings.clip))
+        self.descent.step(clip_by_norm(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
 
     def after_batch(self, batch: Batch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import Ones
@@ -49,21 +49,21 @@ class _ER(Method):
         self.replay = Reservoir(
             settings.buffer, streams.python_rng("replay draws"), streams.python_rng("replay pushes")
         )
-        self.ascent = self._first_ascent()
+        self.ascent = self._initial_ascent()
         self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self._full_space = GradientMemory(Ones())  # an empty memory projects nothing
 
-    def _first_ascent(self) -> SharpnessAscent | None:
+    def _initial_ascent(self) -> SharpnessAscent | None:
         return (
             SharpnessAscent(self.settings.ascent_lr, self.settings.ascent_steps) if self.settings.ascent_steps else None
         )
 
     def begin_task(self) -> None:
         super().begin_task()
-        self.ascent = self._first_ascent()
+        self.ascent = self._initial_ascent()
 
     def decay_lr(self, divisor: float) -> float:
-        self.ascent = None if self.ascent is None else self.ascent.decayed(divisor)
+        self.ascent = None if self.ascent is None else self.ascent.decay_lr(divisor)
         return super().decay_lr(divisor)
 
     def observe(self, batch: Batch) -> Tensor:
@@ -73,7 +73,7 @@ class _ER(Method):
         else:
             perturbed = self.ascent(self.network, self._full_space, union, union)
             loss, gradient = perturbed.loss, perturbed.gradient
-        self.descent.step(clipped(gradient, self.settings.clip))
+        self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
 
     def after_batch(self, batch: Batch) -> None:

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
+from steppe.fast.factored import ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clipped
-from steppe.methods.parts.single_sample import check_alone
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.single_sample import require_batchable
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import ParamDict, to_dense
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _EWC(Method):
         if self.first is None and self.settings.samples == 1:
             alone = self.network.prepare(batch[:1])
             cause = "samples = 1 takes the importances of a task from a single sample"
-            check_alone(self.network, alone, cause, "set samples to 2 or more")
+            require_batchable(self.network, alone, cause, "set samples to 2 or more")
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
         if self.penalty.tasks:
             value, slope = self.penalty(self.network.trainable)
@@ -70,7 +70,7 @@ class _EWC(Method):
             gradient = {
                 name: torch.add(to_dense(g), slope[name], alpha=self.settings.strength) for name, g in gradient.items()
             }
-        self.descent.step(clipped(gradient, self.settings.clip))
+        self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
 
     def after_batch(self, batch: Batch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -41,7 +41,7 @@ class _Finetune(Method):
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), as_factors=True)
-        self.descent.step(clipped(gradient, self.settings.clip))
+        self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.methods.parts.sgd import MomentumSGD, clip_factor
-from steppe.methods.parts.sharpness import Perturbed, SharpnessAscent
+from steppe.methods.parts.sharpness import PerturbedGradient, SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
 from steppe.projection.layers import ProjectedWeight, require_covered
@@ -123,7 +123,7 @@ class _FSDGPM(Method):
         )
 
     def decay_lr(self, divisor: float) -> float:
-        self.ascent, self.memory.rule = self.ascent.decayed(divisor), self.memory.rule.decayed(divisor)
+        self.ascent, self.memory.rule = self.ascent.decay_lr(divisor), self.memory.rule.decay_lr(divisor)
         return super().decay_lr(divisor)
 
     def observe(self, batch: Batch) -> Tensor:
@@ -131,16 +131,16 @@ class _FSDGPM(Method):
         current = union[: len(batch)]  # D
 
         # Sharpness evaluation: v, K steps within the memory; then L_{D∪N}(w + v) and its gradients.
-        found = self._perturbed(current, union)
+        found = self._evaluate_sharpness(current, union)
         with torch.inference_mode():  # nothing from here on is differentiated
             # Dynamic gradient projection memory: Λ, from the second task on.
-            self.memory.move_importances(found.importance_gradient)
+            self.memory.update_importances(found.importance_gradient)
             # Weight updating: w −= η3 · (I − M Λ Mᵀ) gradient, the gradient clipped as a whole.
             clip = clip_factor(found.gradient, self.settings.clip)
             self.descent.step(self.memory.project_out(found.gradient, found.coordinates), clip)
         return found.loss
 
-    def _perturbed(self, current: Batch, union: Batch) -> Perturbed:
+    def _evaluate_sharpness(self, current: Batch, union: Batch) -> PerturbedGradient:
         if self.settings.perturbation != "importance-only":
             return self.ascent(self.network, self.memory, current, union)
         # DGPM: v serves Λ alone, and the step is taken with the gradient at w.
@@ -148,7 +148,7 @@ class _FSDGPM(Method):
         if self.memory and self.memory.rule.dynamic:
             slopes = self.ascent(self.network, self.memory, current, union, statistics=False).importance_gradient
         loss, gradient = self.network.loss_and_grad(union, factored=self.memory.linear)
-        return Perturbed(loss, gradient, slopes)
+        return PerturbedGradient(loss, gradient, slopes)
 
     def after_batch(self, batch: Batch) -> None:
         self.replay.add(batch)

@@ -17,16 +17,21 @@ from torch import Tensor
 
 from steppe.data.task import Task
 from steppe.errors import DivergedError
+from steppe.fast.factored import to_dense
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.ring_buffer import TaskMemory, check_room, check_shares, require_one_kind
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.ring_buffer import (
+    TaskMemory,
+    require_uniform_weights,
+    validate_memory_size,
+    validate_task_count,
+)
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import to_dense
 
 _RIDGE = 1e-3  # added to AAᵀ, so that the dual has one solution even if the rows depend on each other
 
@@ -44,15 +49,15 @@ class GEM(MethodConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_shares(self.memory, self.tasks)
+        validate_memory_size(self.memory, self.tasks)
 
     def validate(self, task: Task, heads: Sequence[range | None]) -> None:
         """Every task needs a ring."""
-        check_room(task, len(heads), self.tasks)
+        validate_task_count(task, len(heads), self.tasks)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """GEM at work."""
-        require_one_kind(network)
+        require_uniform_weights(network)
         return _GEM(self, network)
 
 
@@ -68,24 +73,24 @@ class _GEM(Method):
 
     def begin_task(self) -> None:
         self.memory.begin_task()
-        self.memory.check_tasks()
+        self.memory.require_batchable_rings()
         super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, g = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.past.linear)
-        g = clipped(g, self.settings.clip)
+        g = clip_by_norm(g, self.settings.clip)
         if len(self.memory.past):
             rows = self.memory.past.gradients(self.settings.clip)  # A
             products = rows.products(g)
             if bool((products < 0).any()):
-                v = dual_solution(rows.gram(), products, self.settings.strength)
+                v = solve_dual(rows.gram(), products, self.settings.strength)
                 correction = rows.combined(v)
                 g = {name: correction[name].add_(to_dense(part)) for name, part in g.items()}
         self.descent.step(g)
         return loss
 
     def after_batch(self, batch: Batch) -> None:
-        self.memory.write(batch)
+        self.memory.add(batch)
 
     def end_task(self) -> list[str]:
         self.memory.end_task()
@@ -95,7 +100,7 @@ class _GEM(Method):
         return {"replay": self.memory.memory_bytes(), "bases": 0}
 
 
-def dual_solution(gram: Tensor, products: Tensor, strength: float) -> Tensor:
+def solve_dual(gram: Tensor, products: Tensor, strength: float) -> Tensor:
     """V of the dual, in float64, given back in the number type of the products.
 
     With P = AAᵀ + 10⁻³ I = L Lᵀ and v = strength + u it is the non-negative least-squares problem

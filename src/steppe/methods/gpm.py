@@ -16,7 +16,7 @@ from torch import Tensor
 from steppe.errors import UsageError
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones
 from steppe.projection.layers import ProjectedWeight, require_covered
@@ -48,9 +48,9 @@ class GPM(MethodConfig):
         if isinstance(self.thresholds, (int, float)):  # a plain number is as good as its text
             object.__setattr__(self, "thresholds", str(self.thresholds))
         super().__post_init__()
-        self._shares()
+        self._parse_thresholds()
 
-    def _shares(self) -> list[float]:
+    def _parse_thresholds(self) -> list[float]:
         """The thresholds as numbers."""
         try:
             shares = [float(part) for part in self.thresholds.split(",")]
@@ -66,7 +66,7 @@ class GPM(MethodConfig):
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """The method at work."""
         require_covered(covered)
-        shares = self._shares()
+        shares = self._parse_thresholds()
         if len(shares) == 1:
             shares = shares * len(covered)
         if len(shares) != len(covered):
@@ -104,12 +104,12 @@ class _GPM(Method):
     def begin_task(self) -> None:
         super().begin_task()
         if self.settings.freeze_norms and self.tasks_done:
-            self.network.freeze_norms()
+            self.network.weights.freeze_norms()
         self._samples = Reservoir(self.settings.basis_samples, *self._pickers)
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.linear)
-        self.descent.step(self.memory.project_out(clipped(gradient, self.settings.clip)))
+        self.descent.step(self.memory.project_out(clip_by_norm(gradient, self.settings.clip)))
         return loss
 
     def after_batch(self, batch: Batch) -> None:

@@ -23,7 +23,8 @@ from steppe.checkpoint.tree import State
 from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -67,7 +68,7 @@ class ICaRL(MethodConfig):
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """ICaRL at work."""
-        if network.min_batch > 1:
+        if min_eval_batch(network.model) > 1:
             raise ModelError(
                 "iCaRL compares samples with the means of classes, and a BatchNorm of the model keeps no running "
                 "statistics, so that what it says of a sample depends on the others in a batch: let it keep them "
@@ -85,7 +86,7 @@ class Exemplars:
     places: dict[int, range]  # class -> where its samples are
 
     @property
-    def fit(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether every sample has its logits, and every class samples and a place among the logits."""
         return (
             self.logits.ndim == 2
@@ -118,16 +119,16 @@ class _ICaRL(Method):
         self.uses_bare_batch = self.exemplars is None  # else there is one of every old class beside the batch
 
     def observe(self, batch: Batch) -> Tensor:
-        drawn, stored = self._one_of_each()
+        drawn, stored = self._sample_exemplars()
         union = self.network.prepare(batch.joined(drawn))
         output = self.network.forward(union.x)  # the update's one forward
         loss = self._current_loss(output[: len(batch)], union[: len(batch)])
         if stored is not None:
-            loss = loss + self.settings.distillation * self._distance(output[len(batch) :], stored)
-        self.descent.step(clipped(self.network.gradient_of(loss), self.settings.clip))
+            loss = loss + self.settings.distillation * self._distillation_loss(output[len(batch) :], stored)
+        self.descent.step(clip_by_norm(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
 
-    def _one_of_each(self) -> tuple[Batch | None, Tensor | None]:
+    def _sample_exemplars(self) -> tuple[Batch | None, Tensor | None]:
         """A random exemplar of every old class, and its stored logits."""
         if self.exemplars is None:
             return None, None
@@ -137,12 +138,12 @@ class _ICaRL(Method):
 
     def _current_loss(self, output: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of each sample on its task's head."""
-        return cross_entropy(self.network.mask_logits(output, batch.task), batch.y)
+        return cross_entropy(self.network.heads.mask(output, batch.task), batch.y)
 
-    def _distance(self, output: Tensor, stored: Tensor) -> Tensor:
+    def _distillation_loss(self, output: Tensor, stored: Tensor) -> Tensor:
         """Σ_τ (1/c_τ) Σ KL(softmax z*[τ] ‖ softmax z[τ]), one exemplar of each class, on its own task's head."""
         total = output.new_zeros(())
-        for head in filter(None, self.network.heads):
+        for head in filter(None, self.network.heads.ranges):
             own = [row for row, label in enumerate(self.exemplars.places if self.exemplars else ()) if label in head]
             if not own:
                 continue
@@ -159,7 +160,7 @@ class _ICaRL(Method):
 
     def end_task(self) -> list[str]:
         """Choose the new classes' exemplars, shorten the old classes', and take all stored logits anew."""
-        quota = self.settings.exemplars // sum(len(head) for head in self.network.heads if head is not None)
+        quota = self.settings.exemplars // sum(len(head) for head in self.network.heads.ranges if head is not None)
         kept: dict[int, Batch] = {}
         if self.exemplars is not None:
             for label, places in self.exemplars.places.items():
@@ -171,14 +172,14 @@ class _ICaRL(Method):
             for label in sorted(set(pool.y.tolist())):
                 breathe()
                 rows = (pool.y == label).nonzero().squeeze(1)
-                chosen = herded(logits[rows.to(logits.device)], quota).to(rows.device)
+                chosen = herd(logits[rows.to(logits.device)], quota).to(rows.device)
                 kept[label] = pool[rows[chosen]]
-        exemplars = self._stored(kept) if kept else None
+        exemplars = self._store(kept) if kept else None
         means = None if exemplars is None else exemplars.class_means()
         self.exemplars, self._means, self._pool = exemplars, means, []
         return []
 
-    def _stored(self, kept: Mapping[int, Batch]) -> Exemplars:
+    def _store(self, kept: Mapping[int, Batch]) -> Exemplars:
         places: dict[int, range] = {}
         start = 0
         for label, batch in kept.items():
@@ -218,7 +219,7 @@ class _ICaRL(Method):
         exemplars, pool = state["exemplars"], state["pool"]
         super().load_state_dict({key: value for key, value in state.items() if key not in ("exemplars", "pool")})
         self.exemplars = None if exemplars is None else Exemplars(*exemplars)
-        if self.exemplars is not None and not self.exemplars.fit:
+        if self.exemplars is not None and not self.exemplars.is_consistent:
             raise ValueError("the exemplars and their logits do not fit")
         self._means = None if self.exemplars is None else self.exemplars.class_means()
         self._pool = [] if pool is None else [pool]
@@ -231,7 +232,7 @@ class _ICaRL(Method):
         return {"replay": replay, "bases": 0, "logits": self.exemplars.logits.nbytes}
 
 
-def herded(features: Tensor, count: int) -> Tensor:
+def herd(features: Tensor, count: int) -> Tensor:
     """The places of up to `count` rows of features, (n, d), in order: each the unused row that brings the mean of the
     chosen ones nearest to the mean of all.
     """

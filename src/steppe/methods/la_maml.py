@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from steppe.fast.factored import Gradient, ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import clipped
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -29,7 +30,6 @@ from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch, index_of
-from steppe.tensors.factored import Gradient, ParamDict, to_dense
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class _LaMAML(Method):
         return self._pace * (self.settings.rate if self.settings.asynchronous else self.settings.lr)
 
     def observe(self, batch: Batch) -> Tensor:
-        union = self.network.prepare(batch.joined(self._replayed()))  # Q
+        union = self.network.prepare(batch.joined(self._sample_replay()))  # Q
         shuffled = index_of(self._order.sample(range(len(batch)), len(batch)), self.network.device)
         found = self.meta_gradient(union[shuffled], union)
         self._step(found)
         return found.loss
 
-    def _replayed(self) -> Batch | None:
+    def _sample_replay(self) -> Batch | None:
         """A draw of the buffer with replacement, no larger than the buffer is full."""
         held = len(self.replay)
         picks = [self._repeats.randrange(held) for _ in range(min(self.settings.replay_batch, held))]
@@ -118,7 +118,7 @@ class _LaMAML(Method):
         relu = self.settings.inner_relu
         return {name: (rate.relu() if relu else rate) * self._pace for name, rate in rates.items()}
 
-    def _bounded(self, g: Tensor) -> Tensor:
+    def _clamp(self, g: Tensor) -> Tensor:
         bound = self.settings.inner_clamp
         return g.clamp(-bound, bound) if bound else g
 
@@ -134,7 +134,7 @@ class _LaMAML(Method):
             _, inner = self.network.loss_and_grad(part, at=moved, statistics=False)
             with torch.no_grad():
                 for name, g in _dense(inner).items():
-                    g = self._bounded(g)
+                    g = self._clamp(g)
                     moved[name].addcmul_(rates[name], g, value=-1)
                     walked[name] = walked[name] + g if name in walked else g
             loss, outer = self.network.loss_and_grad(union, at=moved, statistics=last)
@@ -156,7 +156,7 @@ class _LaMAML(Method):
         return slope * (self.rates[name] > 0) if self.settings.inner_relu else slope
 
     def _second_order(self, current: Batch, union: Batch) -> MetaGradient:
-        weights = self.network.learnable
+        weights = self.network.weights.learnable
         leaves = {name: self.rates[name].detach().requires_grad_() for name in weights}
         rates = self._inner_rates(leaves)
         moved: ParamDict = dict(weights)
@@ -166,9 +166,7 @@ class _LaMAML(Method):
             found = torch.autograd.grad(
                 inner, list(moved.values()), create_graph=True, allow_unused=True, materialize_grads=True
             )
-            moved = {
-                name: w - rates[name] * self._bounded(g) for (name, w), g in zip(moved.items(), found, strict=True)
-            }
+            moved = {name: w - rates[name] * self._clamp(g) for (name, w), g in zip(moved.items(), found, strict=True)}
             losses.append(self.network.functional_loss(union, moved, statistics=last))
         loss = torch.stack(losses).mean()
         found = torch.autograd.grad(
@@ -183,10 +181,10 @@ class _LaMAML(Method):
     @torch.no_grad()
     def _step(self, found: MetaGradient) -> None:
         """First the learning rates, then the weights, either at one blow: no interrupt comes between two of them."""
-        rates, weights = _dense(clipped(found.rates, self.settings.clip)), found.weights
+        rates, weights = _dense(clip_by_norm(found.rates, self.settings.clip)), found.weights
         moving = [self.rates[name] for name in rates]
         torch._foreach_add_(moving, list(rates.values()), alpha=-(self._pace * self.settings.rate_lr))
-        steps = _dense(clipped(weights, self.settings.clip))
+        steps = _dense(clip_by_norm(weights, self.settings.clip))
         moving = [self.network.trainable[name] for name in steps]
         if self.settings.asynchronous:
             taken = [self.rates[name].relu() for name in steps]

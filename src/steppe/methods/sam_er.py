@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steppe.fast.factored import Gradient, ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clipped
+from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import Gradient, ParamDict, to_dense
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class _SAMER(Method):
         union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
         _, uphill = self.network.loss_and_grad(union, statistics=False)
         loss, gradient = self.network.loss_and_grad(
-            union, at=self.network.perturbed(with_length(uphill, self.settings.rho)), as_factors=True
+            union, at=self.network.scratch.perturbed(scale_to_norm(uphill, self.settings.rho)), as_factors=True
         )
-        self.descent.step(clipped(gradient, self.settings.clip))
+        self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
 
     def after_batch(self, batch: Batch) -> None:
@@ -65,7 +65,7 @@ class _SAMER(Method):
         return {"replay": self.replay.memory_bytes(), "bases": 0}
 
 
-def with_length(gradient: Gradient, length: float) -> ParamDict:
+def scale_to_norm(gradient: Gradient, length: float) -> ParamDict:
     """The direction of the gradient over all weights together, with the given length; no direction where it is 0."""
     dense = {name: to_dense(g) for name, g in gradient.items()}
     norm = torch.stack([torch.linalg.vector_norm(g) for g in dense.values()]).norm()

@@ -1,4 +1,4 @@
-"""Heads: the rows of the output that each task may use."""
+"""Heads: the columns of the logits that each task may use."""
 
 from __future__ import annotations
 
@@ -10,58 +10,74 @@ from torch import Tensor
 
 from steppe.errors import UsageError, short_repr
 
-_MOST_ROOM = 100_000_000  # heads times outputs that room is made for
+_LARGEST_MASK = 100_000_000  # tasks times outputs
 
 
 class Heads:
-    """The heads of the tasks met so far, in order of learning; None stands for all rows."""
+    """The head of each task so far, in the order of learning.
+
+    Attributes:
+        ranges: Each task's range of columns; None stands for all of them.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.rows: list[range | None] = []
+        self.ranges: list[range | None] = []
         self._device = device
         self._allowed: Tensor | None = None  # (tasks, outputs): which outputs each task's loss may see
 
-    def add(self, head: range | None, outputs: int) -> None:
-        """Make room for the next task."""
-        check_room([*self.rows, head], outputs)
-        self.set_rows([*self.rows, head], outputs)
+    def __len__(self) -> int:
+        return len(self.ranges)
 
-    def set_rows(self, rows: Sequence[range | None], outputs: int) -> None:
-        """These heads instead of those that were."""
-        self.rows = list(rows)
+    def add(self, head: range | None, outputs: int) -> None:
+        """Add the next task's head.
+
+        Args:
+            head: Its range of columns, or None for all of them.
+            outputs: How many outputs the model has.
+        """
+        check_mask_size([*self.ranges, head], outputs)
+        self.set_ranges([*self.ranges, head], outputs)
+
+    def set_ranges(self, ranges: Sequence[range | None], outputs: int) -> None:
+        """Replace all heads."""
+        self.ranges = list(ranges)
         self._allowed = None
-        if any(head is not None for head in rows):
-            whole = [range(outputs) if head is None else head for head in rows]
+        if any(head is not None for head in ranges):
+            whole = [range(outputs) if head is None else head for head in ranges]
             ends = torch.tensor([(head.start, head.stop) for head in whole], device="cpu")
             columns = torch.arange(outputs, device="cpu")
             self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self._device)
 
     def mask(self, output: Tensor, task: Tensor) -> Tensor:
-        """An output, (n, outputs), with everything outside the heads of the samples' tasks shut off."""
+        """Return an output, (n, outputs), with −∞ outside the heads of the samples' tasks."""
         if self._allowed is None:
             return output
         return output.masked_fill(~self._allowed[task], -torch.inf)
 
 
-def check_room(rows: Sequence[range | None], outputs: int) -> None:
-    """Refuse more heads than room is made for; a saved state with so many would be refused as well."""
-    if not _have_room(rows, outputs):
+def check_mask_size(ranges: Sequence[range | None], outputs: int) -> None:
+    """Raise UsageError if the heads need too large a mask; a saved state with so many would be refused as well."""
+    if not _fits(ranges, outputs):
         raise UsageError(
-            f"{len(rows)} tasks, of which some have heads among {outputs} outputs: tasks times outputs may be "
-            f"{_MOST_ROOM:,} at most. Give the model no more outputs than its tasks need, or the tasks no heads."
+            f"{len(ranges)} tasks with heads among {outputs} outputs: tasks times outputs must be at most "
+            f"{_LARGEST_MASK:,}. Give the model only as many outputs as its tasks need, or leave out the heads."
         )
 
 
-def _have_room(rows: Sequence[range | None], outputs: int) -> bool:
-    """Where every task uses all rows, nothing has to be kept for each."""
-    return all(head is None for head in rows) or outputs * len(rows) <= _MOST_ROOM
+def _fits(ranges: Sequence[range | None], outputs: int) -> bool:
+    """Where every task uses all columns, there is no mask."""
+    return all(head is None for head in ranges) or outputs * len(ranges) <= _LARGEST_MASK
 
 
-def validate_heads(rows: Any, outputs: Any) -> list[range | None]:
-    """Heads as a saved state tells them; what cannot be is refused by ValueError."""
-    if type(outputs) is not int or not 0 <= outputs <= _MOST_ROOM or not _have_room(rows, outputs):
-        raise ValueError(f"{len(rows)} heads of {short_repr(outputs)} outputs cannot be")
-    for head in rows:
+def validate_heads(ranges: Any, outputs: Any) -> list[range | None]:
+    """Return the heads in a saved state.
+
+    Raises:
+        ValueError: They are invalid.
+    """
+    if type(outputs) is not int or not 0 <= outputs <= _LARGEST_MASK or not _fits(ranges, outputs):
+        raise ValueError(f"invalid number of outputs, {short_repr(outputs)}, for {len(ranges)} heads")
+    for head in ranges:
         if head is not None and not (isinstance(head, range) and 0 <= head.start < head.stop <= outputs):
-            raise ValueError(f"a head of {short_repr(head)} among {outputs} outputs cannot be")
-    return list(rows)
+            raise ValueError(f"invalid head {short_repr(head)} for {outputs} outputs")
+    return list(ranges)

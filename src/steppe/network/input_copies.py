@@ -1,4 +1,4 @@
-"""Models whose forward changes its input in place: they are given copies, and all others are not."""
+"""Protects inputs from models whose forward changes them in place: those get copies, all others do not."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from steppe.errors import ModelError
 
 
 class InputCopies:
-    """Calls a model so that its input stays what it was.
+    """Calls a model so that its input stays unchanged.
 
-    The first forward in each mode gets a copy, which shows whether the model works on its input. If it does, all later
-    ones in that mode get copies too; if not, they get the input itself, and looking at its version afterwards is all
-    that it costs. A model may work in place in train mode alone, as `nn.Dropout(inplace=True)` does, so that one mode
-    tells nothing of the other.
+    The first forward in each mode gets a copy, which shows whether the model works in place. If it does, all later
+    ones in that mode get copies too. If not, they get the input itself, and checking its version counter afterwards is
+    the only cost. Each mode is checked by itself, because `nn.Dropout(inplace=True)` works in place in train mode only.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._needed: dict[bool, bool] = {}  # by mode: whether it is training
+        self._needed: dict[bool, bool] = {}  # by `training`
 
     def forget(self) -> None:
-        """Look anew at the next forward in each mode: the model may have been changed."""
+        """Check the next forward in each mode again, in case the model was changed."""
         self._needed.clear()
 
     def call(self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What the model gives for the input, or what another way of calling it gives."""
+        """Return the model's output for an input, or that of another way to call it."""
         forward = forward or self._model
         training = self._model.training
         needed = self._needed.get(training)
@@ -39,22 +38,24 @@ class InputCopies:
             output = forward(copy)
             self._needed[training] = _changed(copy, x)
             return output
-        if x.is_inference():  # such tensors count no versions
+        if x.is_inference():  # inference tensors have no version counter
             return forward(x)
         version = x._version
         output = forward(x)
         if x._version != version:
             self._needed[training] = True
             raise ModelError(
-                "the model changes its input in place, but did not in its first forward: this batch is spoilt. Let its "
-                "forward begin with a copy (x = x.clone()), or set inplace=False in the layers that work in place."
+                "the model changed its input in place, but did not in its first forward; this batch is overwritten. "
+                "Start its forward with a copy (x = x.clone()), or set inplace=False in the layers that work in place."
             )
         return output
 
 
 def _changed(copy: Tensor, original: Tensor) -> bool:
-    """Whether a forward has changed the copy that it was given, by torch or behind its back (a NumPy view), which is
-    possible on the CPU alone: elsewhere comparing them would wait for the device, and only inference tensors need it.
+    """Whether a forward has changed its copy, through torch or behind its back (a NumPy view).
+
+    The latter is possible on the CPU only. On other devices comparing would wait for the device, so only inference
+    tensors, which have no version counter, are compared there.
     """
     counts = not copy.is_inference()
     if counts and copy._version > 0:

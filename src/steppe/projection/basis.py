@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from steppe.projection.layers import ProjectedWeight, convolution_patches
 from steppe.projection.patches import patch_product
 
-NEARLY_ALL = 1 - 1e-11
+MAX_THRESHOLD = 1 - 1e-11
 """The largest threshold: beyond it directions would be kept that are only rounding noise."""
 
 
-ROUGH = 0.999
+COARSE_THRESHOLD = 0.999
 """Up to this threshold the products of a chunk may be as coarse as its numbers: what they lose is a millionth."""
 
 
@@ -29,7 +29,7 @@ class Spectrum(NamedTuple):
     vectors: Tensor
 
 
-def directions(basis: Tensor) -> Tensor:
+def direction_mask(basis: Tensor) -> Tensor:
     """Which columns of a basis, (groups, in, k), are directions and which are padding, (groups, k)."""
     return basis.square().sum(1) > 0.5
 
@@ -48,7 +48,7 @@ class Representation:
         self._columns: list[Tensor] = []
         self._gram: Tensor | None = None
         self._count = 0
-        self._precise = threshold > ROUGH
+        self._precise = threshold > COARSE_THRESHOLD
         self._dtype = torch.float64
 
     def add(self, columns: Tensor) -> None:
@@ -120,13 +120,13 @@ class Representation:
             return self._gram.diagonal(dim1=-2, dim2=-1).sum(-1)
         return torch.cat(self._columns, dim=1).square().sum((-2, -1))
 
-    def along(self, basis: Tensor) -> Tensor:
+    def strengths_along(self, basis: Tensor) -> Tensor:
         """‖Rᵀm_i‖, (groups, k): how strongly R's columns point along each direction of a basis, (groups, in, k)."""
         if self._gram is not None:
             return (basis * (self._gram @ basis)).sum(1).clamp(min=0).sqrt()
         return (torch.cat(self._columns, dim=1) @ basis).square().sum(1).sqrt()
 
-    def outside(self, basis: Tensor) -> Representation:
+    def project_out(self, basis: Tensor) -> Representation:
         """R̂ = R − M Mᵀ R for orthonormal M, (groups, in, k): from the columns while they are kept, afterwards by
         R̂ R̂ᵀ = (I − M Mᵀ) R Rᵀ (I − M Mᵀ).
         """
@@ -148,7 +148,7 @@ def running_sums(energy: Tensor) -> Tensor:
     return energy.cpu().cumsum(-1).to(energy.device)
 
 
-def leading(spectrum: Spectrum, threshold: float) -> Spectrum:
+def select_leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     """The fewest leading vectors with ‖R_k‖² ≥ threshold · ‖R‖²; the one that crosses it is included.
 
     Groups may need different numbers: all are cut to the largest, and what a group does not need is set to zero.
@@ -156,7 +156,7 @@ def leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     energy = spectrum.values.square()
     total = energy.sum(-1, keepdim=True)
     held_before = running_sums(energy) - energy
-    needed = (held_before < min(threshold, NEARLY_ALL) * total) & (energy > 0)  # an all-zero R needs nothing
+    needed = (held_before < min(threshold, MAX_THRESHOLD) * total) & (energy > 0)  # an all-zero R needs nothing
     rank = int(needed.sum(-1).max())
     kept = needed[:, :rank]
     return Spectrum(spectrum.values[:, :rank] * kept, spectrum.vectors[:, :, :rank] * kept.unsqueeze(1))

@@ -8,16 +8,18 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
-from steppe.network.linear_hooks import factorable
+from steppe.fast.linear_hooks import find_factorable
 from steppe.network.network import Network
-from steppe.projection.hooks import last_weight, output_weight, used_outside
+from steppe.projection.hooks import find_head_weight, find_last_weight, find_weights_used_outside
 from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights
-from steppe.projection.true_inputs import misread_weights
+from steppe.projection.true_inputs import find_misread_weights
 from steppe.runtime.devices import without_fused_rnn
 from steppe.runtime.warn import warn_user
 
 
-def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, ProjectedWeight]:
+def find_covered_weights(
+    network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool
+) -> dict[str, ProjectedWeight]:
     """The weights that a gradient memory covers, seen with prepared inputs: all that a rule covers but those named, and
     in multi-head learning the head. Weights that no rule covers, and those of layers that do something else with them
     than their rule says, are named in a warning; one that the model also uses outside of its layer is refused, because
@@ -27,9 +29,9 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
     known = coverable_weights(network.model)
     if multi_head:
         with network.mode(training=False):
-            head = output_weight(network.model, known, x)
-            last = last_weight(network.model, known, x)
-        named = any(_within(name, entry) for name in _uncovered(network, known) for entry in exclude)
+            head = find_head_weight(network.model, known, x)
+            last = find_last_weight(network.model, known, x)
+        named = any(_matches(name, entry) for name in _uncovered(network, known) for entry in exclude)
         if head is None and known and (not exclude or (last in covered and not named)):
             raise ModelError(
                 "the model is learnt with several heads, but no single layer gives its output: name the head's layers, "
@@ -42,13 +44,13 @@ def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_hea
             )
         covered = {name: weight for name, weight in covered.items() if name != head}
     with network.mode(training=False):
-        _refuse_used_outside(used_outside(network.model, covered, x))
-        misread = misread_weights(network.model, covered, x)
+        _require_called(find_weights_used_outside(network.model, covered, x))
+        misread = find_misread_weights(network.model, covered, x)
     _warn_uncovered(network, known.keys() - misread)
     covered = {name: weight for name, weight in covered.items() if name not in misread}
     linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
     with network.mode(training=False), without_fused_rnn(network.model):
-        factored = factorable(network.model, linear, x)
+        factored = find_factorable(network.model, linear, x)
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}
 
 
@@ -71,7 +73,7 @@ def warn_shared_head(name: str, head: range | None, heads: Sequence[range | None
             return
 
 
-def _refuse_used_outside(names: Sequence[str]) -> None:
+def _require_called(names: Sequence[str]) -> None:
     for name in names:
         raise ModelError(
             f"the weight {name!r} is used outside of calls of its layer, where a gradient memory does not see what it "
@@ -90,7 +92,7 @@ def _uncovered(network: Network, known: Collection[str]) -> list[str]:
     return [name for name, p in network.trainable.items() if p.ndim > 1 and name not in known and id(p) not in embedded]
 
 
-def _within(name: str, entry: str) -> bool:
+def _matches(name: str, entry: str) -> bool:
     """Whether a weight is the one that an entry names, or of the module."""
     return name == entry or name.startswith(entry + ".")
 

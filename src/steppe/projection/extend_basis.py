@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steppe.projection.basis import NEARLY_ALL, Representation, directions, running_sums
+from steppe.projection.basis import MAX_THRESHOLD, Representation, direction_mask, running_sums
 
 
-class Growth(NamedTuple):
+class ExtendedBasis(NamedTuple):
     """A basis after a task, (groups, in, k), in double precision, and ‖Rᵀm_i‖ for its directions, (groups, k).
 
     In every group the old directions come first, bit for bit, then the new ones, whose ‖Rᵀm_i‖ is their singular
@@ -29,14 +29,16 @@ class Growth(NamedTuple):
     strengths: Tensor
 
 
-def grown(representation: Representation, old: Tensor | None, threshold: float, *, first: bool) -> Growth | None:
+def extend_basis(
+    representation: Representation, old: Tensor | None, threshold: float, *, first: bool
+) -> ExtendedBasis | None:
     """The basis `old` with what the first or a later task adds; None if nothing was taken in."""
     missed = representation
     if old is not None:
         old = old.double()
         # Stored in the network's precision, the old basis is orthonormal only up to rounding. Made so anew, it leaves
         # an R̂ and new directions that are orthogonal to it however little R̂ is.
-        missed = representation.outside(torch.linalg.qr(old)[0] * directions(old).unsqueeze(1))
+        missed = representation.project_out(torch.linalg.qr(old)[0] * direction_mask(old).unsqueeze(1))
     spectrum = missed.spectrum()
     if spectrum is None:
         return None
@@ -47,18 +49,18 @@ def grown(representation: Representation, old: Tensor | None, threshold: float, 
     energy = values.square()
     with_it = total - missed.energy().unsqueeze(-1) + running_sums(energy)
     reached = with_it if first else with_it - energy
-    chosen = (reached < min(threshold, NEARLY_ALL) * total) & (energy > 0)
+    chosen = (reached < min(threshold, MAX_THRESHOLD) * total) & (energy > 0)
     return _compact(
-        Growth(
+        ExtendedBasis(
             torch.cat([old, vectors * chosen.unsqueeze(1)], dim=-1),
-            torch.cat([representation.along(old), values * chosen], dim=-1),
+            torch.cat([representation.strengths_along(old), values * chosen], dim=-1),
         )
     )
 
 
-def _compact(growth: Growth) -> Growth:
+def _compact(growth: ExtendedBasis) -> ExtendedBasis:
     """Every group's directions before its padding, of which only what the fullest group needs is kept."""
-    held = directions(growth.basis)
+    held = direction_mask(growth.basis)
     order = held.logical_not().byte().argsort(dim=-1, stable=True)[:, : int(held.sum(-1).max())]
     where = order.unsqueeze(1).expand(-1, growth.basis.shape[1], -1)
-    return Growth(growth.basis.gather(2, where), growth.strengths.gather(1, order))
+    return ExtendedBasis(growth.basis.gather(2, where), growth.strengths.gather(1, order))

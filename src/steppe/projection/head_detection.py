@@ -16,17 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steppe.runtime.hooks import temporary_hooks
+
 _ROWS = 8  # of the Jacobian that are looked at
 _PARALLEL = 1e-4  # sin² of the angle between vectors that count as parallel
 _FAINT = 1e-5  # of the largest entry: a vector that rounding may have made
 
 
-def gives_output(model: nn.Module, layers: Sequence[nn.Module], others: Iterable[nn.Module], x: Tensor) -> bool:
+def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterable[nn.Module], x: Tensor) -> bool:
     """Whether the model's output on prepared inputs comes, row by row, from what these layers give, and neither from
     what other layers give by a way around them, nor from a matrix that belongs to no layer at all.
     """
     cuts: list[Tensor] = []
-    around: list[Tensor] = _lone_matrices(model, [*layers, *others])
+    around: list[Tensor] = _matrices_outside_layers(model, [*layers, *others])
 
     def cut(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         cuts.append(output.detach().requires_grad_())
@@ -36,15 +38,11 @@ def gives_output(model: nn.Module, layers: Sequence[nn.Module], others: Iterable
         if isinstance(output, Tensor) and output.requires_grad:
             around.append(output)
 
-    handles = []
-    try:
+    with temporary_hooks() as hooks:
         for hook, hooked in ((cut, layers), (note, others)):
-            handles += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
+            hooks += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
         with torch.enable_grad():
             output: Tensor = model(x.clone())  # it may work in place
-    finally:
-        for handle in handles:
-            handle.remove()
     if not output.requires_grad:
         return False
     weights = torch.arange(output.numel(), device=output.device).cos().reshape(output.shape).to(output.dtype)
@@ -53,10 +51,10 @@ def gives_output(model: nn.Module, layers: Sequence[nn.Module], others: Iterable
     if any(g is not None and bool(g.any()) for g in found[len(cuts) :]):
         return False
     used = [h for h, g in zip(cuts, found, strict=False) if g is not None]
-    return bool(used) and all(_row_by_row(h, output) for h in used)
+    return bool(used) and all(_is_rowwise(h, output) for h in used)
 
 
-def _row_by_row(h: Tensor, output: Tensor) -> bool:
+def _is_rowwise(h: Tensor, output: Tensor) -> bool:
     """Whether the first sample's output is its h with each row scaled, shifted, or turned into something else."""
     if h.numel() != output.numel():
         return False
@@ -64,10 +62,10 @@ def _row_by_row(h: Tensor, output: Tensor) -> bool:
     rows = list(range(size)) if size <= _ROWS else [place * (size - 1) // (_ROWS - 1) for place in range(_ROWS)]
     slopes = [torch.autograd.grad(output[0, row], [h], retain_graph=True)[0] for row in rows]
     jacobian = torch.stack([slope.double().reshape(output.shape)[0] for slope in slopes])
-    return bool(jacobian.isfinite().all()) and bool(jacobian.any()) and not mixes(jacobian, rows)
+    return bool(jacobian.isfinite().all()) and bool(jacobian.any()) and not mixes_rows(jacobian, rows)
 
 
-def mixes(jacobian: Tensor, rows: Sequence[int]) -> bool:
+def mixes_rows(jacobian: Tensor, rows: Sequence[int]) -> bool:
     """Whether the Jacobian of which these are some rows, (rows, size), is that of an output that mixes its input's."""
     if _rank_one(jacobian, rows):
         return False
@@ -90,7 +88,7 @@ def _rank_one(parts: Tensor, rows: Sequence[int], beside: Sequence[int] = ()) ->
     return True
 
 
-def _lone_matrices(model: nn.Module, layers: Sequence[nn.Module]) -> list[Tensor]:
+def _matrices_outside_layers(model: nn.Module, layers: Sequence[nn.Module]) -> list[Tensor]:
     """The trainable weights of none of the layers that are whole matrices, and so neither scales nor shifts of rows."""
     known = {id(p) for layer in layers for p in layer.parameters()}
     return [p for p in model.parameters() if p.requires_grad and p.squeeze().ndim > 1 and id(p) not in known]

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from steppe.projection.head_detection import gives_output
+from steppe.projection.head_detection import is_output_head
 from steppe.projection.layers import ProjectedWeight
+from steppe.runtime.hooks import temporary_hooks
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
 
 
-class _Onlooker(TorchFunctionMode):
+class _PassThroughMode(TorchFunctionMode):
     """Sees every function of torch that this thread calls, and lets it be."""
 
     def __torch_function__(
@@ -27,21 +28,20 @@ class _Onlooker(TorchFunctionMode):
 
 
 @contextmanager
-def attention_in_steps(model: nn.Module) -> Iterator[None]:
+def disable_fused_attention(model: nn.Module) -> Iterator[None]:
     """Inside, torch's attention does not go its quick way of eval mode, on which padding is left out and layers are
     handed tensors that have no shape.
 
     It is not taken where a function mode looks on, which is this thread's own affair; torch.backends.mha is not.
     """
     attends = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
-    with _Onlooker() if attends else nullcontext():
+    with _PassThroughMode() if attends else nullcontext():
         yield
 
 
 @contextmanager
 def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> Iterator[None]:
     """Inside, every forward hands each call of a covered layer, the input as it is, to `sink(weight, layer, x)`."""
-    handles = []
 
     def hook_for(weight: ProjectedWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -51,40 +51,37 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
 
         return hook
 
-    try:
+    with temporary_hooks() as hooks:
         for weight in weights.values():
             for layer in dict.fromkeys(weight.layers):
-                handles.append(layer.register_forward_pre_hook(hook_for(weight), with_kwargs=True))
+                hooks.append(layer.register_forward_pre_hook(hook_for(weight), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def output_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
     """The covered weight whose layer gives the model's output, found by one forward; None if there is no such one.
 
     A layer that returns the very tensor the model returns is it; otherwise one from whose output alone the model's
     comes, row by row (a scale may follow it).
     """
-    calls, result = _outputs(model, weights, x)
+    calls, result = _record_outputs(model, weights, x)
     for name, output, version in calls:
         if output is result and output._version == version:  # else something may have been added to it
             return name
     for name in dict.fromkeys(name for name, output, _ in reversed(calls) if output.numel() == result.numel()):
         others = [layer for other, weight in weights.items() if other != name for layer in weight.layers]
-        if gives_output(model, weights[name].layers, others, x):
+        if is_output_head(model, weights[name].layers, others, x):
             return name
     return None
 
 
-def last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
     """The weight of the layer that a forward runs last; None where no call of a layer is seen."""
-    calls, _ = _outputs(model, weights, x)
+    calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
 
-def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
     """The covered weights that a forward also uses where none of their layers is called, so that a part of the gradient
     is owed to no layer's input.
 
@@ -92,7 +89,6 @@ def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Te
     """
     own = dict(model.named_parameters())
     wanted = {name: own[name] for name in weights}
-    handles = []
 
     def hook_for(weight: nn.Parameter, wants: bool) -> Callable[..., None]:
         def hook(*_: object) -> None:
@@ -101,31 +97,28 @@ def used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Te
         return hook
 
     try:
-        for name, weight in weights.items():
-            for layer in dict.fromkeys(weight.layers):
-                handles.append(layer.register_forward_pre_hook(hook_for(wanted[name], False), prepend=True))
-                handles.append(layer.register_forward_hook(hook_for(wanted[name], True)))
-        with torch.enable_grad():
+        with temporary_hooks() as hooks, torch.enable_grad():
+            for name, weight in weights.items():
+                for layer in dict.fromkeys(weight.layers):
+                    hooks.append(layer.register_forward_pre_hook(hook_for(wanted[name], False), prepend=True))
+                    hooks.append(layer.register_forward_hook(hook_for(wanted[name], True)))
             output: Tensor = model(x.clone())  # it may work in place
             if not (wanted and output.requires_grad):
                 return []
             found = torch.autograd.grad(output.logsumexp(-1).sum(), list(wanted.values()), allow_unused=True)
     finally:
-        for handle in handles:
-            handle.remove()
         for parameter in wanted.values():
             parameter.requires_grad_()
     return [name for name, g in zip(wanted, found, strict=True) if g is not None and bool(g.any())]
 
 
-def _outputs(
+def _record_outputs(
     model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor
 ) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
     """What each call of the layers gives, under the name of its weight and with its version, and what the model
     gives.
     """
     calls: list[tuple[str, Tensor, int]] = []
-    handles = []
 
     def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], output: object) -> None:
@@ -134,12 +127,8 @@ def _outputs(
 
         return hook
 
-    try:
+    with temporary_hooks() as hooks, torch.no_grad():
         for name, weight in weights.items():
             for layer in dict.fromkeys(weight.layers):
-                handles.append(layer.register_forward_hook(hook_for(name)))
-        with torch.no_grad():
-            return calls, model(x.clone())  # it may work in place
-    finally:
-        for handle in handles:
-            handle.remove()
+                hooks.append(layer.register_forward_hook(hook_for(name)))
+        return calls, model(x.clone())  # it may work in place

@@ -28,11 +28,11 @@ class ImportanceRule(Protocol):
         """λ at the start of a task, (groups, k), from the kept singular values."""
         ...
 
-    def move(self, importance: Tensor, gradient: Tensor) -> None:
+    def update(self, importance: Tensor, gradient: Tensor) -> None:
         """Move λ, all layers' in a row, by one update with gradient ∂L/∂λ, in place; the gradient may be used up."""
         ...
 
-    def decayed(self, divisor: float) -> ImportanceRule:
+    def decay_lr(self, divisor: float) -> ImportanceRule:
         """The same rule with smaller steps."""
         ...
 
@@ -47,10 +47,10 @@ class Ones:
         """All ones."""
         return torch.ones_like(singular_values)
 
-    def move(self, importance: Tensor, gradient: Tensor) -> None:
+    def update(self, importance: Tensor, gradient: Tensor) -> None:
         """Unmoved."""
 
-    def decayed(self, divisor: float) -> Ones:
+    def decay_lr(self, divisor: float) -> Ones:
         """There are no steps."""
         return self
 
@@ -73,14 +73,14 @@ class Sigmoid:
         """All ones."""
         return torch.ones_like(singular_values)
 
-    def move(self, importance: Tensor, gradient: Tensor) -> None:
+    def update(self, importance: Tensor, gradient: Tensor) -> None:
         """One step of gradient descent on λ, then the sigmoid."""
         length = torch.linalg.vector_norm(gradient)
         factor = clip_ratio(float(length), self.clip) if length.is_cpu else clip_ratio_tensor(length, self.clip)
         step = gradient.mul_(self.sign * self.lr * factor)
         importance.sub_(step).mul_(self.temperature).sigmoid_()
 
-    def decayed(self, divisor: float) -> Sigmoid:
+    def decay_lr(self, divisor: float) -> Sigmoid:
         """The same with a smaller step size."""
         return replace(self, lr=self.lr / divisor)
 
@@ -97,9 +97,9 @@ class Spectral:
         top = singular_values.amax(-1, keepdim=True).clamp(min=torch.finfo(singular_values.dtype).tiny)
         return (self.alpha + 1) * singular_values / (self.alpha * singular_values + top)
 
-    def move(self, importance: Tensor, gradient: Tensor) -> None:
+    def update(self, importance: Tensor, gradient: Tensor) -> None:
         """Unmoved."""
 
-    def decayed(self, divisor: float) -> Spectral:
+    def decay_lr(self, divisor: float) -> Spectral:
         """There are no steps."""
         return self

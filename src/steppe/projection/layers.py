@@ -22,7 +22,7 @@ Rule = Callable[[nn.Module, Tensor], Tensor]
 RULES: dict[type[nn.Module], Rule] = {}
 
 
-def covers(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
+def register_rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
     """Register a rule for layer types (and their subclasses)."""
 
     def register(rule: Rule) -> Rule:
@@ -32,13 +32,13 @@ def covers(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
     return register
 
 
-@covers(nn.Linear)
+@register_rule(nn.Linear)
 def linear_inputs(layer: nn.Module, x: Tensor) -> Tensor:
     """A linear layer's input vectors; every dimension but the last counts samples."""
     return x.reshape(1, -1, x.shape[-1])
 
 
-@covers(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+@register_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
     """All patches a convolution looks at, padding included, in the order of weight.view(out, -1); a lone sample may
     come without a batch around it.
@@ -93,7 +93,7 @@ def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[s
     """
     found: dict[str, ProjectedWeight] = {}
     for name, users in _users(model).items():
-        if not users[0].parameter.requires_grad or any(_listed(name, user.path, exclude) for user in users):
+        if not users[0].parameter.requires_grad or any(_is_excluded(name, user.path, exclude) for user in users):
             continue
         strangers = [user.path for user in users if user.rule is None]
         if len(strangers) == len(users):
@@ -150,5 +150,5 @@ def require_covered(covered: Mapping[str, ProjectedWeight]) -> None:
         )
 
 
-def _listed(name: str, path: str, exclude: tuple[str, ...]) -> bool:
+def _is_excluded(name: str, path: str, exclude: tuple[str, ...]) -> bool:
     return any(entry in (name, path) or path.startswith(entry + ".") for entry in exclude)

@@ -10,17 +10,18 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
+from steppe.fast.factored import FactoredGrad, Gradient
+from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
-from steppe.projection.basis import Representation, directions, leading
-from steppe.projection.extend_basis import grown
-from steppe.projection.hooks import attention_in_steps, capture_inputs
+from steppe.projection.basis import Representation, direction_mask, select_leading
+from steppe.projection.extend_basis import extend_basis
+from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.session import breathe
-from steppe.tensors.factored import FactoredGrad, Gradient
 
-_FAST = 0.99
+_SATURATED = 0.99
 """From this importance on a direction counts as held fast."""
 
 
@@ -32,7 +33,7 @@ class GradientMemory:
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # known before anything is learnt
             own = {name: dict(weight.layers[0].named_parameters())["weight"] for name, weight in covered.items()}
-            _refuse_several_kinds({name: (p.dtype, p.device) for name, p in own.items()})
+            _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
 
     @property
@@ -46,7 +47,7 @@ class GradientMemory:
         kinds = {name: (p.importance.dtype, p.importance.device) for name, p in projectors.items()}
         if len(set(kinds.values())) > 1:
             if self.rule.dynamic:
-                _refuse_several_kinds(kinds)
+                _require_one_kind(kinds)
             self._projectors, self.importance = dict(projectors), torch.empty(0, device="cpu")
             return
         rows = [p.importance.reshape(-1) for p in projectors.values()]
@@ -67,13 +68,13 @@ class GradientMemory:
 
     def project_onto(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The part of a gradient within the memory, softly: G M diag(λ) Mᵀ; `known` may hold G M of some weights."""
-        return self._parts(gradient, known, SoftProjector.project_onto)
+        return self._apply(gradient, known, SoftProjector.project_onto)
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The part of a gradient outside the memory, softly: G − G M diag(λ) Mᵀ."""
-        return self._parts(gradient, known, SoftProjector.project_out)
+        return self._apply(gradient, known, SoftProjector.project_out)
 
-    def _parts(
+    def _apply(
         self,
         gradient: Gradient,
         known: Gradient | None,
@@ -86,7 +87,7 @@ class GradientMemory:
 
     def ranks(self) -> dict[str, dict[str, int]]:
         """How many directions each covered weight's basis holds, and of how many."""
-        return {name: {"rank": p.rank, "of": p.size} for name, p in self.projectors.items()}
+        return {name: {"rank": p.rank, "of": p.max_rank} for name, p in self.projectors.items()}
 
     def saturated(self) -> set[str]:
         """The covered weights that have nowhere left to learn in: every direction is in the basis and held fast. λ that
@@ -95,22 +96,22 @@ class GradientMemory:
         return {
             name
             for name, p in self.projectors.items()
-            if p.rank == p.size and (self.rule.dynamic or bool((p.held >= _FAST).all()))
+            if p.rank == p.max_rank and (self.rule.dynamic or bool((p.active_importance >= _SATURATED).all()))
         }
 
     def importance_distributions(self) -> dict[str, dict[str, float | list[float]]]:
         """λ's mean and deciles over the directions that each covered weight's basis holds."""
         found: dict[str, dict[str, float | list[float]]] = {}
         for name, projector in self.projectors.items():
-            values = projector.held.double()
+            values = projector.active_importance.double()
             deciles = torch.quantile(values, torch.linspace(0, 1, 11, dtype=values.dtype, device=values.device))
             found[name] = {"mean": float(values.mean()), "deciles": deciles.tolist()}
         return found
 
-    def move_importances(self, gradient: Tensor | None) -> None:
+    def update_importances(self, gradient: Tensor | None) -> None:
         """One update of λ by the rule, given ∂L/∂λ of all weights in a row; none, where nothing is to move."""
         if gradient is not None:
-            self.rule.move(self.importance, gradient)
+            self.rule.update(self.importance, gradient)
 
     def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
         """UpdateGPM: new bases from the covered layers' inputs on stored samples x, replacing the old ones; λ starts
@@ -118,16 +119,16 @@ class GradientMemory:
         """
         before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
-        for name, representation in self._represented(network, x, thresholds, chunk).items():
+        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
             breathe()
             spectrum = representation.spectrum()
             if spectrum is None:  # a layer the forward never used
                 continue
-            kept = leading(spectrum, threshold)
+            kept = select_leading(spectrum, threshold)
             if kept.values.shape[-1] > 0:  # a layer whose inputs were all zero needs no direction
-                projectors[name] = _held(network, name, kept.vectors, self.rule.initial(kept.values))
+                projectors[name] = _make_projector(network, name, kept.vectors, self.rule.initial(kept.values))
         self.projectors = projectors
-        return self._remarks(before)
+        return self._saturation_remarks(before)
 
     def extend(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
@@ -137,34 +138,34 @@ class GradientMemory:
         on weights that have been closed by it, and on those that it leaves without a basis.
         """
         before, projectors, bare = self.saturated(), dict(self.projectors), []
-        for name, representation in self._represented(network, x, thresholds, chunk).items():
+        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
             breathe()
             old = projectors.get(name)
-            growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
+            growth = extend_basis(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:
                 continue
             if growth.basis.shape[-1] == 0:
                 if bool((representation.energy() > 0).any()):
-                    bare.append(_bare(name, thresholds[name]))
+                    bare.append(_empty_basis_remark(name, thresholds[name]))
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
-                importance[:, : old.basis.shape[-1]] += old.importance * directions(old.basis)
-            projectors[name] = _held(network, name, growth.basis, importance.clamp(max=1))
+                importance[:, : old.basis.shape[-1]] += old.importance * direction_mask(old.basis)
+            projectors[name] = _make_projector(network, name, growth.basis, importance.clamp(max=1))
         self.projectors = projectors
-        return [*bare, *self._remarks(before)]
+        return [*bare, *self._saturation_remarks(before)]
 
-    def _remarks(self, before: Collection[str]) -> list[str]:
+    def _saturation_remarks(self, before: Collection[str]) -> list[str]:
         """On the weights that are closed and were not before: said once, not after every later task."""
         closed = self.saturated()
         return [
-            f"the basis of {name!r} holds all {p.size} directions of its inputs, so that this weight can no longer "
+            f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so that this weight can no longer "
             "learn: a lower threshold would have left it room."
             for name, p in self.projectors.items()
             if name in closed and name not in before
         ]
 
-    def _represented(
+    def _collect_representations(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
     ) -> dict[str, Representation]:
         """Every covered layer's inputs on stored samples x, in eval mode."""
@@ -172,12 +173,12 @@ class GradientMemory:
         with (
             torch.no_grad(),
             network.mode(training=False),
-            attention_in_steps(network.model),
+            disable_fused_attention(network.model),
             capture_inputs(
                 self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
             ),
         ):
-            for part in torch.split(x, network.batch_size(len(x), chunk)):
+            for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
                 breathe()
         for name, representation in representations.items():
@@ -208,30 +209,30 @@ class GradientMemory:
         }
 
 
-def _refuse_several_kinds(kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
+def _require_one_kind(kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
     """Refuse covered weights of several types, or on several devices, where λ of all of them moves in one row."""
     first = next(iter(kinds), "")
     for name, kind in kinds.items():
         if kind != kinds[first]:
             raise ModelError(
                 "the covered weights are of several types, or on several devices "
-                f"({first!r} is {_named(kinds[first])}, {name!r} {_named(kind)}), and their importances move together: "
-                "make the weights alike (model.float()), leave some out with exclude=(...), or set importance to ones "
-                "or spectral."
+                f"({first!r} is {_describe_kind(kinds[first])}, {name!r} {_describe_kind(kind)}), but their importances "
+                "are updated together: make the weights alike (model.float()), leave some out with exclude=(...), or "
+                "set importance to ones or spectral."
             )
 
 
-def _named(kind: tuple[torch.dtype, torch.device]) -> str:
+def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _held(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
+def _make_projector(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
     """A basis for a weight, in the weight's precision."""
     dtype = network.trainable[name].dtype
     return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
 
-def _bare(name: str, threshold: float) -> str:
+def _empty_basis_remark(name: str, threshold: float) -> str:
     """A remark on a weight that is left without a basis."""
     return (
         f"the basis of {name!r} is empty, so that nothing holds this weight: a single direction has more than the "

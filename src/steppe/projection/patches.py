@@ -1,12 +1,12 @@
-"""R Rᵀ of a convolution's patches without the patches.
+"""Compute R Rᵀ of a convolution's patches without extracting the patches.
 
-A patch is a stack of strips, one per row of the kernel, and windows one above the other share all strips but one. With
-Z_r the strips of image row r, as rows, the block of the kernel's rows i and i + d is
+A patch is a stack of strips, one per row of the kernel, and vertically adjacent patches share all strips but one. With
+Z_r the strips of image row r, as rows, and h patches in a column of the image, the block of kernel rows i and i + d is
 
-    Σ_{r = i}^{i + h − 1} Z_rᵀ Z_{r+d},        h the number of windows one above another:
+    Σ_{r = i}^{i + h − 1} Z_rᵀ Z_{r+d}.
 
-blocks of the same d differ in a few image rows at the edges, and the middle is multiplied once for all of them. For a
-3 × 3 kernel that is a third of the multiplications, and a third of the memory.
+Blocks with the same d differ in a few image rows at the edges, and the middle is multiplied once for all of them. For a
+3 × 3 kernel this takes a third of the multiplications and of the memory.
 """
 
 from __future__ import annotations
@@ -15,17 +15,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from steppe.fast.switch import fast_paths_enabled
 from steppe.projection.layers import padding
 
 
 def patch_product(layer: nn.Module, x: Tensor) -> tuple[Tensor, int] | None:
-    """R Rᵀ, (groups, in, in), and the number of patches; None for layers to which this does not apply."""
-    if not isinstance(layer, nn.Conv2d) or layer.stride[0] != 1 or layer.dilation[0] != 1 or x.ndim != 4:
+    """Compute R Rᵀ for a call of a convolution.
+
+    Args:
+        layer: The layer.
+        x: Its input, (n, channels, height, width).
+
+    Returns:
+        R Rᵀ, (groups, in, in), and the number of patches; None for layers to which this does not apply, or when fast
+        paths are disabled.
+    """
+    if not fast_paths_enabled() or not isinstance(layer, nn.Conv2d):
+        return None
+    if layer.stride[0] != 1 or layer.dilation[0] != 1 or x.ndim != 4:
         return None
     x = pad(x, padding(layer), mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
     height, width = layer.kernel_size
     windows = x.shape[2] - height + 1
-    if windows < height:  # hardly anything is shared
+    if windows < height:  # patches share too little
         return None
     gap = layer.dilation[1]
     strips = x.unfold(3, gap * (width - 1) + 1, layer.stride[1])[..., ::gap]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steppe.projection.basis import directions
-from steppe.tensors.factored import FactoredGrad
-from steppe.tensors.matmul import less_product, product
+from steppe.fast.factored import FactoredGrad
+from steppe.fast.matmul import less_product, product
+from steppe.projection.basis import direction_mask
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class SoftProjector:
     @property
     def rank(self) -> int:
         """How many directions are held, over all groups."""
-        return int(directions(self.basis).sum())
+        return int(direction_mask(self.basis).sum())
 
     @property
-    def size(self) -> int:
+    def max_rank(self) -> int:
         """How many directions there are to hold, over all groups."""
         return self.basis.shape[0] * self.basis.shape[1]
 
     @property
-    def held(self) -> Tensor:
+    def active_importance(self) -> Tensor:
         """The importances of the directions that are held, without padding."""
-        return self.importance[directions(self.basis)]
+        return self.importance[direction_mask(self.basis)]
 
     def coordinates(self, gradient: Tensor | FactoredGrad) -> Tensor | FactoredGrad:
         """G M: each row of G along each basis direction, (out, k), or (groups, out / groups, k) where there are groups;
@@ -63,7 +63,7 @@ class SoftProjector:
         self, gradient: Tensor | FactoredGrad, coordinates: Tensor | FactoredGrad | None = None
     ) -> Tensor | FactoredGrad:
         """G M diag(λ) Mᵀ; G M may be given where it is known already; factors stay factors."""
-        weighed = self._weighed(gradient, coordinates)
+        weighed = self._weighted_coordinates(gradient, coordinates)
         if isinstance(weighed, FactoredGrad):
             return weighed @ self.rows
         assert isinstance(gradient, Tensor)
@@ -81,7 +81,7 @@ class SoftProjector:
         if coordinates is not None and gradient.ndim == 2 and not self._grouped:  # the same without a detour
             assert isinstance(coordinates, Tensor)
             return less_product(gradient, coordinates * self.importance, self.rows)
-        weighed = self._weighed(gradient, coordinates)
+        weighed = self._weighted_coordinates(gradient, coordinates)
         assert isinstance(weighed, Tensor)
         rows = self._rows(gradient)
         if self._grouped:
@@ -97,7 +97,7 @@ class SoftProjector:
         groups, width, _ = self.basis.shape
         return gradient.reshape(groups, -1, width) if groups > 1 else gradient.reshape(-1, width)
 
-    def _weighed(
+    def _weighted_coordinates(
         self, gradient: Tensor | FactoredGrad, coordinates: Tensor | FactoredGrad | None
     ) -> Tensor | FactoredGrad:
         """G M diag(λ)."""

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from steppe.network.module_state import swap_parameters
-from steppe.projection.hooks import attention_in_steps, capture_inputs
+from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.layers import RULES, ProjectedWeight
+from steppe.runtime.hooks import temporary_hooks
 
 _VECTORS = 8  # input vectors at the most that a call is tried with
 _ROUNDING = 64  # roundings of the largest number that an output may be off by
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-def misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
     """The weights that some layer uses otherwise than by multiplying the vectors found in its input, or may: it cannot
     be tried, or was not called. Seen with prepared inputs. Layers that run torch's own forward are not tried.
     """
@@ -34,38 +35,36 @@ def misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x:
         name: layers for name, weight in weights.items() if (layers := [m for m in weight.layers if not _is_known(m)])
     }
     calls: dict[nn.Module, list[_Arguments]] = {layer: [] for layers in doubtful.values() for layer in layers}
-    handles = []
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls[layer].append(_copied((args, kwargs)))  # the model may go on in place
+        calls[layer].append(_clone_arguments((args, kwargs)))  # the model may go on in place
 
-    try:
+    with temporary_hooks() as hooks:
         for layer in calls:  # before hooks of the user's own, which will see the same when the call is made again
-            handles.append(layer.register_forward_pre_hook(note, prepend=True, with_kwargs=True))
+            hooks.append(layer.register_forward_pre_hook(note, prepend=True, with_kwargs=True))
         if calls:
-            with torch.no_grad(), attention_in_steps(model):
+            with torch.no_grad(), disable_fused_attention(model):
                 model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return [
         name
         for name, layers in doubtful.items()
-        if not all(calls[layer] and all(_multiplies(weights[name], layer, c) for c in calls[layer]) for layer in layers)
+        if not all(
+            calls[layer] and all(_multiplies_inputs(weights[name], layer, c) for c in calls[layer]) for layer in layers
+        )
     ]
 
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _copied(argument: Any) -> Any:
+def _clone_arguments(argument: Any) -> Any:
     """The same with tensors of its own, also within tuples, lists and dictionaries."""
     if isinstance(argument, Tensor):
         return argument.detach().clone()
     if type(argument) in (tuple, list):
-        return type(argument)(_copied(part) for part in argument)
+        return type(argument)(_clone_arguments(part) for part in argument)
     if type(argument) is dict:
-        return {key: _copied(part) for key, part in argument.items()}
+        return {key: _clone_arguments(part) for key, part in argument.items()}
     return argument
 
 
@@ -85,7 +84,7 @@ def _is_known(layer: nn.Module) -> bool:
 _METHODS = ("forward", "_conv_forward", "__call__")
 
 
-def _multiplies(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments) -> bool:
+def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments) -> bool:
     """Whether the layer's output stays where it is, on some or all of the input vectors, when its weight moves by Δ
     with Δ X = 0 for these; and not because it does not depend on its weight at all.
     """
@@ -94,7 +93,7 @@ def _multiplies(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments
     columns: list[Tensor] = []
 
     def call() -> Tensor | None:
-        args, kwargs = _copied(arguments)
+        args, kwargs = _clone_arguments(arguments)
         output = layer(*args, **kwargs)
         return output.detach().clone() if isinstance(output, Tensor) and output.is_floating_point() else None
 
@@ -111,7 +110,9 @@ def _multiplies(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments
                 before = call()
             if before is None or len(columns) != 1:
                 return False
-            return any(_stays(before, moved, parameter, *part) for part in _parts(columns[0], before, layer))
+            return any(
+                _output_stays(before, moved, parameter, *part) for part in _probe_sets(columns[0], before, layer)
+            )
     except Exception:  # whatever it is called with, or gives, it is not what a rule is made for
         return False
 
@@ -119,7 +120,7 @@ def _multiplies(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments
 _Read = Callable[[Tensor], Tensor]
 
 
-def _parts(columns: Tensor, output: Tensor, layer: nn.Module) -> Iterator[tuple[Tensor, _Read]]:
+def _probe_sets(columns: Tensor, output: Tensor, layer: nn.Module) -> Iterator[tuple[Tensor, _Read]]:
     """Sets of input vectors, (groups, n, in), each with what takes from an output all that belongs to them.
 
     First a few vectors with their own outputs, where each seems to have one: few enough to leave Δ room. Then all of
@@ -132,13 +133,13 @@ def _parts(columns: Tensor, output: Tensor, layer: nn.Module) -> Iterator[tuple[
     def read(axis: int) -> _Read:
         return lambda output: output.movedim(axis, -1).flatten(0, -2)[chosen]
 
-    for axis in _channels(layer, output):
+    for axis in _channel_axes(layer, output):
         if output.numel() == count * output.shape[axis]:
             yield columns[:, chosen], read(axis)
     yield columns, lambda output: output
 
 
-def _channels(layer: nn.Module, output: Tensor) -> list[int]:
+def _channel_axes(layer: nn.Module, output: Tensor) -> list[int]:
     """The dimensions of an output that may be the one of the weight's rows."""
     if isinstance(layer, nn.Linear):
         return [-1]
@@ -147,7 +148,7 @@ def _channels(layer: nn.Module, output: Tensor) -> list[int]:
     return [-1, 1] if output.ndim > 1 else []
 
 
-def _stays(
+def _output_stays(
     before: Tensor, moved: Callable[[Tensor], Tensor | None], weight: Tensor, columns: Tensor, read: _Read
 ) -> bool:
     """Whether a step of the weight across these columns leaves their outputs alone, where one along them does not."""

@@ -156,14 +156,14 @@ def collect(directories: Sequence[Path]) -> Collection:
         UsageError: One of them is not a directory or contains no finished run.
         RunError: None of the results in one of them can be read.
     """
-    from steppe.experiments.run_directory import results_within  # loads torch
-
     runs: dict[Path, FinishedRun] = {}
     unfinished: dict[Path, Path] = {}
     damaged: dict[Path, tuple[Path, RunError]] = {}
     studies: dict[Study, None] = {}
+    from steppe.experiments.run_directory import read_results  # loads torch
+
     for directory in directories:
-        results, unfinished_here, damaged_here = results_within(directory)
+        results, unfinished_here, damaged_here = read_results(directory)
         for path, result in results.items():
             runs.setdefault(path.resolve(), FinishedRun(path, result, _short_name(directory, path)))
         for path in unfinished_here:

@@ -157,7 +157,7 @@ class RunResult:
         """
         _validate(data)
         sequence = "joint" if data["method"] in _REPLAY_EVERYTHING else "sequential"
-        config = {**data["config"], "training": TrainingConfig.with_current_names(data["config"]["training"])}
+        config = {**data["config"], "training": TrainingConfig.rename_old_keys(data["config"]["training"])}
         return cls(
             benchmark=data["benchmark"],
             method=data["method"],

@@ -12,7 +12,8 @@ import threading
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils.hooks import RemovableHandle
+
+from steppe.runtime.hooks import temporary_hooks
 
 SMALL = 2**27
 """Multiplications of a batch's forward up to which one thread does it: some 10 ms of a core's time."""
@@ -39,18 +40,15 @@ def multiplications(model: nn.Module, prepared: Tensor) -> int:
         if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(output, Tensor):
             counted += output.numel() * weight[0].numel()
 
-    handles: list[RemovableHandle] = []
-    try:
+    with temporary_hooks() as hooks:
         for layer in model.modules():
             if isinstance(layer, _LAYERS):
-                handles.append(layer.register_forward_hook(count))
-        with torch.no_grad():
-            model(prepared.clone())  # it may work in place
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        counted = 0  # the model does not take them, which is said where they are used
-    finally:
-        for handle in handles:
-            handle.remove()
+                hooks.append(layer.register_forward_hook(count))
+        try:
+            with torch.no_grad():
+                model(prepared.clone())  # it may work in place
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            counted = 0  # the model does not take them, which is said where they are used
     return max(counted // max(len(prepared), 1), least)
 
 

@@ -34,8 +34,8 @@ class Reservoir:
     def add(self, batch: Batch, notes: Tensor | None = None) -> None:
         """Offer every sample of the batch, in order, each with its row of the notes."""
         if self._stored is None:
-            self._notes = None if notes is None else room(notes, self.capacity)
-            self._stored = Batch(*(room(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
+            self._notes = None if notes is None else allocate_rows(notes, self.capacity)
+            self._stored = Batch(*(allocate_rows(part, self.capacity) for part in (batch.x, batch.y, batch.task)))
         batch.require_like(self._stored)  # else a sample of one number would fill a whole row
         slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
         age = self.num_seen
@@ -60,16 +60,16 @@ class Reservoir:
         """Up to `count` distinct samples, uniformly; None from an empty buffer."""
         if self._stored is None:
             return None
-        return _taken(self._stored, self._picked(count))
+        return _select(self._stored, self._sample_indices(count))
 
     def sample_with_extras(self, count: int) -> tuple[Batch, Tensor] | None:
         """The same, with the notes of the samples drawn."""
         if self._stored is None or self._notes is None:
             return None
-        picked = self._picked(count)
-        return _taken(self._stored, picked), self._notes[picked]
+        picked = self._sample_indices(count)
+        return _select(self._stored, picked), self._notes[picked]
 
-    def _picked(self, count: int) -> Tensor:
+    def _sample_indices(self, count: int) -> Tensor:
         assert self._stored is not None
         held = min(self.num_seen, self.capacity)
         return index_of(self._draws.sample(range(held), min(count, held)), self._stored.y.device)
@@ -86,8 +86,8 @@ class Reservoir:
         held = [] if stored is None else [*_parts(stored), *([] if notes is None else [notes])]
         if type(age) is not int or age < 0 or any(len(part) != min(age, self.capacity) for part in held):
             raise ValueError(f"a buffer that was offered {age} samples cannot hold what is said to be in it")
-        roomy = None if stored is None else Batch(*(_roomy(part, self.capacity) for part in _parts(stored)))
-        self._notes = None if notes is None else _roomy(notes, self.capacity)
+        roomy = None if stored is None else Batch(*(_with_capacity(part, self.capacity) for part in _parts(stored)))
+        self._notes = None if notes is None else _with_capacity(notes, self.capacity)
         self.num_seen, self._stored = age, roomy  # once there was memory for all of it
 
     def memory_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Reservoir:
         return 0 if self._notes is None else self._notes.nbytes
 
 
-def room(like: Tensor, capacity: int) -> Tensor:
+def allocate_rows(like: Tensor, capacity: int) -> Tensor:
     """An empty tensor for so many rows of the kind."""
     try:
         return torch.empty((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
@@ -109,14 +109,14 @@ def room(like: Tensor, capacity: int) -> Tensor:
         ) from error
 
 
-def _roomy(filled: Tensor, capacity: int) -> Tensor:
+def _with_capacity(filled: Tensor, capacity: int) -> Tensor:
     """Some rows with room behind them for so many in all."""
-    whole = room(filled, capacity)
+    whole = allocate_rows(filled, capacity)
     whole[: len(filled)] = filled
     return whole
 
 
-def _taken(batch: Batch, places: Tensor) -> Batch:
+def _select(batch: Batch, places: Tensor) -> Batch:
     """Some samples; `index_select` has less to consider than general indexing."""
     return Batch(batch.x.index_select(0, places), batch.y.index_select(0, places), batch.task.index_select(0, places))
 

@@ -7,8 +7,8 @@ import torch
 from steppe.checkpoint.tree import State
 from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
-from steppe.methods.parts.reservoir import room
-from steppe.methods.parts.single_sample import check_alone
+from steppe.methods.parts.reservoir import allocate_rows
+from steppe.methods.parts.single_sample import require_batchable
 from steppe.methods.parts.task_gradients import PastTasks
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch
@@ -33,10 +33,10 @@ class TaskRingBuffer:
         """Open the next task's ring."""
         self._current += 1
 
-    def write(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """Take in a batch of the current task."""
         if self._stored is None:
-            self._stored = Batch(*(room(part, len(self._written)) for part in (batch.x, batch.y, batch.task)))
+            self._stored = Batch(*(allocate_rows(part, len(self._written)) for part in (batch.x, batch.y, batch.task)))
         batch.require_like(self._stored)  # else a sample of one number would fill a whole row
         count = min(len(batch), self.slots - self._position)
         start = self._current * self.slots + self._position
@@ -76,7 +76,7 @@ class TaskRingBuffer:
         self._stored = None
         if state["held"] is not None:
             parts = state["held"].x, state["held"].y, state["held"].task
-            self._stored = Batch(*(room(part, len(self._written)) for part in parts))
+            self._stored = Batch(*(allocate_rows(part, len(self._written)) for part in parts))
             for whole, part in zip((self._stored.x, self._stored.y, self._stored.task), parts, strict=True):
                 whole[self._written] = part
 
@@ -87,13 +87,13 @@ class TaskRingBuffer:
         return sum(part.nbytes for part in (self._stored.x, self._stored.y, self._stored.task))
 
 
-def check_shares(memory: int, tasks: int) -> None:
+def validate_memory_size(memory: int, tasks: int) -> None:
     """Refuse a memory too small to give every task a sample."""
     if memory < tasks:
         raise UsageError(f"memory = {memory} shared by tasks = {tasks} leaves no sample for each: raise memory.")
 
 
-def check_room(task: Task, before: int, tasks: int) -> None:
+def validate_task_count(task: Task, before: int, tasks: int) -> None:
     """Refuse a task beyond those the memory was cut for."""
     if before >= tasks:
         raise UsageError(
@@ -105,7 +105,7 @@ def check_room(task: Task, before: int, tasks: int) -> None:
 _MORE = "raise memory to two samples for each task or more"
 
 
-def require_one_kind(network: Network) -> None:
+def require_uniform_weights(network: Network) -> None:
     """Refuse weights of several types, or on several devices: the gradients of past tasks are put together from all."""
     (first, start), *others = network.trainable.items()
     for name, weight in others:
@@ -132,23 +132,25 @@ class TaskMemory:
         self.rings.begin_task()
         self.past = PastTasks(self._network, self.rings.past())
 
-    def check_tasks(self) -> None:
+    def require_batchable_rings(self) -> None:
         """Refuse a ring of one sample that the model cannot take by itself."""
         for batch in self.past.samples:
-            check_alone(self._network, batch, f"{self._shares} keeps a single sample of a past task", _MORE)
+            require_batchable(self._network, batch, f"{self._shares} keeps a single sample of a past task", _MORE)
 
-    def check_draw(self, count: int) -> None:
+    def require_batchable_draws(self, count: int) -> None:
         """Refuse draws of one sample from all rings that the model cannot take by itself."""
         samples = self.past.samples
         if count == 1 and samples:
             cause = "reference_samples = 1 takes the reference gradient of a single sample"
-            check_alone(self._network, samples[0][:1], cause, "set reference_samples to 2 or more")
+            require_batchable(self._network, samples[0][:1], cause, "set reference_samples to 2 or more")
         elif len(samples) == 1:
-            check_alone(self._network, samples[0], f"{self._shares} keeps a single sample of the past task", _MORE)
+            require_batchable(
+                self._network, samples[0], f"{self._shares} keeps a single sample of the past task", _MORE
+            )
 
-    def write(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """Take in a batch of the current task."""
-        self.rings.write(batch)
+        self.rings.add(batch)
 
     def end_task(self) -> None:
         """What was made ready serves one task only."""

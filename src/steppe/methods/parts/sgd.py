@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
+from steppe.fast.matmul import plus_product
 from steppe.network.network import Network
 from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict
-from steppe.tensors.matmul import plus_product
 
 
 class MomentumSGD:
@@ -24,15 +24,15 @@ class MomentumSGD:
     def restart(self) -> None:
         """Forget the momentum, and begin with the first step size."""
         self.lr = self._first_lr
-        self._stop()
+        self._clear_velocity()
 
     def decay_lr(self, divisor: float) -> float:
         """Divide the step size until the next restart, and forget the momentum; returns the step size now."""
         self.lr /= divisor
-        self._stop()
+        self._clear_velocity()
         return self.lr
 
-    def _stop(self) -> None:
+    def _clear_velocity(self) -> None:
         self._velocity: ParamDict = {}
         self._weights: list[Tensor] = []  # those that move, in the order of the velocities
         self._velocities: list[Tensor] = []
@@ -44,11 +44,11 @@ class MomentumSGD:
     def load_state_dict(self, state: State) -> None:
         """The same step size and momentum again, laid out in memory like the weights."""
         self.lr, weights = float(state["lr"]), self._network.trainable
-        saved = self._network.like_weights(state["velocity"])
-        if saved and saved.keys() != self._network.learnable.keys():
+        saved = self._network.weights.like_weights(state["velocity"])
+        if saved and saved.keys() != self._network.weights.learnable.keys():
             raise ValueError("the momentum is not that of the weights that move (are others frozen than before?)")
-        self._stop()
-        self._go({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
+        self._clear_velocity()
+        self._set_velocity({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 
     def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
         """V = momentum · V + scale · G;   W −= lr · V."""
@@ -61,9 +61,11 @@ class MomentumSGD:
     def _step(self, gradient: Gradient, scale: float | Tensor) -> None:
         if not self._velocity:
             with torch.inference_mode(False):
-                self._go({n: torch.zeros_like(w, requires_grad=False) for n, w in self._network.learnable.items()})
+                self._set_velocity(
+                    {n: torch.zeros_like(w, requires_grad=False) for n, w in self._network.weights.learnable.items()}
+                )
         if isinstance(scale, Tensor):  # on a device that nobody waits for
-            gradient, scale = scaled(gradient, scale), 1.0
+            gradient, scale = scale_gradient(gradient, scale), 1.0
         moving, whole = [], []
         for name, velocity in self._velocity.items():
             g = gradient[name]
@@ -77,15 +79,15 @@ class MomentumSGD:
             torch._foreach_add_(moving, whole, alpha=scale)
         torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
 
-    def _go(self, velocity: ParamDict) -> None:
+    def _set_velocity(self, velocity: ParamDict) -> None:
         velocities = list(velocity.values())
         weights: list[Tensor] = [self._network.trainable[name] for name in velocity]
         self._velocity, self._velocities, self._weights = velocity, velocities, weights
 
 
-def clipped(gradient: Gradient, norm: float) -> Gradient:
+def clip_by_norm(gradient: Gradient, norm: float) -> Gradient:
     """The gradient, shortened to the norm where it is longer; 0 means no clipping."""
-    return scaled(gradient, clip_factor(gradient, norm))
+    return scale_gradient(gradient, clip_factor(gradient, norm))
 
 
 def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
@@ -108,16 +110,16 @@ def clip_factor(gradient: Gradient, norm: float) -> float | Tensor:
     return clip_ratio_tensor(total_square.clamp(min=0).sqrt(), norm)
 
 
-def scaled(gradient: Gradient, factor: float | Tensor) -> Gradient:
+def scale_gradient(gradient: Gradient, factor: float | Tensor) -> Gradient:
     """The gradient times a number; of factors only the smaller one is multiplied."""
     if isinstance(factor, float) and factor == 1.0:
         return gradient
     return {
-        name: _scaled_factors(g, factor) if isinstance(g, FactoredGrad) else g * factor for name, g in gradient.items()
+        name: _scale_factors(g, factor) if isinstance(g, FactoredGrad) else g * factor for name, g in gradient.items()
     }
 
 
-def _scaled_factors(g: FactoredGrad, factor: float | Tensor) -> FactoredGrad:
+def _scale_factors(g: FactoredGrad, factor: float | Tensor) -> FactoredGrad:
     if g.left.numel() <= g.right.numel():
         return FactoredGrad(g.left * factor, g.right)
     return FactoredGrad(g.left, g.right * factor)

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from steppe.methods.parts.sharpness_chain import Found, PerturbedChain
-from steppe.network.linear_chain import WIDE, LinearChain
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict, columnwise_dot, mean_of, share_inputs, to_dense
+from steppe.fast.linear_chain import WIDE, LinearChain
+from steppe.fast.perturbed_chain import ChainGrad, PerturbedChain
 from steppe.network.module_state import buffers_apart
 from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.runtime.contexts import twice_differentiable
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict, columnwise_dot, mean_of, share_inputs, to_dense
 
 
 @dataclass(frozen=True)
-class Perturbed:
+class PerturbedGradient:
     """What step 2 and step 3 of the update need: L_{D∪N}(w + v), its gradient in w, and its gradient in λ, all
     weights' in a row, where λ moves.
     """
@@ -52,13 +52,13 @@ class SharpnessAscent:
 
     def __call__(
         self, network: Network, memory: GradientMemory, current: Batch, union: Batch, *, statistics: bool = True
-    ) -> Perturbed:
+    ) -> PerturbedGradient:
         """Perturb by the current batch D within the memory; evaluate on the union D ∪ N.
 
         Of all the forwards only the last moves running statistics, and that only with `statistics`; with
         `every_forward` all of them do.
         """
-        chain = None if self.second_order or network.has_frozen else network.chain
+        chain = None if self.second_order or network.weights.has_frozen else network.chain
         if chain is not None and current.x.data_ptr() == union.x.data_ptr():  # D is the first of D ∪ N
             return _on_chain(self, chain, network, memory, current, union)
         if not self.second_order:
@@ -66,14 +66,18 @@ class SharpnessAscent:
         with twice_differentiable(network.model):
             return _second_order(self, network, memory, current, union, statistics)
 
-    def decayed(self, divisor: float) -> SharpnessAscent:
+    def decay_lr(self, divisor: float) -> SharpnessAscent:
         """The same with smaller steps."""
         return replace(self, lr=self.lr / divisor)
 
-    def prepared(self, links: LinearChain, network: Network, memory: GradientMemory, samples: int) -> PerturbedChain:
+    def prepare_chain(
+        self, links: LinearChain, network: Network, memory: GradientMemory, samples: int
+    ) -> PerturbedChain:
         """The chain to be moved, for as many samples."""
         if not (self._chain and self._chain[0].fits(links, memory.projectors, samples)):
-            self._chain[:] = [PerturbedChain(links, network, memory, samples, self.lr, self.clamp)]
+            self._chain[:] = [
+                PerturbedChain(links, network, memory.projectors, memory.importance, samples, self.lr, self.clamp)
+            ]
         return self._chain[0]
 
     def schedule(self, count: int) -> Iterator[tuple[slice, bool, bool]]:
@@ -90,7 +94,7 @@ class SharpnessAscent:
 
 def _first_order(
     ascent: SharpnessAscent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
-) -> Perturbed:
+) -> PerturbedGradient:
     """Gradients that built v count as constants: ∂v/∂w = 0 and ∂v/∂λ_i = η1 · Σ_k G_k u_i u_iᵀ."""
     place: ParamDict | None = None  # w + v
     walked: list[Gradient] = []  # G_k M
@@ -101,8 +105,8 @@ def _first_order(
     for part, evaluated, last in ascent.schedule(len(current)):
         _, g = network.loss_and_grad(current[part], at=place, factored=memory.linear, statistics=ascent.every_forward)
         along = memory.coordinates(g)
-        step = {name: _clamped(d, ascent.clamp, name in along) for name, d in memory.project_onto(g, along).items()}
-        place = network.perturbed(step, ascent.lr, onward=place is not None)
+        step = {name: _clamp(d, ascent.clamp, name in along) for name, d in memory.project_onto(g, along).items()}
+        place = network.scratch.perturbed(step, ascent.lr, onward=place is not None)
         walked.append(along)
         if evaluated:
             moving = ascent.every_forward or (statistics and last)
@@ -114,44 +118,46 @@ def _first_order(
                 parts = [columnwise_dot([w[name] for w in walked], c).reshape(-1) for name, c in seen.items()]
                 slopes.append(torch.cat(parts).mul_(ascent.lr))
     if len(gradients) == 1:
-        return Perturbed(losses[0], gradients[0], slopes[0] if slopes else None, seen)
-    return Perturbed(torch.stack(losses).mean(), _mean(gradients), torch.stack(slopes).mean(0) if slopes else None)
+        return PerturbedGradient(losses[0], gradients[0], slopes[0] if slopes else None, seen)
+    return PerturbedGradient(
+        torch.stack(losses).mean(), _mean(gradients), torch.stack(slopes).mean(0) if slopes else None
+    )
 
 
 def _on_chain(
     ascent: SharpnessAscent, links: LinearChain, network: Network, memory: GradientMemory, current: Batch, union: Batch
-) -> Perturbed:
+) -> PerturbedGradient:
     """The same for a chain of linear layers, with what its passes share."""
-    found: list[Found] = []
+    found: list[ChainGrad] = []
     losses: list[Tensor] = []
     with torch.inference_mode():  # nothing of it is ever differentiated, and every call is a tenth cheaper
-        chain = ascent.prepared(links, network, memory, len(union))
+        chain = ascent.prepare_chain(links, network, memory, len(union))
         flat, seen = union.flat(), current.flat()
         chain.start(flat.x)
         taken = slice(0, len(current))
         for part, evaluated, _ in ascent.schedule(len(current)):
             if part != taken:
                 taken, seen = part, flat[part]
-            chain.forward_backward(seen, part, evaluated=False)
+            chain.forward_backward(seen, part, with_loss=False)
             chain.ascend(part)
             if evaluated:
                 losses.append(chain.forward_backward(flat, None))
-                found.append(chain.gradient(columnwise_dot=memory.rule.dynamic))
+                found.append(chain.gradient(with_importance=memory.rule.dynamic))
         if len(found) == 1:
             gradient, along, slopes = found[0]
-            return Perturbed(losses[0], gradient, slopes, along)
+            return PerturbedGradient(losses[0], gradient, slopes, along)
         moving = [part[2] for part in found if part[2] is not None]
         slopes = torch.stack(moving).mean(0) if moving else None
         known = {name: [part[1][name] for part in found] for name in found[0][1]}
         along = {name: mean_of(parts) for name, parts in known.items() if share_inputs(parts)}
-        return Perturbed(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes, along)
+        return PerturbedGradient(torch.stack(losses).mean(), _mean([part[0] for part in found]), slopes, along)
 
 
 def _second_order(
     ascent: SharpnessAscent, network: Network, memory: GradientMemory, current: Batch, union: Batch, statistics: bool
-) -> Perturbed:
+) -> PerturbedGradient:
     """Differentiate through the ascent itself, in w and, where it moves, in λ."""
-    weights, followed, leaves = network.learnable, memory, ParamDict()
+    weights, followed, leaves = network.weights.learnable, memory, ParamDict()
     if memory.rule.dynamic:
         leaves = {name: p.importance.clone().requires_grad_() for name, p in memory.projectors.items()}
         followed = GradientMemory(memory.rule)
@@ -159,7 +165,7 @@ def _second_order(
     moved: ParamDict = dict(weights)
     losses: list[Tensor] = []
     for part, evaluated, last in ascent.schedule(len(current)):
-        inner = _followed_loss(ascent, network, current[part], moved, statistics=False)
+        inner = _differentiable_loss(ascent, network, current[part], moved, statistics=False)
         slopes = torch.autograd.grad(
             inner, list(moved.values()), create_graph=True, allow_unused=True, materialize_grads=True
         )
@@ -169,18 +175,18 @@ def _second_order(
             for name, w in moved.items()
         }
         if evaluated:
-            losses.append(_followed_loss(ascent, network, union, moved, statistics=statistics and last))
+            losses.append(_differentiable_loss(ascent, network, union, moved, statistics=statistics and last))
     loss = torch.stack(losses).mean()
     wanted = [*weights.values(), *leaves.values()]
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-    return Perturbed(
+    return PerturbedGradient(
         loss.detach(),
-        network.with_zero_frozen(dict(zip(weights, found[: len(weights)], strict=True))),
+        network.weights.with_zero_frozen(dict(zip(weights, found[: len(weights)], strict=True))),
         torch.cat([slope.reshape(-1) for slope in found[len(weights) :]]) if leaves else None,
     )
 
 
-def _followed_loss(
+def _differentiable_loss(
     ascent: SharpnessAscent, network: Network, batch: Batch, weights: ParamDict, *, statistics: bool
 ) -> Tensor:
     """The loss as a part of one graph with those of other forwards, which may move the same running statistics."""
@@ -190,7 +196,7 @@ def _followed_loss(
         return network.functional_loss(batch, weights)
 
 
-def _clamped(d: Tensor | FactoredGrad, bound: float, new: bool) -> Tensor | FactoredGrad:
+def _clamp(d: Tensor | FactoredGrad, bound: float, new: bool) -> Tensor | FactoredGrad:
     """A step with each element within ±bound. Factors of a large matrix are left alone if their product is sure to be:
     |Σ_n δ_ni X_nj| ≤ Σ_n max|δ_n| max|X_n|.
     """

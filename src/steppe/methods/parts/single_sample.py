@@ -33,7 +33,7 @@ def accepts_single_sample(network: Network, batch: Batch) -> bool:
     return True
 
 
-def check_alone(network: Network, batch: Batch, cause: str, remedy: str) -> None:
+def require_batchable(network: Network, batch: Batch, cause: str, remedy: str) -> None:
     """Refuse a prepared batch of one sample that the model, in the mode it is in, cannot take by itself. To be asked
     before anything is learnt that would be lost; larger batches are not looked at.
     """

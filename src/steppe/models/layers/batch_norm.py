@@ -1,8 +1,8 @@
-"""BatchNorm for images of few channels, quick where a CPU's threads share the work.
+"""Fast BatchNorm for images with few channels on several CPU threads.
 
-Channels last, torch's own goes through images a pixel at a time, and the threads' sums over 20 channels lie so close
-that they wait for each other: two threads take longer than one (`bench/folded_norm.py`). Here several pixels count as
-one of more channels.
+With channels last, torch's own processes images pixel by pixel, and the threads' sums over 20 channels share cache
+lines: two threads take longer than one (`bench/folded_norm.py`). Here several pixels are treated as one with more
+channels.
 """
 
 from __future__ import annotations
@@ -13,26 +13,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-_CHANNELS = 256  # that pixels are put together to, at the most: more gain nothing
+from steppe.fast.switch import fast_paths_enabled
+
+_CHANNELS = 256  # the largest number to fold pixels to; more do not help
 
 
 class FoldedBatchNorm2d(nn.BatchNorm2d):
-    """The same as torch's `BatchNorm2d` but for rounding, and with its parameters and buffers. On one thread, where
-    there is nothing to wait for, it is torch's.
+    """torch's `BatchNorm2d` with its parameters and buffers, equal up to rounding.
+
+    On one thread, or with `STEPPE_FAST=0`, it is torch's.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of images, (n, channels, height, width)."""
+        """Normalize images, (n, channels, height, width)."""
         whole = self.training and self.affine and self.track_running_stats
         fold = _fold(x, self.weight) if whole else 1
         if fold == 1:
             return super().forward(x)
-        output, mean, variance = _Normalised.apply(  # type: ignore[no-untyped-call]
+        output, mean, variance = _BatchNorm.apply(  # type: ignore[no-untyped-call]
             x, self.weight, self.bias, self.eps, fold
         )
         self._move_statistics(mean, variance, x.numel() // x.shape[1])
-        normalised: Tensor = output
-        return normalised
+        normalized: Tensor = output
+        return normalized
 
     @torch.no_grad()
     def _move_statistics(self, mean: Tensor, variance: Tensor, pixels: int) -> None:
@@ -45,8 +48,8 @@ class FoldedBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(variance * (pixels / (pixels - 1)), share)
 
 
-class _Normalised(torch.autograd.Function):
-    """The normalised images, and the mean and variance of each channel, which carry no gradient."""
+class _BatchNorm(torch.autograd.Function):
+    """The normalized images, and the mean and variance of each channel, which are not differentiable."""
 
     @staticmethod
     def forward(
@@ -65,18 +68,18 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, bias, mean, variance = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:3]  # nothing flows back to frozen weights, nor to images before which all are
-        given, eps, fold = gradients[0], ctx.eps, ctx.fold
-        if torch.is_grad_enabled():  # to be differentiated again, through the mean and variance too: left to torch
+        needed = ctx.needs_input_grad[:3]  # frozen weights need no gradient, nor do images after frozen layers only
+        grad, eps, fold = gradients[0], ctx.eps, ctx.fold
+        if torch.is_grad_enabled():  # differentiated twice: left to torch
             output = batch_norm(x, None, None, weight, bias, training=True, eps=eps)
             wanted = [part for part, needs in zip((x, weight, bias), needed, strict=True) if needs]
-            found = iter(torch.autograd.grad(output, wanted, given, create_graph=True))
-            by_x, by_weight, by_bias = (next(found) if needs else None for needs in needed)
+            grads = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
+            by_x, by_weight, by_bias = (next(grads) if needs else None for needs in needed)
             return by_x, by_weight, by_bias, None, None
-        rows, given_rows = _rows(x, fold), _rows(given.contiguous(memory_format=torch.channels_last), fold)
+        rows, grad_rows = _rows(x, fold), _rows(grad.contiguous(memory_format=torch.channels_last), fold)
         wide = [part.repeat(fold) for part in (weight, mean, variance)]
         sums = torch.ops.aten.native_batch_norm_backward(
-            given_rows, rows, *wide, None, None, False, eps, [False, True, True]
+            grad_rows, rows, *wide, None, None, False, eps, [False, True, True]
         )
         by_weight, by_bias = (part.view(fold, -1).sum(0) for part in sums[1:])
         if not needed[0]:
@@ -85,14 +88,16 @@ class _Normalised(torch.autograd.Function):
         scale, share = weight * (variance + eps).rsqrt(), x.shape[1] / x.numel()
         slope = scale * by_weight * (variance + eps).rsqrt() * -share
         level = -share * scale * by_bias - slope * mean
-        back = torch.addcmul(level.repeat(fold), rows, slope.repeat(fold)).addcmul_(given_rows, scale.repeat(fold))
+        back = torch.addcmul(level.repeat(fold), rows, slope.repeat(fold)).addcmul_(grad_rows, scale.repeat(fold))
         return _images(back, x), by_weight, by_bias, None, None
 
 
 def _fold(x: Tensor, weight: Tensor) -> int:
-    """How many pixels count as one; 1 where there is nothing to gain, or where they do not lie in a row."""
-    lies_so = x.ndim == 4 and x.numel() > 0 and x.is_contiguous(memory_format=torch.channels_last)
-    if not lies_so or x.device.type != "cpu" or x.dtype != weight.dtype or torch.get_num_threads() == 1:
+    """How many pixels to treat as one; 1 if that does not help, or if they are not contiguous."""
+    if torch.get_num_threads() == 1 or not fast_paths_enabled():
+        return 1
+    suitable = x.ndim == 4 and x.numel() > 0 and x.is_contiguous(memory_format=torch.channels_last)
+    if not suitable or x.device.type != "cpu" or x.dtype != weight.dtype:
         return 1
     fold, channels = 1, x.shape[1]
     while 2 * fold * channels <= _CHANNELS and x.numel() % (2 * fold * channels) == 0:
@@ -101,7 +106,7 @@ def _fold(x: Tensor, weight: Tensor) -> int:
 
 
 def _rows(x: Tensor, fold: int) -> Tensor:
-    """So many pixels to a row."""
+    """`fold` pixels per row."""
     return x.movedim(1, -1).reshape(-1, fold * x.shape[1])
 
 

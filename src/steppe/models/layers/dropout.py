@@ -1,6 +1,7 @@
-"""Dropout that is quick on a CPU, where torch's own draws one random number per element and so takes a third of the
-time of AlexNet's passes: here sixteen bits of each draw decide about four elements, by a table of what may become of
-four.
+"""Fast dropout on a CPU.
+
+torch draws one random number per element, which takes a third of the time of AlexNet's passes. Here sixteen bits decide
+about four elements, by a table of the possible outcomes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import max_pool2d, relu
 
+from steppe.fast.switch import fast_paths_enabled
+
 _LEVELS = 2**16
 _TOGETHER = 4
 
 
 def dropout(x: Tensor, share: float, training: bool) -> Tensor:
-    """In training, elements are dropped with the probability `share`, to within 2⁻¹⁴, and the rest scaled up by what it
-    really is; draws from torch's global generator, as dropout does.
+    """Apply dropout, drawing from torch's global generator like `torch.nn.functional.dropout`.
+
+    Args:
+        x: The input.
+        share: The probability that an element is dropped. The exact probability may be off by 2⁻¹⁴; the other elements
+            are scaled up by the exact one.
+        training: Whether to drop anything.
     """
     if _left_to_torch(x, share, training):
         return functional.dropout(x, share, training)
@@ -28,9 +36,9 @@ def dropout(x: Tensor, share: float, training: bool) -> Tensor:
 
 
 def dropout_pool_relu(x: Tensor, share: float, training: bool) -> Tensor:
-    """The same, then pooling by twos, then ReLU.
+    """Apply dropout, 2 × 2 max pooling and ReLU; the arguments are those of `dropout`.
 
-    ReLU may as well come first, the bits are the same; here it has a quarter of the numbers.
+    ReLU before pooling gives the same bits, but has four times as many elements to process.
     """
     if _left_to_torch(x, share, training):
         return relu(max_pool2d(functional.dropout(x, share, training), 2))
@@ -39,14 +47,14 @@ def dropout_pool_relu(x: Tensor, share: float, training: bool) -> Tensor:
 
 
 class _DropoutPoolReLU(torch.autograd.Function):
-    """A pooled number above 0 was not dropped, so that the way back needs no mask: where the maximum was and how it was
-    scaled is enough.
+    """A pooled number above 0 was not dropped, so the backward pass needs no mask, only the maximum's place and the
+    scale.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
         pooled, places = max_pool2d(_kept(x, share).mul_(x), 2, return_indices=True)
-        output: Tensor = pooled.clamp_(min=0).mul_(_scale(share))  # scaling keeps order: it may wait until here
+        output: Tensor = pooled.clamp_(min=0).mul_(_scale(share))  # scaling keeps the order
         ctx.save_for_backward(x, output, places)
         ctx.scale = _scale(share)
         return output
@@ -60,15 +68,15 @@ class _DropoutPoolReLU(torch.autograd.Function):
 
 
 def _left_to_torch(x: Tensor, share: float, training: bool) -> bool:
-    """Whether sixteen bits have nothing to decide, or draws cannot be laid out as the elements are: only where the
-    memory has no gaps any element may take any bits.
+    """Whether to use torch's own dropout: without fast paths, on other devices, where nothing is random, and where the
+    elements have gaps in memory, so that bits cannot be assigned to them.
     """
     dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    return not training or x.device.type != "cpu" or not dense or not 0 < _share(share) < 1
+    return not (training and fast_paths_enabled()) or x.device.type != "cpu" or not dense or not 0 < _share(share) < 1
 
 
 def _kept(x: Tensor, share: float) -> Tensor:
-    """1 where an element is kept, 0 where it is dropped."""
+    """A mask: 1 where an element is kept, 0 where it is dropped."""
     groups = -(-x.numel() // _TOGETHER)
     draws = torch.empty(-(-groups // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
     places = draws.view(torch.uint16)[:groups].to(torch.int32)
@@ -82,7 +90,7 @@ def _scale(share: float) -> float:
 
 @cache
 def _share(share: float) -> float:
-    """The probability that an element is dropped, by the table."""
+    """The exact probability that an element is dropped, by the table."""
     levels = enumerate(_levels(share))
     return sum(dropped * comb(_TOGETHER, dropped) * each for dropped, each in levels) / (_TOGETHER * _LEVELS)
 
@@ -90,16 +98,16 @@ def _share(share: float) -> float:
 @cache
 @torch.inference_mode(False)
 def _table(share: float) -> Tensor:
-    """For each value of sixteen bits a byte for each of four elements, 1 if it is kept, as one number."""
+    """For each value of sixteen bits, four mask bytes packed into one int32."""
     ways = torch.cartesian_prod(*[torch.arange(2, dtype=torch.uint8, device="cpu")] * _TOGETHER)  # 1: dropped
     levels = torch.tensor(_levels(share), device="cpu")[ways.sum(1, dtype=torch.int64)]
     return (1 - ways).repeat_interleave(levels, 0).view(torch.int32).squeeze(1)
 
 
 def _levels(share: float) -> list[int]:
-    """How many values of sixteen bits mean that these of four elements alone are dropped, for 0 to 4 of them."""
+    """How many values of sixteen bits drop exactly a given set of 0 to 4 elements, by the size of the set."""
     exact = [share**dropped * (1 - share) ** (_TOGETHER - dropped) for dropped in range(_TOGETHER + 1)]
     levels = [round(_LEVELS * chance) for chance in exact]
     rest = _LEVELS - sum(comb(_TOGETHER, dropped) * each for dropped, each in enumerate(levels))
-    levels[0 if share <= 0.5 else _TOGETHER] += rest  # of either there is one way, and it has the most values to spare
+    levels[0 if share <= 0.5 else _TOGETHER] += rest  # there is one such set, with the most values to spare
     return levels

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from steppe import FSDGPM, Learner, Task
 from steppe.errors import ModelError
+from steppe.fast.chain_recognition import find_linear_chain
 from steppe.learning.events import EpochEnded
 from steppe.models.mlp import MLP
-from steppe.network.linear_chain import find_linear_chain
 
 
 class Branching(MLP):

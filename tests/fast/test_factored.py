@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steppe.methods.parts.sgd import scaled
-from steppe.tensors.factored import FactoredGrad, mean_of, to_dense
+from steppe.fast.factored import FactoredGrad, mean_of, to_dense
+from steppe.methods.parts.sgd import scale_gradient
 
 
 def drawn(rows: int, columns: int, seed: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_the_mean_stays_factors_while_they_are_smaller() -> None:
 @pytest.mark.parametrize("factor", [0.25, torch.tensor(0.25, dtype=torch.float64)], ids=["number", "tensor"])
 def test_only_the_smaller_factor_is_multiplied(out: int, inputs: int, factor: float | torch.Tensor) -> None:
     whole, plain = FactoredGrad(drawn(5, out, 0), drawn(5, inputs, 1)), drawn(2, 3, 2)
-    found = scaled({"factors": whole, "plain": plain}, factor)
+    found = scale_gradient({"factors": whole, "plain": plain}, factor)
     torch.testing.assert_close(to_dense(found["factors"]), factor * to_dense(whole))
     assert torch.equal(to_dense(found["plain"]), factor * plain)
     kept = found["factors"]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import relu
 
-from steppe.network.linear_chain import find_linear_chain
-from steppe.network.straight_line import find_function, straight_line
+from steppe.fast.chain_recognition import find_linear_chain
+from steppe.fast.straight_line import find_function, straight_line
 
 
 class Plain(nn.Module):
@@ -329,7 +329,8 @@ def test_reading_does_not_depend_on_how_python_was_started(tmp_path: Path) -> No
     path = tmp_path / "started.py"
     path.write_text(
         TEXT.replace("def forward(self, x):", 'def forward(self, x):\n        """Logits."""')
-        + "\nfrom steppe.network.linear_chain import find_chain\nassert 1 / (find_chain(Model()) is not None)\n",
+        + "\nfrom steppe.fast.chain_recognition import find_linear_chain\n"
+        + "assert 1 / (find_linear_chain(Model()) is not None)\n",
         encoding="utf-8",
     )
     for option in ("-B", "-O", "-OO"):

@@ -1,7 +1,6 @@
-"""Read a module's forward as a straight line of calls, from its source alone: nothing is run, traced or patched.
+"""Read a module's forward as a straight line of calls from its source code, without running or patching anything.
 
-Running the forward with stand-ins would need `nn.Module.__call__` replaced for the whole process (as `torch.fx` does),
-and with it whatever other threads are computing.
+Tracing would replace `nn.Module.__call__` for the whole process (as `torch.fx` does), also for other threads.
 """
 
 from __future__ import annotations
@@ -14,21 +13,27 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Literal, NamedTuple
 
 _SAME = ("co_firstlineno", "co_name", "co_code", "co_consts", "co_names", "co_varnames", "co_argcount", "co_flags")
-"""What the source at hand must share with the code that is loaded."""
+"""What the source must have in common with the loaded code."""
 
 
 class Call(NamedTuple):
-    """One call on the line. Each is given what the one before it returned, and nothing else."""
+    """One call on the line. Its only input is what the call before it returned."""
 
     kind: Literal["layer", "function", "method"]
     name: str
-    """Of a layer its name in the module, of a function its path (torch.relu), of a method its name."""
+    """A layer's name in the module, a function's dotted path (torch.relu), or a method's name."""
 
 
 def straight_line(forward: object) -> tuple[Call, ...] | None:
-    """The calls a forward makes, in order; None if it does anything else, or if its source is not at hand.
+    """Read the calls that a forward makes.
 
-    A straight line has no branch, no loop, no second input, and names nothing of the module but layers that it calls.
+    A straight line has no branch, no loop and no second input, and uses no attribute of the module but layers it calls.
+
+    Args:
+        forward: The function, as found in the class.
+
+    Returns:
+        The calls in order; None if the function does anything else or its source is not available.
     """
     if type(forward) is not FunctionType or hasattr(forward, "__wrapped__"):
         return None
@@ -39,17 +44,17 @@ def straight_line(forward: object) -> tuple[Call, ...] | None:
 
 
 def find_function(path: str, names: Mapping[str, object]) -> object:
-    """What a dotted path stands for, from a name through modules; None if there is no such thing."""
+    """Look up a dotted path, from a global name through modules; None if it does not exist."""
     first, *others = path.split(".")
-    found = names.get(first)
+    value = names.get(first)
     for name in others:
-        if not isinstance(found, ModuleType):  # anything else may give something different every time it is asked
+        if not isinstance(value, ModuleType):  # anything else may return a different object each time
             return None
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
-@functools.lru_cache(maxsize=64)  # so that every thread and every task reads the same, even if the file is edited
+@functools.lru_cache(maxsize=64)  # every thread and task reads the same, even if the file is edited
 def _calls_of(code: CodeType) -> tuple[Call, ...]:
     source = "".join(inspect.findsource(code)[0])
     tree = ast.parse(source)
@@ -58,32 +63,34 @@ def _calls_of(code: CodeType) -> tuple[Call, ...]:
     ]
     if len(found) != 1 or found[0].decorator_list or code.co_freevars:
         raise ValueError("not a plain function")
-    if not any(_alike(each, code) for each in _codes_in(compile(tree, code.co_filename, "exec", dont_inherit=True))):
+    if not any(
+        _same_code(each, code) for each in _codes_in(compile(tree, code.co_filename, "exec", dont_inherit=True))
+    ):
         raise ValueError("the file was edited after it was loaded")
     return _Reader(found[0]).read()
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """A piece of code and all that is defined in it."""
+    """A code object and all those defined in it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, CodeType):
             yield from _codes_in(part)
 
 
-def _alike(one: CodeType, other: CodeType) -> bool:
+def _same_code(one: CodeType, other: CodeType) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in _SAME)
 
 
 class _Reader:
-    """Goes through the statements of a forward, with one value in hand: what the last call returned."""
+    """Walks through the statements of a forward, tracking one value: what the last call returned."""
 
     def __init__(self, function: ast.FunctionDef) -> None:
-        given = function.args
-        arguments = [*given.posonlyargs, *given.args]
-        if len(arguments) != 2 or given.vararg or given.kwonlyargs or given.kwarg:
+        args = function.args
+        arguments = [*args.posonlyargs, *args.args]
+        if len(arguments) != 2 or args.vararg or args.kwonlyargs or args.kwarg:
             raise ValueError("not one input")
-        self._own, x = (argument.arg for argument in arguments)
+        self._self, x = (argument.arg for argument in arguments)
         self._statements = function.body
         self._calls: list[Call] = []
         self._ages = {x: 0}  # of each local variable: how many calls had been made when it was assigned
@@ -113,17 +120,17 @@ class _Reader:
                 raise ValueError("not a straight line")
         self._take(value)
         for target in targets:
-            if not isinstance(target, ast.Name) or target.id == self._own:
-                raise ValueError("leaves something behind")
+            if not isinstance(target, ast.Name) or target.id == self._self:
+                raise ValueError("assigns to something other than a local variable")
             self._ages[target.id] = len(self._calls)
 
     def _take(self, expression: ast.expr) -> None:
-        """Read an expression, which must be the value in hand once it has been evaluated."""
+        """Read an expression, which must evaluate to the tracked value."""
         match expression:
             case ast.Name(name):
                 if self._ages.get(name) != len(self._calls):
                     raise ValueError("not what the last call returned")
-            case ast.Call(ast.Attribute(ast.Name(own), name), [x], []) if own == self._own:
+            case ast.Call(ast.Attribute(ast.Name(receiver), name), [x], []) if receiver == self._self:
                 self._take(x)
                 self._calls.append(Call("layer", name))
             case ast.Call(function, [x], keywords) if (path := self._path(function)) is not None:
@@ -138,10 +145,10 @@ class _Reader:
                 raise ValueError("neither a variable nor a call of one input")
 
     def _path(self, function: ast.expr) -> str | None:
-        """The dotted path of a function that is not reached through a variable of the forward."""
+        """The dotted path of a function that does not start at a local variable."""
         match function:
             case ast.Name(name):
-                local = name == self._own or name in self._ages or name in self._local
+                local = name == self._self or name in self._ages or name in self._local
                 return None if local else name
             case ast.Attribute(base, name):
                 path = self._path(base)
@@ -150,6 +157,6 @@ class _Reader:
 
 
 def _check_keywords(keywords: list[ast.keyword]) -> None:
-    """Only `inplace` may be given, and only as a constant: the result is the same."""
+    """Allow only `inplace` with a constant: the result is the same."""
     if any(keyword.arg != "inplace" or not isinstance(keyword.value, ast.Constant) for keyword in keywords):
         raise ValueError("another input")

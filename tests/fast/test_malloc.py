@@ -12,14 +12,14 @@ import pytest
 
 from steppe.experiments import run as experiment
 from steppe.experiments.config import RunConfig
-from steppe.runtime.malloc import keep_freed_memory
+from steppe.fast.malloc import keep_freed_memory
 
 WISHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 gnu_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
 FAULTS = """
 import resource, sys
 import torch
-from steppe.runtime.malloc import keep_freed_memory
+from steppe.fast.malloc import keep_freed_memory
 
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit("cannot")

@@ -18,11 +18,9 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from steppe.network.linear_hooks import is_plain
-from steppe.runtime import environment as machine
-from steppe.runtime.environment import processor_maker
-from steppe.tensors import matmul as products
-from steppe.tensors.matmul import (
+from steppe.fast import matmul as products
+from steppe.fast.linear_hooks import may_factor
+from steppe.fast.matmul import (
     fast_linear_layers,
     less_product,
     onednn_is_quicker,
@@ -30,6 +28,8 @@ from steppe.tensors.matmul import (
     product,
     wide_linear_layers,
 )
+from steppe.runtime import environment as machine
+from steppe.runtime.environment import processor_maker
 
 pytestmark = NEEDS_ONEDNN
 
@@ -295,16 +295,16 @@ def test_which_layers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wide_linear_layers(model) == [wide, patched]
     x = matrix(2, 4)
     with fast_linear_layers([wide, patched, own]):
-        assert not is_plain(wide)
+        assert not may_factor(wide)
         assert torch.equal(patched(x), 3 * x)
         with fast_linear_layers([wide]):  # within a model of models
             pass
-        assert not is_plain(wide)
-    assert is_plain(wide)
+        assert not may_factor(wide)
+    assert may_factor(wide)
     assert torch.equal(patched(x), 3 * x)
     with pytest.raises(ValueError, match="own"), fast_linear_layers([wide]):
         raise ValueError("own")
-    assert is_plain(wide)
+    assert may_factor(wide)
 
 
 def test_compiled_models_are_left_to_torch() -> None:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from steppe import FSDGPM, GPM, Learner, Task
+from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.fast.matmul import fast_linear_layers, wide_linear_layers
 from steppe.models.alexnet import AlexNet
 from steppe.network.network import Network
 from steppe.projection.layers import projected_weights
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
-from steppe.tensors.matmul import fast_linear_layers, wide_linear_layers
 
 pytestmark = NEEDS_ONEDNN
 
@@ -102,7 +102,7 @@ def test_gradients_of_models(kind: str, factored: bool, calls: list[object]) -> 
     labels, tasks = torch.tensor([0, 1, 2, 4]), torch.zeros(4, dtype=torch.int64)
     found = {}
     for network, dtype in ((own, torch.float32), (twin, torch.float64)):
-        network.add_head(None, 5)
+        network.heads.add(None, 5)
         modules = network.model.named_modules() if factored else ()
         layers = {f"{place}.weight": [module] for place, module in modules if type(module) is nn.Linear}
         if kind == "sequences":  # with a bias torch's own function gives a view of sequences, which is cut off in place
@@ -148,7 +148,7 @@ def test_layers_before_activations_in_place_are_learnt(method: FSDGPM, calls: li
 
 def test_weights_had_as_factors_are_not_multiplied_on_the_way_back(calls: list[tuple[int, ...]]) -> None:
     network = Network(AlexNet(10, size=19))
-    network.add_head(None, 10)
+    network.heads.add(None, 10)
     batch = Batch(torch.randn(3, 3, 19, 19), torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64))
     covered = projected_weights(network.model)
     layers = {name: weight.layers for name, weight in covered.items() if name.startswith("hidden")}

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steppe import Learner, Task
+from steppe.fast.factored import to_dense
+from steppe.fast.linear_chain import weight_gradient
+from steppe.fast.matmul import times_transposed
+from steppe.fast.perturbed_chain import PerturbedChain
 from steppe.methods.base import MethodConfig
-from steppe.methods.parts.sharpness import Perturbed, SharpnessAscent
-from steppe.methods.parts.sharpness_chain import PerturbedChain
+from steppe.methods.parts.sharpness import PerturbedGradient, SharpnessAscent
 from steppe.models.mlp import MLP
-from steppe.network.linear_chain import weight_gradient
 from steppe.network.network import Network
 from steppe.projection.importance import Ones, Sigmoid
 from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
 from steppe.registry import METHODS
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import to_dense
-from steppe.tensors.matmul import times_transposed
 
 
 class Tower(nn.Module):
@@ -64,8 +64,8 @@ def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Ba
     batch = Batch(x, y, torch.tensor([0] * 5 + [1] * 4))
     networks = Network(model), Network(copy.deepcopy(model))
     for network in networks:
-        network.add_head(range(2) if heads else None, 5)
-        network.add_head(range(2, 5) if heads else None, 5)
+        network.heads.add(range(2) if heads else None, 5)
+        network.heads.add(range(2, 5) if heads else None, 5)
     networks[0].use_chain_if_exact(batch)
     assert networks[0].chain is not None
     return *networks, batch
@@ -73,13 +73,13 @@ def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Ba
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_outputs_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steppe.network.network._MANY", 9)
+    monkeypatch.setattr("steppe.network.fast_path._MANY", 9)
     quick, slow, batch = setting(name, heads=False)
     with torch.no_grad():
         expected = slow.model(batch.x)
         with monkeypatch.context() as patch:
             patch.setattr(quick.model, "forward", None)
-            patch.setattr("steppe.network.linear_chain._interfered", lambda module: False)
+            patch.setattr("steppe.fast.linear_chain.overrides_call", lambda module: False)
             torch.testing.assert_close(quick.outputs(batch.x), expected, rtol=1e-12, atol=1e-12)
         quick.model.forward = lambda x: x + 1
         torch.testing.assert_close(quick.outputs(batch.x), batch.x + 1)
@@ -89,7 +89,7 @@ def test_outputs_are_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("wide", [0, 2**15])
 def test_gradients_are_autograds(name: str, heads: bool, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steppe.network.linear_chain.FACTORS", wide)
+    monkeypatch.setattr("steppe.fast.linear_chain.FACTORS", wide)
     quick, slow, batch = setting(name, heads)
     at = {key: p.detach() + torch.randn_like(p) for key, p in slow.trainable.items()}
     for place in (None, at):
@@ -110,7 +110,7 @@ def remembered(network: Network, seed: int) -> GradientMemory:
     return memory
 
 
-def compared(found: Perturbed, expected: Perturbed) -> None:
+def compared(found: PerturbedGradient, expected: PerturbedGradient) -> None:
     torch.testing.assert_close(found.loss, expected.loss)
     for key, g in expected.gradient.items():
         torch.testing.assert_close(to_dense(found.gradient[key]), to_dense(g))
@@ -138,8 +138,8 @@ def test_the_ascent_is_the_obvious_one(
     """v and all that follows from it, whichever weights are moved and whichever are added to by factors; a step that
     must be clamped too, in the first task without bases and later.
     """
-    monkeypatch.setattr("steppe.network.linear_chain.FACTORS", factors)
-    monkeypatch.setattr("steppe.methods.parts.sharpness_chain.WIDE", wide)
+    monkeypatch.setattr("steppe.fast.linear_chain.FACTORS", factors)
+    monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", wide)
     quick, slow, batch = setting(name, heads=True)
     memories = [GradientMemory(Sigmoid(0.01)) if first_task else remembered(network, 3) for network in (quick, slow)]
     before = quick.snapshot()
@@ -163,7 +163,7 @@ def test_a_step_is_clamped_as_soon_as_one_element_is_too_large(
     """Inputs along a single axis, all of one class: then the bound by which a wide weight's step is let pass is met by
     an element of it, so that nothing hides a bound that is too high.
     """
-    monkeypatch.setattr("steppe.methods.parts.sharpness_chain.WIDE", 0)
+    monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", 0)
     quick, slow, batch = setting("one", heads=False)
     x = torch.zeros(4, 9, dtype=torch.float64)  # fewer samples than outputs, or the weight would count as small
     x[:, 4] = 1.5
@@ -180,7 +180,7 @@ def test_a_step_is_clamped_as_soon_as_one_element_is_too_large(
 @pytest.mark.parametrize("chunked", [False, True])
 def test_the_first_layers_coordinates_are_not_computed_twice(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """X M is there already, even where no λ has to move."""
-    monkeypatch.setattr("steppe.methods.parts.sharpness_chain.WIDE", 0)
+    monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", 0)
     quick, _, batch = setting("mlp", heads=True)
     memory = remembered(quick, 3)
     memory.rule = Ones()
@@ -194,7 +194,7 @@ def test_the_first_layers_coordinates_are_not_computed_twice(chunked: bool, monk
 
 def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates share what was made for the first of them; weights, λ, bases and the number of samples may change."""
-    monkeypatch.setattr("steppe.methods.parts.sharpness_chain.WIDE", 60)
+    monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", 60)
     quick, slow, batch = setting("mlp", heads=True)
     memories = [remembered(network, 3) for network in (quick, slow)]
     ascent = SharpnessAscent(0.3)
@@ -210,7 +210,7 @@ def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.Monke
                 p.mul_(1.5)
     same(len(batch))
     for memory in memories:
-        memory.move_importances(torch.full_like(memory.importance, 0.4))
+        memory.update_importances(torch.full_like(memory.importance, 0.4))
     same(len(batch))
     same(5)
     for place, network in enumerate((quick, slow)):
@@ -253,7 +253,7 @@ def test_a_frozen_weight_stays_out() -> None:
     quick, slow = Network(model), Network(copy.deepcopy(model))
     batch = Batch(torch.randn(4, 9, dtype=torch.float64), torch.arange(4), torch.zeros(4, dtype=torch.int64))
     for network in (quick, slow):
-        network.add_head(None, 5)
+        network.heads.add(None, 5)
     quick.use_chain_if_exact(batch)
     assert quick.chain is not None
     found, expected = quick.loss_and_grad(batch)[1], slow.loss_and_grad(batch)[1]

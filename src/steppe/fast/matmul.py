@@ -1,8 +1,8 @@
-"""Products of matrices, by the library that is the quicker one on this processor.
+"""Matrix products by the faster library for this processor.
 
-torch multiplies float32 matrices by MKL, which gives processors of other makers than Intel registers of half the width
-that they have; oneDNN, which torch brings along for convolutions, uses them whole. Where that matters, large products
-are oneDNN's: those of a model's linear layers on the way forward and back (`quick_linear_layers`), and our own.
+For float32 products torch uses MKL, which limits processors of other makers than Intel to half of their register width.
+oneDNN, bundled with torch for convolutions, does not. Where that matters, large products use oneDNN: those of a model's
+linear layers, forward and backward (`fast_linear_layers`), and our own.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
+from steppe.fast.switch import fast_paths_enabled
 from steppe.runtime.environment import processor_maker
 
 _MAKERS = ("AuthenticAMD", "HygonGenuine")
-"""Of processors that MKL holds back, as far as they have AVX-512."""
+"""Makers of processors that MKL slows down, if they have AVX-512."""
 _LARGE = 2**22
-"""Multiplications from which on a product is worth a call of oneDNN's, which is the dearer call."""
+"""The fewest multiplications for which oneDNN pays off: calling it costs more."""
 _SIDES = 4
-"""Rows and columns that it must have at the least: with fewer, reading the matrices is all the work there is."""
+"""The fewest rows and columns of a product for oneDNN: with fewer, time goes into reading the matrices."""
 _WIDE = 2**14
-"""Elements of a weight from which on its layer is looked at."""
+"""The fewest elements of a weight whose layer may use oneDNN."""
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """A B, of two matrices."""
+    """A B, for two matrices."""
     return _by_onednn(a, b.t()) if _is_for_onednn(a, b.t()) else torch.mm(a, b)
 
 
@@ -40,21 +41,23 @@ def less_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def plus_product(total: Tensor, a: Tensor, b: Tensor, *, scale: float = 1.0, keep: float = 1.0, out: Tensor) -> None:
-    """T times `keep` + A B times `scale`, written to `out`, which may be T itself; nothing is differentiated."""
+    """Write keep · T + scale · A B to `out`, which may be T itself; without autograd."""
     if not _is_for_onednn(a, b.t()):
         torch.addmm(total, a, b, beta=keep, alpha=scale, out=out)
         return
-    smaller = a.numel() <= total.numel()  # which is the one to be multiplied by the number
-    found = _by_onednn(a * scale, b.t()) if smaller else _by_onednn(a, b.t()).mul_(scale)
-    if keep == 0:  # whatever T holds
-        out.copy_(found)
+    smaller = a.numel() <= total.numel()  # scale the smaller matrix
+    result = _by_onednn(a * scale, b.t()) if smaller else _by_onednn(a, b.t()).mul_(scale)
+    if keep == 0:  # T may hold NaN
+        out.copy_(result)
     else:
-        torch.add(found, total, alpha=keep, out=out)
+        torch.add(result, total, alpha=keep, out=out)
 
 
 def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """X Wᵀ for few samples, by torch. On a CPU a few rows at a time: from 16 on, BLAS rearranges the whole of W first,
-    which for as few as these costs more than everything else.
+    """X Wᵀ for few samples.
+
+    On a CPU it is computed a few rows at a time: from 16 rows on, BLAS rearranges all of W first, which for so few rows
+    costs more than the product.
     """
     if 16 <= x.shape[0] <= 48 and weight.shape[1] >= 512 and x.device.type == "cpu":
         transposed = weight.t()
@@ -64,8 +67,8 @@ def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def wide_linear_layers(model: nn.Module) -> list[nn.Linear]:
-    """The layers of a model that may be worth it; none where they are not, or where the model is compiled."""
-    modules = list(model.modules()) if onednn_is_quicker() else []
+    """The linear layers of a model that may use oneDNN; none if it is not faster here or the model is compiled."""
+    modules = list(model.modules()) if fast_paths_enabled() and onednn_is_quicker() else []
     if any(type(module).__name__ == "OptimizedModule" or module._compiled_call_impl for module in modules):
         return []
     return [module for module in modules if type(module) is nn.Linear and module.weight.numel() >= _WIDE]
@@ -73,21 +76,23 @@ def wide_linear_layers(model: nn.Module) -> list[nn.Linear]:
 
 @contextmanager
 def fast_linear_layers(layers: Sequence[nn.Linear]) -> Iterator[None]:
-    """Inside, these layers multiply by the quicker library, and so will the way back through them. A layer with a
-    forward of its own keeps it.
+    """Let these layers use oneDNN inside, and in the backward pass.
+
+    Args:
+        layers: Linear layers. One with a forward of its own keeps it.
     """
-    taken = [layer for layer in layers if type(layer) is nn.Linear and "forward" not in vars(layer)]
-    for layer in taken:
+    changed = [layer for layer in layers if type(layer) is nn.Linear and "forward" not in vars(layer)]
+    for layer in changed:
         vars(layer)["forward"] = functools.partial(_forward, layer)
     try:
         yield
     finally:
-        for layer in taken:
+        for layer in changed:
             vars(layer).pop("forward", None)
 
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:
-    """What torch's own forward of linear layers gives."""
+    """What torch's own forward of linear layers computes."""
     weight, bias = layer.weight, layer.bias
     if (
         torch.is_autocast_enabled("cpu")
@@ -98,17 +103,17 @@ def _forward(layer: nn.Linear, input: Tensor) -> Tensor:
     ):
         return linear(input, weight, bias)
     rows = input.numel() // max(input.shape[-1], 1)
-    if not _are_for_onednn(rows, weight.shape[1], weight.shape[0]) or not _is_plain(weight) or _is_watched():
+    if not _are_for_onednn(rows, weight.shape[1], weight.shape[0]) or not _is_plain(weight) or _is_intercepted():
         return linear(input, weight, bias)
     output = _by_onednn(input.flatten(0, -2), weight)
-    if input.ndim > 2:  # no view, which operations in place would cut off from what is differentiated
+    if input.ndim > 2:  # not a view, which in-place operations would detach
         output = torch.ops.aten._unsafe_view(output, [*input.shape[:-1], weight.shape[0]])
     return output if bias is None else output + bias
 
 
 @functools.cache
 def onednn_is_quicker() -> bool:
-    """Whether MKL leaves half of this processor unused, oneDNN does not, and torch has all that it takes."""
+    """Whether MKL slows down this processor, oneDNN does not, and torch provides what is needed here."""
     return (
         torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -121,30 +126,33 @@ def onednn_is_quicker() -> bool:
 
 @functools.cache
 def _onednn_product() -> Callable[..., Tensor] | None:
-    """The way to oneDNN for dense float32 matrices; it is torch's own affair, so some version may lack it."""
-    found: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    return found
+    """OneDNN's product of dense float32 matrices; a private operator, which some versions of torch lack."""
+    operator: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return operator
 
 
 @functools.cache
 def _saving_hooks() -> Callable[[bool], object] | None:
-    """The way to what sees to tensors that are saved for the way back; versions before 2.8 have none."""
-    found: Callable[[bool], object] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return found
+    """Private access to the hooks on saved tensors; versions before 2.8 have none."""
+    getter: Callable[[bool], object] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return getter
 
 
 def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether A Bᵀ is."""
-    return _are_for_onednn(a.shape[0], a.shape[1], b.shape[0]) and _is_plain(a) and _is_plain(b) and not _is_watched()
+    """Whether oneDNN should compute A Bᵀ."""
+    return (
+        _are_for_onednn(a.shape[0], a.shape[1], b.shape[0]) and _is_plain(a) and _is_plain(b) and not _is_intercepted()
+    )
 
 
 def _are_for_onednn(rows: int, inner: int, columns: int) -> bool:
-    """Whether products of this size are."""
-    return rows * inner * columns >= _LARGE and min(rows, columns) >= _SIDES and onednn_is_quicker()
+    """Whether oneDNN should compute products of this size."""
+    large = rows * inner * columns >= _LARGE and min(rows, columns) >= _SIDES
+    return large and onednn_is_quicker() and fast_paths_enabled()
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether it is float32 in the processor's memory, in rows and columns, and no stand-in of anything."""
+    """Whether a tensor is dense float32 in CPU memory, and no subclass or wrapper."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and x.dtype == torch.float32
@@ -156,10 +164,9 @@ def _is_plain(x: Tensor) -> bool:
     )
 
 
-def _is_watched() -> bool:
-    """Whether somebody else sees to what is computed, or would see it come otherwise than from torch's own functions:
-    transforms, forward derivatives, modes, and hooks on what is saved for the way back (checkpoints compute it anew,
-    out of our sight); or whether oneDNN is switched off.
+def _is_intercepted() -> bool:
+    """Whether something intercepts torch's functions, and would miss our calls: functional transforms, forward-mode
+    derivatives, modes, or hooks on saved tensors (checkpointing); or whether oneDNN is disabled.
     """
     saving = _saving_hooks()
     return (
@@ -179,17 +186,17 @@ def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
         return output
     multiply = _onednn_product()
     assert multiply is not None
-    # A second matrix whose rows or columns do not lie one after another would be multiplied number by number.
+    # With a second matrix that is contiguous in neither layout, oneDNN falls back to a slow loop.
     dense = b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
     return multiply(a, dense, None, "none", [], "")
 
 
 class _Product(torch.autograd.Function):
-    """A Bᵀ, whose derivatives are such products again: G B and Gᵀ A.
+    """A Bᵀ, whose derivatives are products again: G B and Gᵀ A.
 
-    A node of the graph is run whole or not at all, and nobody asks for the gradient of a weight that is had as factors.
-    So the second derivative is that of another node, to which this one hands G; but where it is to be differentiated
-    again it is taken here, since that node does not know how A came about.
+    A node of the graph runs whole or not at all, but the gradient of a weight that stays factored is not needed. So Gᵀ A
+    is computed by another node, to which this one hands G. For a second derivative it is computed here, since the other
+    node does not know where A comes from.
     """
 
     @staticmethod
@@ -208,7 +215,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Second(torch.autograd.Function):
-    """What stands for B in the graph: a tensor of the product's shape, of which only the gradient G matters."""
+    """Stands for B in the graph: a tensor of the product's shape, of which only the gradient G matters."""
 
     @staticmethod
     def forward(ctx: Any, b: Tensor, a: Tensor) -> Tensor:

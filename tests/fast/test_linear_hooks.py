@@ -10,15 +10,15 @@ from reference import no_hooks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, linear, relu
 
+from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.fast.linear_hooks import find_factorable, record_linear_calls
 from steppe.methods.parts.sgd import clip_factor
-from steppe.network.linear_hooks import factorable, record_linear_calls
 from steppe.network.network import Network
-from steppe.projection.coverage import coverage
+from steppe.projection.coverage import find_covered_weights
 from steppe.projection.importance import Ones
 from steppe.projection.layers import projected_weights
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.batch import Batch
-from steppe.tensors.factored import FactoredGrad, to_dense
 
 
 class Net(nn.Module):
@@ -68,7 +68,7 @@ def test_factored_gradients_equal_dense_ones(case: str, n: int) -> None:
     """With few samples as factors, with many multiplied out; layers that are reused, tied or never reached included."""
     model = Net(CASES[case], inputs=3 if case == "sequences" else 6)
     network = Network(model)
-    network.add_head(None, 3)
+    network.heads.add(None, 3)
     batch = Batch(torch.randn(n, 6, dtype=torch.float64), torch.arange(n) % 3, torch.zeros(n, dtype=torch.int64))
     linear = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert set(linear) == {"first.weight", "second.weight", "unused.weight", "head.weight"}
@@ -88,7 +88,7 @@ def test_calls_are_counted_together() -> None:
     """A weight used twice sees twice the vectors: factors pay only while all of them are fewer than its rows."""
     model = Net(CASES["reused"])
     network = Network(model)
-    network.add_head(None, 3)
+    network.heads.add(None, 3)
     batch = Batch(torch.randn(7, 6, dtype=torch.float64), torch.arange(7) % 3, torch.zeros(7, dtype=torch.int64))
     _, found = network.loss_and_grad(batch, factored={"first.weight": [model.first], "second.weight": [model.second]})
     assert isinstance(found["first.weight"], FactoredGrad)
@@ -130,7 +130,7 @@ def test_only_true_outer_products_are_factored() -> None:
     model = Unusual()
     linear = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert set(linear) == {f"{name}.weight" for name in ("plain", "scaled", "twice", "halved", "aside")}
-    assert factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
+    assert find_factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
 
 
 def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
@@ -142,7 +142,7 @@ def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
 
     model = Net(use)
     linears = {name: weight.layers for name, weight in projected_weights(model).items()}
-    assert factorable(model, linears, torch.randn(3, 6, dtype=torch.float64)) == ["first.weight", "head.weight"]
+    assert find_factorable(model, linears, torch.randn(3, 6, dtype=torch.float64)) == ["first.weight", "head.weight"]
 
 
 class DropConnect(nn.Linear):
@@ -179,7 +179,7 @@ def test_gradients_are_autograds_in_training_too(build: Callable[[], nn.Linear],
     model = nn.Sequential(build(), nn.Tanh(), nn.Linear(64, 4, dtype=torch.float64))
     network = Network(model)
     x, y = torch.randn(5, 8, dtype=torch.float64), torch.arange(5) % 4
-    found = coverage(network, x[:1], (), multi_head=False)
+    found = find_covered_weights(network, x[:1], (), multi_head=False)
     assert found["0.weight"].factorable == factored
     assert found["2.weight"].factorable
     memory = GradientMemory(Ones(), found)

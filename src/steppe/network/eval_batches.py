@@ -1,0 +1,38 @@
+"""Batch sizes that a model accepts in eval mode.
+
+A BatchNorm without running statistics normalizes by those of the batch, and a single sample has none.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from steppe.errors import DataError
+
+
+def min_eval_batch(model: nn.Module) -> int:
+    """Return the fewest samples that the model accepts at once in eval mode: 1, or 2."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return 2 if any(norm.running_mean is None for norm in norms) else 1
+
+
+def eval_batch_size(model: nn.Module, count: int, largest: int) -> int:
+    """Choose the batch size for running samples through the model in eval mode.
+
+    Args:
+        model: The model.
+        count: How many samples there are.
+        largest: The batch size to use if possible. Where the model does not accept single samples, a size is chosen
+            that leaves none over at the end.
+
+    Raises:
+        DataError: There is one sample, and the model needs two.
+    """
+    if min_eval_batch(model) == 1:
+        return largest
+    if count == 1:
+        raise DataError(
+            "a single sample cannot be normalized, because a BatchNorm of the model keeps no running statistics; pass "
+            "at least two samples, or set track_running_stats=True."
+        )
+    return next((size for size in range(largest, 1, -1) if count % size != 1), count)
