@@ -54,7 +54,7 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
             "stability: accuracy of task 1",
             f"task 1 after task {later}",
             f"task 1 after task {last}",
-            f"sensitivity: task {later} right after it",
+            f"sensitivity: accuracy of task {later}",
             f"task {later} after task {later}",
         ],
     )
