@@ -329,7 +329,8 @@ def test_reading_does_not_depend_on_how_python_was_started(tmp_path: Path) -> No
     path = tmp_path / "started.py"
     path.write_text(
         TEXT.replace("def forward(self, x):", 'def forward(self, x):\n        """Logits."""')
-        + "\nfrom steppe.network.linear_chain import find_linear_chain\nassert 1 / (find_linear_chain(Model()) is not None)\n",
+        + "\nfrom steppe.network.linear_chain import find_linear_chain\n"
+        "assert 1 / (find_linear_chain(Model()) is not None)\n",
         encoding="utf-8",
     )
     for option in ("-B", "-O", "-OO"):

@@ -17,34 +17,50 @@ from steppe.runtime.devices import without_fused_rnn
 from steppe.runtime.warn import warn_user
 
 
-def coverage(network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool) -> dict[str, ProjectedWeight]:
-    """The weights that a gradient memory covers, seen with prepared inputs: all that a rule covers but those named, and
-    in multi-head learning the head. Weights that no rule covers, and those of layers that do something else with them
-    than their rule says, are named in a warning; one that the model also uses outside of its layer is refused, because
-    only a part of its gradient could be projected.
+def coverage(
+    network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool, head: str | None = None
+) -> dict[str, ProjectedWeight]:
+    """Find the weights that a gradient memory covers.
+
+    Weights that no rule covers, and those of layers that do something else with them than their rule says, are named
+    in a warning.
+
+    Args:
+        network: The network.
+        x: A few prepared inputs.
+        exclude: Layers or weights to leave out.
+        multi_head: Whether tasks have heads of their own; the head's weights are then left out too.
+        head: The head's layer or weight, by name. None: it is detected.
+
+    Raises:
+        ModelError: The head is not found, or a weight is also used outside of its layer, where only a part of its
+            gradient could be projected.
     """
+    if multi_head and head is not None:
+        exclude = (*exclude, head)
     covered = projected_weights(network.model, exclude)
     known = coverable_weights(network.model)
-    if multi_head:
+    if multi_head and head is None:
         with network.mode(training=False):
-            head = output_weight(network.model, known, x)
+            output = output_weight(network.model, known, x)
             last = last_weight(network.model, known, x)
         named = any(_within(name, entry) for name in _uncovered(network, known) for entry in exclude)
-        if head is None and known and (not exclude or (last in covered and not named)):
+        if output is None and known and (not exclude or (last in covered and not named)):
             raise ModelError(
-                "the model is learnt with several heads, but no single layer gives its output: name the head's layers, "
-                "or weights that belong to no layer, with exclude=(...). "
+                "the model is learnt with several heads, but no single layer gives its output: name the head with "
+                "head='...', or the head's layers, or weights that belong to no layer, with exclude=(...). "
                 f"The last layer that its forward runs has the weight {last!r}."
                 if last is not None
                 else "the model is learnt with several heads, but calls of its layers cannot be seen, so that the head "
                 "is not found: give the model as it was before torch.compile (model._orig_mod), or name the head's "
                 "layers with exclude=(...)."
             )
-        covered = {name: weight for name, weight in covered.items() if name != head}
+        covered = {name: weight for name, weight in covered.items() if name != output}
     with network.mode(training=False):
         _refuse_used_outside(used_outside(network.model, covered, x))
         misread = misread_weights(network.model, covered, x)
-    _warn_uncovered(network, known.keys() - misread)
+    named_head = [name for name in network.trainable if multi_head and head is not None and _within(name, head)]
+    _warn_uncovered(network, {*(known.keys() - misread), *named_head})
     covered = {name: weight for name, weight in covered.items() if name not in misread}
     linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
     with network.mode(training=False), without_fused_rnn(network.model):
