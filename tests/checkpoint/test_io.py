@@ -199,15 +199,15 @@ def nothing(state: Any) -> None:
 
 
 LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeError], str]] = {
-    "no model": (nothing, lambda: "mlp", UsageError, "the model is a str"),
-    "a model of other layers": (nothing, lambda: nn.Linear(8, 4), ModelError, "give the model that was saved"),
-    "a model of other sizes": (nothing, lambda: mlp(8, 5), ModelError, "give the same model"),
-    "a model of other numbers": (nothing, lambda: mlp().double(), ModelError, "give the same model"),
-    "unknown method": (within("settings", kind="Magic"), mlp, UsageError, "Magic, which is not known"),
+    "no model": (nothing, lambda: "mlp", UsageError, "got str"),
+    "a model of other layers": (nothing, lambda: nn.Linear(8, 4), ModelError, "pass the model that was saved"),
+    "a model of other sizes": (nothing, lambda: mlp(8, 5), ModelError, "pass the same model"),
+    "a model of other numbers": (nothing, lambda: mlp().double(), ModelError, "pass the same model"),
+    "unknown method": (within("settings", kind="Magic"), mlp, UsageError, "unknown method Magic"),
     "unknown setting": (within("settings", "values", rate=1), mlp, UsageError, "rate"),
     "setting out of range": (within("settings", "values", lr=-1.0), mlp, UsageError, "lr = -1"),
-    "settings that are a list": (within(settings=[]), mlp, RunError, "no learner"),
-    "a list": (lambda state: [state], mlp, RunError, "no learner"),
+    "settings that are a list": (within(settings=[]), mlp, RunError, "resumable learner"),
+    "a list": (lambda state: [state], mlp, RunError, "resumable learner"),
     "an empty state": (lambda state: {"age": 1}, mlp, RunError, "'settings'"),
     "a seed that is a word": (within(seed="one"), mlp, UsageError, "seed = 'one'"),
     "an excluded layer": (within(exclude=["9"]), mlp, UsageError, "exclude names '9'"),
@@ -221,24 +221,24 @@ LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeErr
         lambda state: (state["network"].update(self_made=["x"]), state["network"]["weights"].update(x=5))[0],
         mlp,
         RunError,
-        "the buffer 'x' is no tensor",
+        "the buffer 'x' is not a tensor",
     ),
     "self-made buffers that are numbers": (within("network", self_made=[5]), mlp, RunError, "names of layers"),
-    "weights that are numbers": (within("network", "weights", **{"0.weight": 5}), mlp, RunError, "no learner"),
+    "weights that are numbers": (within("network", "weights", **{"0.weight": 5}), mlp, RunError, "resumable learner"),
     "a covered layer that is none": (within(covered={"9.weight": True}), mlp, RunError, "'9.weight'"),
     "inputs of no kind": (within(inputs=[[8], "float99"]), mlp, RunError, "float99"),
     "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "no type of numbers"),
     "a method's part": (within("method", network=None), mlp, RunError, "expected the state keys"),
     "a buffer that lies": (within("method", "replay", age=5), mlp, RunError, "cannot hold"),
-    "a buffer of numbers": (within("method", "replay", stored=[1, 2]), mlp, RunError, "no learner"),
+    "a buffer of numbers": (within("method", "replay", stored=[1, 2]), mlp, RunError, "resumable learner"),
     "heads without end": (
         lambda state: (state.update(outputs=10**6), state["network"].update(heads=[range(2)] * 101))[0],
         mlp,
         RunError,
-        "101 heads of 1000000 outputs",
+        "invalid number of outputs, 1000000, for 101 heads",
     ),
-    "outputs beyond all": (within(outputs=10**15), mlp, RunError, "outputs cannot be"),
-    "a generator of another kind": (within("streams", pickers={"replay draws": Y}), mlp, RunError, "no learner"),
+    "outputs beyond all": (within(outputs=10**15), mlp, RunError, "invalid number of outputs"),
+    "a generator of another kind": (within("streams", pickers={"replay draws": Y}), mlp, RunError, "resumable learner"),
 }
 
 
@@ -258,7 +258,7 @@ def test_learners_that_cannot_be_gone_on_with(case: str, tmp_path: Path) -> None
 
 def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
     saved(Unknown(), tmp_path / "file")
-    with pytest.raises(UsageError, match="the method Unknown, which is not known: register it first"):
+    with pytest.raises(UsageError, match="the unknown method Unknown; register it first"):
         steppe.load(tmp_path / "file", mlp())
 
 

@@ -90,7 +90,7 @@ class FreezingLayer(Freezing):
 
 
 @pytest.mark.parametrize("why", ["frozen", "no memory"])
-def test_what_cannot_be_given_back_is_not_gone_on_with(
+def test_a_learner_that_cannot_be_rolled_back_refuses_to_continue(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rather than with a memory that is empty, or full of what lay there before."""
@@ -108,12 +108,12 @@ def test_what_cannot_be_given_back_is_not_gone_on_with(
         monkeypatch.setattr(replay, "allocate_rows", none_left)
     with pytest.raises(RuntimeError, match="boom") as failure:
         learner.learn(Task(samples))
-    assert "A task failed, and what it took could not be given back" in failure.value.__notes__[0]
+    assert "A task failed, and could not be rolled back" in failure.value.__notes__[0]
     monkeypatch.undo()
     model.fails = False
     model.layer.weight.requires_grad_(True)
     for use in (lambda: learner.learn(Task(samples)), lambda: learner.save(tmp_path / "other")):
-        with pytest.raises(UsageError, match=r"could not be given back .*: load a saved learner, or make a new one"):
+        with pytest.raises(UsageError, match=r"could not be rolled back .*; load a saved learner, or create a new one"):
             use()
     with torch.no_grad():
         right = int((model.layer(samples[0]).argmax(1) == samples[1]).sum())
@@ -252,7 +252,7 @@ def quits(kind: type[BaseException]) -> Callable[[Event], None]:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError, DataError])
-def test_what_is_stopped_on_purpose_stays_learnt(kind: type[BaseException]) -> None:
+def test_what_the_user_stops_stays_learned(kind: type[BaseException]) -> None:
     learner = Learner(mlp(6), ER(buffer=30))
     with pytest.raises(kind, match="enough"):
         learner.learn(Task((X, Y), head=range(0, 2)), epochs=3, callback=quits(kind))
@@ -281,7 +281,7 @@ def test_ctrl_c_within_an_update_stays_learnt() -> None:
     assert learner.num_tasks == 2
 
 
-def test_a_failure_after_going_on_leaves_the_task_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_after_resuming_leaves_the_task_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was before the task is not known there; the file can be loaded again."""
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
     file = tmp_path / "learner"
@@ -296,7 +296,7 @@ def test_a_failure_after_going_on_leaves_the_task_begun(tmp_path: Path, monkeypa
     with pytest.raises(DataError, match="labels"):
         loaded.learn(Task(DataLoader(TensorDataset(X, Y + 9 * (torch.arange(41) > 20)), batch_size=10)))
     assert loaded.num_tasks == 1
-    with pytest.raises(UsageError, match="failed after it had been gone on with: load a saved learner"):
+    with pytest.raises(UsageError, match="failed after it was resumed; load a saved learner"):
         loaded.learn(Task((X, Y)))
     loaded = steppe.load(file, mlp(6))
     assert loaded.learn(Task((X, Y))).updates == whole.updates
@@ -314,7 +314,7 @@ class Silent(Finetune):
 
 
 @pytest.mark.parametrize("settings", [Finetune(), Silent()])
-def test_methods_that_say_nothing_lose_the_place_of_later_tasks_alone(settings: MethodConfig) -> None:
+def test_without_state_attrs_only_the_first_task_is_rolled_back(settings: MethodConfig) -> None:
     learner = Learner(mlp(6), settings)
     broken = Task(DataLoader(TensorDataset(X, Y + 9 * (torch.arange(41) > 20)), batch_size=10))
     for _ in range(2):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import steppe
 from steppe import ER, GPM, DivergedError, Learner, Task
 from steppe.learning.events import EpochEnded, Event
+from steppe.learning.phases import PendingEnd
 
 HOW: dict[str, Any] = {"batch_size": 6, "freeze_norms": True}
 
@@ -106,7 +107,7 @@ def test_a_failed_task_is_not_ended() -> None:
     learner = Learner(nn.Linear(4, 4), GPM(lr=3e38, clip=0.0))
     with pytest.raises(DivergedError):
         learner.learn(Task((100 * torch.randn(12, 4), torch.arange(12) % 4)), batch_size=12)
-    assert learner._broken_off is None
+    assert not isinstance(learner.phase, PendingEnd)
 
 
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_how_inputs_are_prepared_is_not_forgotten(tmp_path: Path) -> None:
     )
     one.learn(first, **HOW)
     one.save(own)
-    with pytest.raises(UsageError, match="as `input_transform`, which no file can hold: give the same"):
+    with pytest.raises(UsageError, match="its own `input_transform`, which a file cannot hold; pass the same function"):
         steppe.load(own, BENCHMARK.model(1))
-    with pytest.raises(UsageError, match="saved without `input_transform`: leave it out"):
+    with pytest.raises(UsageError, match="saved without `input_transform`; leave it out"):
         steppe.load(plain, BENCHMARK.model(1), input_transform=lambda x: x.float() - 100)
     other = steppe.load(own, BENCHMARK.model(1), input_transform=lambda x: x.float() - 100)
     assert one.evaluate([first]) == other.evaluate([first])
@@ -85,7 +85,7 @@ def test_a_model_that_nothing_was_loaded_into_is_as_it_was(tmp_path: Path) -> No
     one.learn(tasks()[0], **HOW)
     write_state(file, "learner", {**one.state_dict(), "streams": {}})  # the weights are read before these are missed
     before = weights(model)
-    with pytest.raises(RunError, match="holds no learner"):
+    with pytest.raises(RunError, match="does not contain a resumable learner"):
         steppe.load(file, model)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
 
@@ -112,7 +112,7 @@ class Counting(nn.Module):
 def test_a_state_beside_weights_and_buffers_would_be_lost(tmp_path: Path) -> None:
     one = Learner(Counting(), small("pictures", "er").method_settings)
     assert not one.is_saveable
-    with pytest.raises(ModelError, match=r"the model has a state \(get_extra_state\) beside"):
+    with pytest.raises(ModelError, match=r"the model has extra state \(get_extra_state\) beside"):
         one.save(tmp_path / "learner.safetensors")
     assert list(tmp_path.iterdir()) == []
 
@@ -198,7 +198,7 @@ def test_a_buffer_that_loading_filled_is_empty_again_where_it_failed(tmp_path: P
     one.learn(tasks()[0], **HOW)
     write_state(tmp_path / "file", "learner", {**one.state_dict(), "streams": {}})
     model = Placed("passing")
-    with pytest.raises(RunError, match="holds no learner"):
+    with pytest.raises(RunError, match="does not contain a resumable learner"):
         steppe.load(tmp_path / "file", model)
     assert model.place is None
 

@@ -249,7 +249,7 @@ def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: st
         else:
             getattr(learner, call)(Task((X, Y)))
 
-    with pytest.raises(UsageError, match=r"is learning a task: call .* after `learn` has returned"):
+    with pytest.raises(UsageError, match=r"is learning a task; call .* after `learn` has returned"):
         learner.learn(Task((X, Y)), callback=callback)
     assert learner.num_tasks == 1  # as with whatever else a watch breaks off
     learner.learn(Task((X, Y)))

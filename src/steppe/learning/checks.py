@@ -20,6 +20,7 @@ from steppe.errors import (
     UsageError,
     one_line,
     short_repr,
+    unknown_name,
 )
 from steppe.learning.input_kind import Kind, check_scaled_alike
 from steppe.learning.output_checks import check_gradient, no_logits
@@ -39,7 +40,7 @@ _MOST_CUTS = 100_000  # of the step sizes in a task
 _MODAL = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # layers that train and eval mode tell apart
 
 
-def check_given(
+def check_arguments(
     model: object, method: object, seed: object, device: object, prepare: object, exclude: Sequence[str]
 ) -> None:
     """Refuse arguments of another kind than a learner is made of."""
@@ -81,7 +82,23 @@ def validate_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...
     return tuple(exclude)
 
 
-def asked_precision(precision: str, device: torch.device) -> str:
+def validate_head(head: object, model: nn.Module) -> str | None:
+    """Return the name of the output layer or of its weight, as `named_parameters` gives it; None if none is given."""
+    if head is None:
+        return None
+    if not isinstance(head, str) or not head:
+        raise UsageError(f"head must be the name of a layer or a weight, got {short_repr(head)}.")
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    layers = dict(model.named_modules(remove_duplicate=False))
+    if head not in weights and head not in layers:
+        raise unknown_name("layer or weight of the model, given as head,", head, {*weights, *layers} - {""})
+    if not any(name == head or name.startswith(f"{head}.") for name in weights):
+        raise UsageError(f"head = {head!r} has no weights; pass the name of the layer that returns the logits.")
+    names = {id(weight): name for name, weight in model.named_parameters()}  # a tied weight has several
+    return names[id(weights[head])] if head in weights else head
+
+
+def choose_precision(precision: str, device: torch.device) -> str:
     """What to multiply in: within somebody's own autocast, where nothing else is asked for, in that."""
     if precision != "float32" or not torch.is_autocast_enabled(device.type):
         return precision
@@ -113,18 +130,24 @@ def check_finite(weights: Mapping[str, Tensor], when: str) -> None:
 
 
 def check_state_matches(
-    state: State, settings: MethodConfig, seed: int, exclude: Sequence[str], *, prepared: bool
+    state: State,
+    settings: MethodConfig,
+    seed: int,
+    exclude: Sequence[str],
+    head: str | None,
+    *,
+    has_input_transform: bool,
 ) -> None:
-    """Refuse the state of a learner that was made of something else."""
-    mine = type(settings).__name__, settings.as_dict(), seed, list(exclude)
-    saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"]
-    if (mine[0], *mine[2:]) != (saved[0], *saved[2:]) or not settings.equals(saved[1]):
-        raise UsageError(f"the state was saved with {saved}, and this learner has {mine}: give it the same.")
-    if state.get("prepared", prepared) != prepared:  # older states do not say
+    """Raise UsageError for the state of a learner that was created with other arguments."""
+    own = type(settings).__name__, settings.as_dict(), seed, list(exclude), head
+    saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"], state.get("head")
+    if (own[0], *own[2:]) != (saved[0], *saved[2:]) or not settings.equals(saved[1]):
+        raise UsageError(f"the state was saved with {saved}, but this learner has {own}; use the same arguments.")
+    if state.get("prepared", has_input_transform) != has_input_transform:  # older states have no such entry
         raise UsageError(
-            "the learner was saved with a function of its own as `input_transform`, which no file can hold: give the same."
+            "the learner was saved with its own `input_transform`, which a file cannot hold; pass the same function."
             if state["prepared"]
-            else "the learner was saved without `input_transform`: leave it out here, too."
+            else "the learner was saved without `input_transform`; leave it out."
         )
 
 
@@ -257,19 +280,19 @@ def probe_inputs(task: Task, network: Network) -> Tensor:
     return x if len(x) >= min_eval_batch(network.model) else torch.cat([x, x])
 
 
-def diagnose(error: Exception, curriculum: TaskGroup, network: Network) -> SteppeError | None:
+def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeError | None:
     """What an error in learning comes from, in words, where more can be told than it tells itself: a model is looked at
     in train mode only after it has failed, as a forward in that mode may leave traces.
     """
     if isinstance(error, ShapesDifferError):
-        return DataError(f"{curriculum.name}: {error}")
+        return DataError(f"{group.name}: {error}")
     if isinstance(error, LayerDivergedError):
-        return DivergedError(f"task {curriculum.name!r}: {error}")
+        return DivergedError(f"task {group.name!r}: {error}")
     if not isinstance(error, (TypeError, AttributeError, LookupError)):  # what comes of taking it for a tensor
         return None
     before = network.snapshot()
     try:
-        x, _ = curriculum.tasks[0].train.first()
+        x, _ = group.tasks[0].train.first()
         with torch.no_grad(), network.mode(training=True), preserve_global_rng(network.device):
             output = network.model(network.prepare_inputs(torch.cat([x, x])))  # BatchNorm wants two
     except Exception:  # then there is nothing to tell beside what failed first
@@ -285,20 +308,11 @@ def diagnose(error: Exception, curriculum: TaskGroup, network: Network) -> Stepp
     )
 
 
-def check_idle(fitting: object) -> None:
-    """Refuse to begin anything from within a task that is being learnt."""
-    if fitting is not None:
-        raise UsageError(
-            "the learner is learning a task: call `learn`, `validate` or `load_state_dict` after `learn` has returned, not "
-            "from its callback or another thread. (Saving, predicting and evaluating are fine there.)"
-        )
-
-
-def check_last_batch(method: Method, network: Network, curriculum: TaskGroup, size: int) -> None:
+def check_last_batch(method: Method, network: Network, group: TaskGroup, size: int) -> None:
     """Refuse a last batch of one sample that the model, in the mode it is in, cannot take by itself, where the method
     would give it so; what a DataLoader will give nobody knows.
     """
-    sources = [task.train for task in curriculum.tasks]
+    sources = [task.train for task in group.tasks]
     norms = [module for module in network.model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     if not method.uses_bare_batch or not any(norm.training for norm in norms):
         return
@@ -306,19 +320,19 @@ def check_last_batch(method: Method, network: Network, curriculum: TaskGroup, si
         return
     if (sum(map(len, sources)) - 1) % size == 0:
         x, y = sources[0].first()
-        if not accepts_single_sample(network, network.prepare(Batch(x, y, torch.full_like(y, curriculum.first)))):
-            raise single_sample_error(curriculum.name)
+        if not accepts_single_sample(network, network.prepare(Batch(x, y, torch.full_like(y, group.first)))):
+            raise single_sample_error(group.name)
 
 
-def check_same(interrupted: State, curriculum: TaskGroup, training: TrainingConfig) -> None:
+def check_same_task(interrupted: State, group: TaskGroup, training: TrainingConfig) -> None:
     """Refuse to go on with another task, or in another way, than the one that broke off."""
-    if interrupted["task"] != curriculum.name or not training.equals(interrupted["training"]):
+    if interrupted["task"] != group.name or not training.equals(interrupted["training"]):
         raise UsageError(
             f"the learner was saved in the middle of {interrupted['task']!r}, learnt with {interrupted['training']}: "
-            f"give it that again, before anything else (this is {curriculum.name!r} with {training.as_dict()})."
+            f"give it that again, before anything else (this is {group.name!r} with {training.as_dict()})."
         )
     described = interrupted.get("tasks")
-    differs = None if described is None else _difference(described, curriculum)
+    differs = None if described is None else _difference(described, group)
     if differs is not None:
         raise UsageError(
             f"the learner was saved in the middle of {interrupted['task']!r}, and {differs}: give it the same data and "
@@ -326,23 +340,23 @@ def check_same(interrupted: State, curriculum: TaskGroup, training: TrainingConf
         )
 
 
-def check_described(fitting: State) -> None:
+def check_loop_state(loop_state: State) -> None:
     """Refuse, by ValueError, a state in the middle of a task that tells of it what no state tells."""
-    if not isinstance(fitting, dict):
+    if not isinstance(loop_state, dict):
         return
-    if (validation := fitting["validation"]) and validation["cuts"] > _MOST_CUTS:
+    if (validation := loop_state["validation"]) and validation["cuts"] > _MOST_CUTS:
         raise ValueError(f"step sizes cannot have been cut {validation['cuts']} times")
-    for each in fitting.get("tasks", []):  # older states do not say
+    for each in loop_state.get("tasks", []):  # older states do not say
         kinds = type(each["head"]), type(each["samples"]), type(each["digest"])
         if any(kind not in known for kind, known in zip(kinds, ((range, _NONE), (int,), (str, _NONE)), strict=True)):
             raise ValueError("the data of the task that it broke off in is not described as data is")
 
 
-def _difference(saved: Sequence[State], curriculum: TaskGroup) -> str | None:
+def _difference(saved: Sequence[State], group: TaskGroup) -> str | None:
     """How the tasks differ from those that a state describes; None where they do not, as far as that is known."""
-    if len(saved) != len(curriculum.tasks):
-        return f"{len(curriculum.tasks)} tasks are given instead of {len(saved)}"
-    for task, before, now in zip(curriculum.tasks, saved, curriculum.described, strict=True):
+    if len(saved) != len(group.tasks):
+        return f"{len(group.tasks)} tasks are given instead of {len(saved)}"
+    for task, before, now in zip(group.tasks, saved, group.described, strict=True):
         if before["head"] != now["head"]:
             return f"{task.name!r} has the head {now['head']} now instead of {before['head']}"
         if before["samples"] != now["samples"]:
@@ -353,14 +367,18 @@ def _difference(saved: Sequence[State], curriculum: TaskGroup) -> str | None:
 
 
 def prepared_copy(network: Network, x: Tensor) -> Tensor:
-    """Stored samples as the model takes them, made from a copy; a `input_transform` that works in place is refused."""
-    given = x.to(network.device, copy=True)  # as batches come: moving it would hide what is done to it
+    """Return a copy of stored samples as the model takes them.
+
+    Raises:
+        UsageError: `input_transform` works in place.
+    """
+    given = x.to(network.device, copy=True)  # like batches: moving it later would hide what is done to it
     version = given._version
     prepared = network.prepare_inputs(given)
     if given._version != version or not torch.equal(given, x.to(network.device)):  # a NumPy view counts no version
         raise UsageError(
-            "`input_transform` changes its input in place, and the same batch is prepared several times and kept for replay: "
-            "let it give a new tensor, such as (x - 5) / 2 instead of x.sub_(5).div_(2)."
+            "`input_transform` changes its input in place, but batches are prepared several times and kept for replay; "
+            "return a new tensor, such as (x - 5) / 2 instead of x.sub_(5).div_(2)."
         )
     return prepared
 

@@ -12,27 +12,26 @@ from torch import Tensor
 from steppe.checkpoint.io import write_state
 from steppe.checkpoint.tree import State
 from steppe.data.task import Task, check_head
-from steppe.errors import DivergedError, ModelError, UsageError, one_line
+from steppe.errors import ModelError, UsageError
 from steppe.learning.checks import (
     as_task_list,
-    asked_precision,
     check_finite,
     check_frozen_eval_layers,
-    check_idle,
     check_last_batch,
     check_precision,
-    check_same,
+    check_same_task,
     check_unchanged,
-    diagnose,
+    choose_precision,
     frozen_eval_layers,
     has_extra_state,
     probe_inputs,
     validate_task,
 )
 from steppe.learning.evaluation import BATCH, accuracies, as_inputs, predictions
-from steppe.learning.events import Callback, Event, ignore
-from steppe.learning.learner_state import LearnerState
+from steppe.learning.events import Callback, ignore
+from steppe.learning.learner_state import LearnerState, UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
+from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.network.eval_batches import min_eval_batch
@@ -50,15 +49,44 @@ _Result = TypeVar("_Result")
 
 
 class Learner(LearnerState):
-    """A PyTorch model that learns tasks one after another by a given method.
+    """A PyTorch model that learns tasks one after another with a continual-learning method.
 
-    The model is used as it is, in place: `learn` changes its weights and leaves nothing else behind (no hooks, no
-    change of mode). `input_transform` turns stored inputs into what the model takes, on its device, batch by batch; by
-    default bytes become numbers from 0 to 1. `exclude` names layers (or weights) that a gradient memory must leave
-    alone; in multi-head learning the head is found and left alone by itself.
+    The model is used in place: `learn` changes its weights and leaves nothing else behind (no hooks, no change of
+    mode). Learners may be used from several threads, and several may work at once.
 
-    While it learns and tests, torch uses `threads` threads; by default one where a batch is little work, and as many as
-    torch is set to where it is more (docs/reliability.md). Several learners may work in several threads.
+    Args:
+        model: Any module that returns one row of logits per sample, (n, outputs).
+        method: The method's settings, such as `steppe.FSDGPM()`.
+        seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
+        device: Where to move the model; by default it stays where it is.
+        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs. It
+            must return a new tensor. By default bytes are scaled to 0…1 and other numbers are kept.
+        exclude: Names of layers or weights that a gradient memory must not project.
+        head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
+            trained without projection; by default it is detected. Single-head learning projects it like all others.
+        threads: How many threads torch uses while learning and testing. By default one where a batch is little work,
+            otherwise as many as torch is set to (docs/reliability.md).
+
+    Attributes:
+        model: The model, in place.
+        num_tasks: How many tasks it has begun to learn.
+        phase: What it is doing; see `steppe.learning.phases`.
+
+    Raises:
+        UsageError: An argument is invalid.
+        ModelError: The model cannot be trained.
+
+    Example:
+        >>> import torch, steppe
+        >>> x, y = torch.rand(40, 8), torch.arange(40) % 2
+        >>> learner = steppe.Learner(torch.nn.Linear(8, 4), steppe.ER(), head="weight")
+        >>> for first in (0, 2):
+        ...     data = x + first, y + first
+        ...     result = learner.learn(steppe.Task(data, data, head=range(first, first + 2)), epochs=2)
+        >>> learner.num_tasks, result.updates
+        (2, 8)
+        >>> learner.predict(x[:5], head=range(2)).shape
+        torch.Size([5])
     """
 
     def learn(
@@ -76,25 +104,40 @@ class Learner(LearnerState):
         precision: str = "float32",
         callback: Callback = ignore,
     ) -> TaskResult:
-        """Learn the next task; or several at once, shuffled together.
+        """Learn the next task.
 
-        With `patience` the task's validation data decides: after so many epochs without a lower validation loss the
-        step sizes are divided by `lr_divisor`, below `lr_min` learning stops, and the best weights are kept.
-        `freeze_norms` leaves scale and shift of normalisation layers alone in every task but the first,
-        `freeze_statistics` their running statistics. Both hold for the call that is given them: without, a later task
-        learns them again (but those that a method's own settings freeze). With `precision="bfloat16"` the model
-        multiplies in that while it learns, by torch's autocast, which is quicker where the processor knows it.
+        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are. If
+        `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended like any other (best weights,
+        bases, exemplars) when the learner is next used. A task that fails after it was resumed from a file cannot be
+        rolled back: load the file again.
 
-        A learner that was saved in the middle of a task (by `save`, called from `callback`) must be given the same task
-        again, and goes on where it was.
+        Args:
+            tasks: The next task, or several to learn at once, shuffled together. A learner loaded from a file that was
+                saved within a task must be given that task again, and resumes it.
+            epochs: Passes over the training samples; the upper limit if `patience` is set.
+            batch_size: Samples of the current task per batch.
+            updates_per_batch: Updates made on each batch before the next one.
+            patience: Epochs without a lower validation loss before the learning rates are divided by `lr_divisor`. The
+                best weights are kept in the end. 0 turns validation off; otherwise the task needs `val`.
+            lr_divisor: What to divide the learning rates by, with `patience`.
+            lr_min: The task ends when a learning rate falls below this, with `patience`.
+            freeze_norms: Leave scale and shift of normalization layers unchanged in this call, but in the first task.
+            freeze_statistics: Let BatchNorm use its running statistics unchanged in this call, but in the first task.
+            precision: "float32", or "bfloat16" to train under torch's autocast, which is faster on hardware that
+                supports it. Weights, evaluation and validation stay in float32.
+            callback: Called with `steppe.Progress` and `steppe.EpochEnded` records. It may evaluate, predict and save,
+                and it may raise to stop the task.
 
-        If learning fails, the task was never begun: its head, its place and its samples are given back, and it can be
-        learnt again; only the weights stay where they have got to. A task gone on with after loading cannot be given
-        back: load the file again. What `callback` or Ctrl-C breaks off has been learnt as far as it went, and is ended
-        like any other task (the best weights, bases, penalties, exemplars) as soon as the learner is used again.
+        Returns:
+            Updates, seconds, memory in bytes, remarks and the method's diagnostics.
+
+        Raises:
+            UsageError: An argument is invalid, or the learner cannot learn this now.
+            DataError: The task's data cannot be learned.
+            ModelError: The model does not fit the method.
+            DivergedError: A loss or a weight is no longer finite.
         """
-        precision = asked_precision(precision, self.network.device)
-        protocol = (
+        config = TrainingConfig(
             epochs,
             batch_size,
             updates_per_batch,
@@ -103,238 +146,244 @@ class Learner(LearnerState):
             lr_min,
             freeze_norms,
             freeze_statistics,
-            precision,
+            choose_precision(precision, self.network.device),
         )
-        training = TrainingConfig(*protocol)
-        check_precision(training.precision, self.network.dtype)
-        return self._alone(lambda session: self._learn_or_give_back(as_task_list(tasks), training, callback, session))
+        check_precision(config.precision, self.network.dtype)
+        return self._run_exclusively(lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session))
 
-    def _learn_or_give_back(
-        self, listed: list[Task], training: TrainingConfig, callback: Callback, session: Session
+    def _learn_tasks(
+        self, tasks: list[Task], config: TrainingConfig, callback: Callback, session: Session
     ) -> TaskResult:
-        check_idle(self._fitting)
-        interrupted = self._interrupted
-        curriculum = TaskGroup(listed, self.num_tasks - (len(listed) if interrupted else 0))
-        if interrupted:
-            check_same(interrupted, curriculum, training)
-        if training.patience:
-            curriculum.require_validation()
-        if self.settings.schedule != "sequential" and curriculum.first:
+        self._check_not_learning()
+        group = TaskGroup(tasks, self.num_tasks - (len(tasks) if self.has_pending_task else 0))
+        if isinstance(self.phase, Interrupted):
+            check_same_task(self.phase.loop_state, group, config)
+        if config.patience:
+            group.require_validation()
+        if self.settings.schedule != "sequential" and group.first:
             raise UsageError(
-                f"{type(self.settings).__name__} learns all tasks at once: give them to one call, "
-                "learn([task, task, …]), and make a new Learner to learn them anew."
+                f"{type(self.settings).__name__} learns all tasks at once; pass them to one call, "
+                "learn([task, task, …]), or create a new Learner to learn again."
             )
-        method = self.validate(curriculum.tasks)
-        before, gone_on, stopped = self._before(), self.has_pending_task, False
-
-        def tell(event: Event) -> None:
-            nonlocal stopped
-            stopped = True
-            session.let_user(lambda: callback(event))
-            stopped = False
-
-        try:
-            session.use_threads(
-                self._workload.threads(probe_inputs(curriculum.tasks[0], self.network), training.batch_size)
-            )
-            return self._learn(method, curriculum, training, tell, session)
-        except BaseException as error:
-            on_purpose = stopped and not isinstance(error, DivergedError)  # and not because `save` found that
-            if self._broken_off is not None and (on_purpose or not isinstance(error, Exception)):
-                raise  # whoever did may want what has been learnt
-            self._undo_task(before, gone_on, curriculum.name, error)
-            told = diagnose(error, curriculum, self.network) if isinstance(error, Exception) else None
-            if told is not None:
-                raise told from error
-            raise
-
-    def _undo_task(self, before: State, gone_on: bool, name: str, error: BaseException) -> None:
-        """Give back what a failed task took; where that cannot be, the learner is lost."""
-        if before is not None:
-            try:
-                self._give_back(before)
-            except Exception as failed:
-                self._lost = f"a task failed, and what it took could not be given back ({one_line(failed)})"
-                error.add_note(f"{self._lost[0].upper()}{self._lost[1:]}.")
-        elif gone_on and self._interrupted is None:
-            self._lost = f"the task {name!r} failed after it had been gone on with"
-        self._broken_off = None
+        method = self.validate(group.tasks)
+        guarded = UserCallback(callback, session)
+        with self._transaction(group, guarded):
+            session.use_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
+            return self._learn(method, group, config, guarded, session)
 
     def _learn(
-        self, method: Method, curriculum: TaskGroup, training: TrainingConfig, callback: Callback, session: Session
+        self, method: Method, group: TaskGroup, config: TrainingConfig, callback: Callback, session: Session
     ) -> TaskResult:
-        interrupted = self._interrupted
-        self._at_rest, self._loaded = frozen_eval_layers(self.model), False
-        if not interrupted:  # what is frozen in the middle of a task is part of the state
-            self.network.weights.freeze_norms(training.freeze_norms and curriculum.first > 0)
-            self.network.weights.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
-        fitting = TrainingLoop(method, self.network, curriculum, self._outputs, training, self.streams, callback)
-        if self._workload.draws(method, curriculum.tasks):
+        self._eval_layers, self._just_loaded = frozen_eval_layers(self.model), False
+        if not self.has_pending_task:  # else what is frozen is part of the state
+            self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
+            self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
+        loop = TrainingLoop(method, self.network, group, self._num_outputs, config, self.streams, callback)
+        if self._workload.draws(method, group.tasks):
             session.borrow(Borrowed(self.network.device, self.streams))
         with training_context(self.network.device), self.network.mode(training=True):
-            if interrupted:
-                fitting.load_state_dict(interrupted)
+            if isinstance(self.phase, Interrupted):
+                loop.load_state_dict(self.phase.loop_state)
             else:
-                for task in curriculum.tasks:
-                    self.network.heads.add(task.head, self._outputs)
-                self.num_tasks += len(curriculum.tasks)
-                self._seek_chain(curriculum.tasks[0], curriculum.first)
-                method.begin_task()
-                check_last_batch(method, self.network, curriculum, training.batch_size)
+                self._begin_tasks(method, group, config)
             try:
-                self._fitting, self._interrupted = fitting, None
-                with self.network.autocast_to(training.precision):
-                    fitting.run()
-                self._fitting = None
-                trained = fitting.time
-                remarks = self._end_task(method, curriculum.name)
+                self.phase = Learning(loop)
+                with self.network.autocast_to(config.precision):
+                    loop.run()
+                training_time = loop.time
+                remarks = self._end_task(method, group.name)
+                self.phase = Idle()
             except BaseException:
-                self._interrupted = None
-                self._broken_off = curriculum.name, fitting.best, torch.get_num_threads()
+                self.phase = PendingEnd(group.name, loop.best, torch.get_num_threads())
                 raise
-            finally:
-                self._fitting = None
-        seconds, cpu = by_kind({"train": trained, "memory": fitting.time.minus(trained)})
-        return TaskResult(fitting.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
+        seconds, cpu = by_kind({"train": training_time, "memory": loop.time.minus(training_time)})
+        return TaskResult(loop.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
+
+    def _begin_tasks(self, method: Method, group: TaskGroup, config: TrainingConfig) -> None:
+        for task in group.tasks:
+            self.network.heads.add(task.head, self._num_outputs)
+        self.num_tasks += len(group.tasks)
+        self._use_chain_if_exact(group.tasks[0], group.first)
+        method.begin_task()
+        check_last_batch(method, self.network, group, config.batch_size)
 
     def _end_task(self, method: Method, name: str) -> list[str]:
         check_finite(self.network.trainable, f"after task {name!r}")
-        drawn = self.streams.state_dict()
+        streams = self.streams.state_dict()
         try:
             remarks = method.end_task()
         except BaseException:
-            self.streams.load_state_dict(drawn)  # ended later, it is to end in the same way
+            self.streams.load_state_dict(streams)  # if it is ended later, then in the same way
             raise
         if method.descent is not None:
-            method.descent.restart()  # the momentum serves nobody any more, and would be kept and copied
+            method.descent.restart()  # momentum is not used again, but would be kept and copied
         return remarks
 
-    def _end_broken_off(self) -> None:
-        """End the task that `callback` or Ctrl-C broke off, which would be forgotten like by a method that keeps nothing.
-        Not at once: whoever breaks off may be in a hurry, and want nothing more of the learner.
+    def _end_pending_task(self) -> None:
+        """End the task that was stopped by the callback or Ctrl-C, which would otherwise be unprotected.
+
+        This is not done at once, because the user who stops it may be in a hurry.
         """
-        if self._broken_off is None or self._method is None or self._fitting is not None:
+        if not isinstance(self.phase, PendingEnd):
             return
-        name, best, threads = self._broken_off
+        pending, method = self.phase, self._method
+        assert method is not None
 
-        def end(method: Method, session: Session) -> None:
+        def end(session: Session) -> None:
             session.borrow(Borrowed(self.network.device, self.streams))
-            session.use_threads(threads)
+            session.use_threads(pending.threads)
             with training_context(self.network.device), self.network.mode(training=True):
-                if best:
-                    self.network.restore(best)
-                self._end_task(method, name)
-            self._broken_off = None
+                if pending.best:
+                    self.network.restore(pending.best)
+                self._end_task(method, pending.name)
+            self.phase = Idle()
 
-        method = self._method
-        self._alone(lambda session: end(method, session))
+        self._run_exclusively(end)
 
-    def _seek_chain(self, task: Task, place: int) -> None:
-        """Take gradients and outputs the quick way if the model, as it is now, is a chain of linear layers."""
+    def _use_chain_if_exact(self, task: Task, number: int) -> None:
         x, y = task.train.first()
         with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, place))))
+            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
-        """Test accuracy on each task, in percent; each sample is predicted within its task's head."""
+        """Measure test accuracy.
+
+        Args:
+            tasks: One task or several, each with test data. They need not have been learned.
+
+        Returns:
+            The accuracy on each task, in percent. Each sample is predicted within its task's head.
+
+        Raises:
+            DataError: A task has no test data, or data that the model does not accept.
+            DivergedError: The model's output is not finite.
+        """
         listed = as_task_list(tasks)
 
         def test() -> list[float]:
-            return accuracies(listed, self.network, self._method, self._kind)
+            return accuracies(listed, self.network, self._method, self._input_kind)
 
         tests = [task.test for task in listed if task.test is not None]
-        return self._alone(lambda session: self._tested(test, tests[0].first()[0] if tests else None, listed, session))
+        first = tests[0].first()[0] if tests else None
+        return self._run_exclusively(lambda session: self._in_eval_mode(test, first, BATCH, listed, session))
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
-        """The most likely output row of each sample, within the head if one is given, on the samples' own device. They
-        are taken in batches, as in `evaluate`, so that there may be any number of them.
+        """Predict the most likely class of each sample.
+
+        Args:
+            x: Any number of inputs, in the form in which the tasks' inputs are stored. They are processed in batches.
+            head: The columns of the logits to choose from; by default all.
+
+        Returns:
+            The column of the highest logit for each sample, (n,), on the device of `x`.
+
+        Raises:
+            DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
         """
         check_head(head)
         inputs = as_inputs(x)
 
         def predict() -> Tensor:
-            return predictions(inputs, head, self.network, self._method, self._kind)
+            return predictions(inputs, head, self.network, self._method, self._input_kind)
 
-        first = inputs[: min_eval_batch(self.network.model)] if inputs.ndim > 1 else None
-        return self._alone(lambda session: self._tested(predict, first, [], session, len(inputs) if inputs.ndim else 1))
+        first = inputs[: min_eval_batch(self.model)] if inputs.ndim > 1 else None
+        count = len(inputs) if inputs.ndim else 1
+        return self._run_exclusively(lambda session: self._in_eval_mode(predict, first, count, [], session))
 
-    def _tested(
-        self,
-        work: Callable[[], _Result],
-        first: Tensor | None,
-        tasks: Sequence[Task],
-        session: Session,
-        count: int = BATCH,
+    def _in_eval_mode(
+        self, work: Callable[[], _Result], first: Tensor | None, count: int, tasks: Sequence[Task], session: Session
     ) -> _Result:
-        """Something that predicts, from inputs of which the first are given."""
-        self._end_broken_off()
+        """Run some work that predicts `count` samples like the first ones."""
+        self._end_pending_task()
         if self._workload.draws(self._method, tasks):
             session.borrow(Borrowed(self.network.device))
-        if first is not None and len(first) > 0:
+        if first is not None and len(first) > 0 and not self._workload.is_tiny(first, count):
             session.use_threads(self._workload.threads(first, min(count, BATCH)))
         with torch.no_grad(), self.network.mode(training=False):
             return work()
 
-    def _started(self, task: Task) -> tuple[Method, dict[str, bool]]:
-        """The method, made when the first task shows what the model's input and head are, and the weights it covers."""
-        covered: dict[str, ProjectedWeight] = {}
-        if self.settings.uses_projection:
-            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
-            covered = find_covered_weights(self.network, prepared, self._exclude, multi_head=task.head is not None)
-        method = self.settings.start(self.network, covered, self.streams)
-        return method, {name: weight.factorable for name, weight in covered.items()}
-
     def validate(self, tasks: Task | Sequence[Task]) -> Method:
-        """Refuse what the model and the method cannot learn, one after another or together, before anything is
-        changed.
-        """
-        check_idle(self._fitting)
-        return self._alone(lambda _: self._checked(as_task_list(tasks)))
+        """Check that the model and the method can learn these tasks, without learning them.
 
-    def _checked(self, listed: list[Task]) -> Method:
-        self._check_whole()
-        self._end_broken_off()
-        begun = self.num_tasks > 0  # else nothing that was only looked at decides anything
-        heads, kind, outputs = list(self.network.heads.ranges), self._kind if begun else None, self._outputs
-        if self._interrupted:
-            del heads[-len(listed) :]  # theirs, opened before they were broken off
-        before = list(heads)
+        Args:
+            tasks: One task, or several to be learned one after another or together.
+
+        Returns:
+            The running method.
+
+        Raises:
+            UsageError: The method cannot learn the tasks, or the learner is learning.
+            DataError: The data does not fit the model.
+            ModelError: The model does not fit the method.
+        """
+        self._check_not_learning()
+        return self._run_exclusively(lambda _: self._validate(as_task_list(tasks)))
+
+    def _validate(self, tasks: list[Task]) -> Method:
+        self._check_not_broken()
+        self._end_pending_task()
+        begun = self.num_tasks > 0  # before that, tasks that were only validated decide nothing
+        kind, outputs = self._input_kind if begun else None, self._num_outputs
+        heads = list(self.network.heads.ranges)
+        if self.has_pending_task:
+            del heads[-len(tasks) :]  # those of the tasks to resume
+        earlier = list(heads)
         self.network.input_copies.forget()
-        # A model may draw even when it is only looked at.
-        with neutral_autograd(self.network.device), preserve_global_rng(self.network.device):
-            for task in listed:
+        with neutral_autograd(self.network.device), preserve_global_rng(self.network.device):  # forwards may draw
+            for task in tasks:
                 kind, outputs = validate_task(task, self.network, kind)
                 self.settings.validate(task, heads)
                 if self.settings.uses_projection:
-                    warn_shared_head(task.name, task.head, before, self._outputs)
+                    warn_shared_head(task.name, task.head, earlier, self._num_outputs)
                 heads.append(task.head)
                 check_mask_size(heads, outputs)
             check_unchanged(self.model, self.network.trainable, self.network.device)
-            self._workload.count(probe_inputs(listed[0], self.network))
-            if self._loaded:
-                check_frozen_eval_layers(self._at_rest, self.model)
-            multi_head = listed[0].head is not None
-            other = self._multi_head == (not multi_head) or kind != self._kind
-            if self._method is None or (other and not begun):
-                method, covered = self._started(listed[0])
-                self._seek_chain(listed[0], 0)
+            self._workload.count(probe_inputs(tasks[0], self.network))
+            if self._just_loaded:
+                check_frozen_eval_layers(self._eval_layers, self.model)
+            multi_head = tasks[0].head is not None
+            differs = self._multi_head == (not multi_head) or kind != self._input_kind
+            if self._method is None or (differs and not begun):
+                method, covered = self._start_method(tasks[0])
+                self._use_chain_if_exact(tasks[0], 0)
                 self._method, self._covered, self._multi_head = method, covered, multi_head
-        self._kind, self._outputs = kind, outputs
+        self._input_kind, self._num_outputs = kind, outputs
         return self._method
 
+    def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
+        """Create the method, now that a task shows the model's inputs and head, and find the weights it covers."""
+        covered: dict[str, ProjectedWeight] = {}
+        if self.settings.uses_projection:
+            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
+            multi_head = task.head is not None
+            covered = find_covered_weights(
+                self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
+            )
+        method = self.settings.start(self.network, covered, self.streams)
+        return method, {name: weight.factorable for name, weight in covered.items()}
+
     def save(self, path: Path | str) -> None:
-        """Write a file that `steppe.load` goes on from; between tasks, or from `callback` in the middle of one."""
-        self._alone(lambda _: write_state(Path(path), "learner", self.state_dict()))
+        """Write a file that `steppe.load` resumes from.
+
+        Args:
+            path: The file to write; an existing one is replaced. May be called between tasks, or from `callback`.
+
+        Raises:
+            RunError: The file cannot be written.
+            UsageError: The method does not declare its state.
+            ModelError: The model has a state that a file cannot hold.
+        """
+        self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
 
     def state_dict(self) -> State:
-        """Model, method, streams and all else that learning depends on, as plain values and tensors."""
+        """Return model, method, random streams and all else that learning depends on, as plain values and tensors."""
         if has_extra_state(self.model):
             raise ModelError(
-                "the model has a state (get_extra_state) beside its weights and buffers, which would be lost: make it "
-                "buffers."
+                "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "
+                "store it in buffers."
             )
-        self._check_whole()
-        self._end_broken_off()
-        during = None if self._fitting is None else f"in task {self._fitting.name!r}"
-        check_finite(self.network.trainable, during or "since a task failed")
+        self._check_not_broken()
+        self._end_pending_task()
+        during = f"in task {self.phase.loop.name!r}" if isinstance(self.phase, Learning) else "since a task failed"
+        check_finite(self.network.trainable, during)
         return self._whole_state()

@@ -1,8 +1,9 @@
-"""What a learner is made of, how it is kept, and how it becomes again what was kept."""
+"""What a learner consists of, how it is saved, and how it is restored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,20 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State, as_names, clone_tree, parse_dtype
-from steppe.errors import UsageError
+from steppe.errors import DivergedError, UsageError, one_line
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
-    check_described,
-    check_given,
-    check_idle,
+    check_arguments,
+    check_loop_state,
     check_state_matches,
     check_trainable,
+    diagnose,
     has_extra_state,
     validate_exclude,
+    validate_head,
 )
+from steppe.learning.events import Callback, Event
 from steppe.learning.input_kind import Kind
-from steppe.learning.loop import TrainingLoop
-from steppe.learning.workload import Workload, checked_threads
+from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase
+from steppe.learning.task_group import TaskGroup
+from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight, projected_weights
@@ -34,8 +38,22 @@ from steppe.runtime.turns import Turn
 _Result = TypeVar("_Result")
 
 
+class UserCallback:
+    """Calls the user's callback with the process as it is outside of steppe: generators, threads, signals."""
+
+    def __init__(self, callback: Callback, session: Session) -> None:
+        self._callback, self._session = callback, session
+        self.is_running = False
+        """Whether it was called and has not returned: it is running, or has raised."""
+
+    def __call__(self, event: Event) -> None:
+        self.is_running = True
+        self._session.let_user(lambda: self._callback(event))
+        self.is_running = False
+
+
 class LearnerState:
-    """Everything that a learner keeps; `learner.Learner` says what it does with it."""
+    """Everything that a learner keeps; `learner.Learner` is what it does with it."""
 
     def __init__(
         self,
@@ -46,128 +64,195 @@ class LearnerState:
         device: str | torch.device | None = None,
         input_transform: Callable[[Tensor], Tensor] | None = None,
         exclude: Sequence[str] = (),
+        head: str | None = None,
         threads: int | None = None,
     ) -> None:
-        check_given(model, method, seed, device, input_transform, exclude)
-        chosen = checked_threads(threads)
+        check_arguments(model, method, seed, device, input_transform, exclude)
+        chosen_threads = validate_threads(threads)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
         self.network = Network(self.model, input_transform)
         self.num_tasks = 0
-        self._exclude = validate_exclude(exclude, model)
+        self.phase: Phase = Idle()
+        self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
         self._has_input_transform = input_transform is not None
         self._turn = Turn()  # of the threads that use it
-        self._workload = Workload(self.network, chosen)
+        self._workload = Workload(self.network, chosen_threads)
+        # Decided by the first task:
         self._method: Method | None = None
-        self._multi_head: bool | None = None  # what the method was made for, while it has not learnt
-        self._covered: dict[str, bool] = {}  # the covered weights, and whether their gradients come as factors
-        self._fitting: TrainingLoop | None = None  # while a task is being learnt
-        self._interrupted: State = None  # where one broke off, until it is gone on with
-        self._broken_off: tuple[str, Mapping[str, Tensor], int] | None = None  # to be ended: best weights, threads
-        self._at_rest: list[str] | None = None  # frozen layers in eval mode when a task was last begun
-        self._loaded = False  # and not gone on with since
-        self._lost = ""  # why its memory is no longer what it should be
-        self._outputs = 0
-        self._kind: Kind | None = None  # of the inputs
+        self._multi_head: bool | None = None
+        self._input_kind: Kind | None = None
+        self._num_outputs = 0
+        self._covered: dict[str, bool] = {}  # covered weights, and whether their gradients come as factors
+        # Checked when a loaded learner is used again:
+        self._eval_layers: list[str] | None = None  # frozen layers in eval mode when a task was last begun
+        self._just_loaded = False
 
-    def _alone(self, work: Callable[[Session], _Result]) -> _Result:
-        """Some work, while no other thread uses the learner."""
+    def _run_exclusively(self, work: Callable[[Session], _Result]) -> _Result:
+        """Run some work while no other thread uses the learner; see `runtime.session`."""
         session = Session(self.model, self._turn)
         return session.run(lambda: work(session))
 
     @property
     def has_pending_task(self) -> bool:
-        """Whether it was saved in the middle of a task, which has to be gone on with first."""
-        return self._interrupted is not None
+        """Whether it was loaded from a state saved within a task, which must be given to `learn` first."""
+        return isinstance(self.phase, Interrupted)
 
     @property
     def is_saveable(self) -> bool:
-        """Whether a file can hold all of it: the method says what has to be kept of it, and the model has nothing
-        beside weights and buffers.
+        """Whether a file can hold all of it.
+
+        The method must declare its `state_attrs`, and the model must have no state beside weights and buffers.
         """
         return (self._method is None or self._method.state_attrs is not None) and not has_extra_state(self.model)
 
-    def _whole_state(self, *, bare: bool = False) -> State:
-        """The state; with `bare`, without what the first task decides: the method, and the kind of inputs."""
-        kind, method = (None, None) if bare else (self._kind, self._method)
+    def load_state_dict(self, state: State) -> None:
+        """Restore a state from `state_dict`.
+
+        Args:
+            state: The state of a learner with the same settings, seed and model.
+
+        Raises:
+            UsageError: Settings, seed, `exclude`, `head` or `input_transform` differ, or the learner is learning.
+            ModelError: The model differs.
+        """
+        self._check_not_learning()
+        check_state_matches(
+            state,
+            self.settings,
+            self.streams.seed,
+            self._exclude,
+            self._head,
+            has_input_transform=self._has_input_transform,
+        )
+        self.network.load_state_dict(state["network"], state["outputs"])
+        check_trainable(as_names(state.get("trainable")), self.model)  # older states have no such entry
+        self._restore(state)
+
+    def _whole_state(self, *, without_method: bool = False) -> State:
+        """The state; or the part of it that the first task does not decide."""
+        kind, method = (None, None) if without_method else (self._input_kind, self._method)
         return {
             "settings": {"kind": type(self.settings).__name__, "values": self.settings.as_dict()},
             "seed": self.streams.seed,
             "exclude": list(self._exclude),
+            "head": self._head,
             "prepared": self._has_input_transform,
             "threads": self._workload.chosen,
             "tasks_learnt": self.num_tasks,
-            "outputs": self._outputs,
+            "outputs": self._num_outputs,
             "inputs": None if kind is None else [list(kind[0]), str(kind[1]).removeprefix("torch.")],
             "trainable": list(self.network.trainable),
-            "at_rest": self._at_rest,
-            "covered": {} if bare else self._covered,
+            "at_rest": self._eval_layers,
+            "covered": {} if without_method else self._covered,
             "network": self.network.state_dict(),
             "method": None if method is None else method.state_dict(),
             "streams": self.streams.state_dict(),
-            "fitting": self._interrupted if self._fitting is None else self._fitting.state_dict(),
+            "fitting": self._loop_state(),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Become the learner whose state it is: one with the same settings, seed and model."""
-        check_idle(self._fitting)
-        check_state_matches(state, self.settings, self.streams.seed, self._exclude, prepared=self._has_input_transform)
-        self.network.load_state_dict(state["network"], state["outputs"])
-        check_trainable(as_names(state.get("trainable")), self.model)  # nor do older states say this
-        self._become(state)
+    def _loop_state(self) -> State:
+        match self.phase:
+            case Learning(loop):
+                return loop.state_dict()
+            case Interrupted(loop_state):
+                return loop_state
+        return None
 
-    def _become(self, state: State) -> None:
-        """All that is not the network's own."""
-        num_tasks, outputs, fitting, covered = (
+    def _restore(self, state: State) -> None:
+        """Restore all but the network."""
+        num_tasks, outputs, loop_state, covered = (
             state[name] for name in ("tasks_learnt", "outputs", "fitting", "covered")
         )
-        check_described(fitting)
+        check_loop_state(loop_state)
         kind: Kind | None = None
         if state["inputs"] is not None:
             shape, dtype = state["inputs"]
             kind = tuple(shape), parse_dtype(dtype)
         method: Method | None = None
         if state["method"] is not None:
-            method = self.settings.start(self.network, self._covered_again(covered), self.streams)
-            validation = fitting and fitting["validation"]
+            method = self.settings.start(self.network, self._find_covered(covered), self.streams)
+            validation = loop_state and loop_state["validation"]
             for _ in range(validation["cuts"] if validation else 0):
-                method.decay_lr(fitting["training"]["lr_divisor"])
+                method.decay_lr(loop_state["training"]["lr_divisor"])
             method.load_state_dict(state["method"])
-        self.streams.load_state_dict(state["streams"])  # at last: making the method may have drawn
-        self._at_rest, self._loaded, self._lost = as_names(state.get("at_rest")), True, ""
-        self._broken_off = None
-        self.num_tasks, self._outputs, self._interrupted = num_tasks, outputs, fitting
-        self._kind, self._covered, self._method = kind, covered, method
+        self.streams.load_state_dict(state["streams"])  # last: creating the method may have drawn from them
+        self._eval_layers, self._just_loaded = as_names(state.get("at_rest")), True
+        self.num_tasks, self._num_outputs = num_tasks, outputs
+        self._input_kind, self._covered, self._method = kind, covered, method
+        self.phase = Interrupted(loop_state) if loop_state else Idle()
 
-    def _before(self) -> State:
-        """All that a task takes for itself, to be given back should it fail: everything but the weights. None where
-        that cannot be: in the middle of a task, or with a method that does not say what has to be kept of it.
-        """
-        first = self.num_tasks == 0  # a method that has not learnt anything is made anew
-        if self._interrupted or not (first or self._method is None or self._method.state_attrs is not None):
-            return None
-        state = self._whole_state(bare=first)
-        state["network"]["weights"] = {}
-        return clone_tree({**state, "loaded": self._loaded}, "cpu")  # a device may have no room to spare
-
-    def _give_back(self, before: State) -> None:
-        device = self.network.device
-        state = before if device.type == "cpu" else clone_tree(before, device)
-        state["network"]["weights"] = self.network.state_dict()["weights"]
-        self.network.load_state_dict(state["network"], state["outputs"])
-        self._become(state)
-        self._loaded = state["loaded"]
-
-    def _covered_again(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
-        """The covered weights that were found when the method was first made."""
-        found = projected_weights(self.model, self._exclude) if covered else {}
+    def _find_covered(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
+        """The weights that were covered when the method was first created."""
+        if not covered:
+            return {}
+        weights = projected_weights(self.model, (*self._exclude, *([self._head] if self._head else [])))
+        if not covered.keys() <= weights.keys():  # single-head learning covers the head too
+            weights = projected_weights(self.model, self._exclude)
         return {
             # Older versions took the gradients of any linear layer as factors.
-            name: replace(found[name], factorable=factorable and all(map(may_factor, found[name].layers)))
+            name: replace(weights[name], factorable=factorable and all(map(may_factor, weights[name].layers)))
             for name, factorable in covered.items()
         }
 
-    def _check_whole(self) -> None:
-        if self._lost:
-            raise UsageError(f"{self._lost}: load a saved learner, or make a new one.")
+    @contextmanager
+    def _transaction(self, group: TaskGroup, callback: UserCallback) -> Iterator[None]:
+        """Roll back a task that fails inside; if the user stops it, keep what was learned, to be ended later."""
+        checkpoint, is_resumed = self._checkpoint(), self.has_pending_task
+        try:
+            yield
+        except BaseException as error:
+            # A divergence is not the user's doing, even where the callback's `save` discovers it.
+            by_user = callback.is_running and not isinstance(error, DivergedError)
+            if isinstance(self.phase, PendingEnd) and (by_user or not isinstance(error, Exception)):
+                raise
+            self._roll_back(checkpoint, is_resumed, group.name, error)
+            explained = diagnose(error, group, self.network) if isinstance(error, Exception) else None
+            if explained is not None:
+                raise explained from error
+            raise
+
+    def _checkpoint(self) -> State:
+        """All that a task changes, but the weights.
+
+        None where it cannot be rolled back: within a task, or with a method that does not declare its state.
+        """
+        first = self.num_tasks == 0  # a method that has not learned anything is created anew
+        if self.has_pending_task or not (first or self._method is None or self._method.state_attrs is not None):
+            return None
+        state = self._whole_state(without_method=first)
+        state["network"]["weights"] = {}
+        return clone_tree({**state, "loaded": self._just_loaded}, "cpu")  # a device may have no memory to spare
+
+    def _roll_back(self, checkpoint: State, is_resumed: bool, name: str, error: BaseException) -> None:
+        if checkpoint is not None:
+            try:
+                self._restore_checkpoint(checkpoint)
+            except Exception as failure:
+                reason = f"a task failed, and could not be rolled back ({one_line(failure)})"
+                self.phase = Broken(reason)
+                error.add_note(f"{reason[0].upper()}{reason[1:]}.")
+        elif is_resumed and not self.has_pending_task:
+            self.phase = Broken(f"the task {name!r} failed after it was resumed")
+        if isinstance(self.phase, PendingEnd):
+            self.phase = Idle()
+
+    def _restore_checkpoint(self, checkpoint: State) -> None:
+        device = self.network.device
+        state = checkpoint if device.type == "cpu" else clone_tree(checkpoint, device)
+        state["network"]["weights"] = self.network.state_dict()["weights"]
+        self.network.load_state_dict(state["network"], state["outputs"])
+        self._restore(state)
+        self._just_loaded = state["loaded"]
+
+    def _check_not_learning(self) -> None:
+        if isinstance(self.phase, Learning):
+            raise UsageError(
+                "the learner is learning a task; call `learn`, `validate` or `load_state_dict` after `learn` has "
+                "returned, not from its callback or another thread. (Saving, predicting and evaluating are allowed.)"
+            )
+
+    def _check_not_broken(self) -> None:
+        if isinstance(self.phase, Broken):
+            raise UsageError(f"{self.phase.reason}; load a saved learner, or create a new one.")

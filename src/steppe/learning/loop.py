@@ -55,27 +55,27 @@ class TrainingLoop:
         self,
         method: Method,
         network: Network,
-        curriculum: TaskGroup,
+        group: TaskGroup,
         outputs: int,
         training: TrainingConfig,
         streams: Streams,
         callback: Callback,
     ) -> None:
-        self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
+        self._method, self._network, self._group, self._training = method, network, group, training
         self._outputs, self._streams, self._callback = outputs, streams, callback
-        self._place = curriculum.first + len(curriculum.tasks) - 1
-        self._validation = Validation(method, network, curriculum, outputs, training) if training.patience else None
+        self._place = group.first + len(group.tasks) - 1
+        self._validation = Validation(method, network, group, outputs, training) if training.patience else None
         self.updates = 0
         self._epoch = self._batch = 0  # the epoch, and how many batches of it are done
         self._over = False
-        self._losses = _Losses(curriculum.name, 0, 0)
+        self._losses = _Losses(group.name, 0, 0)
         self._streams_before: State = None  # as they were when the epoch began
         self._clock, self._seconds_before = Clock(), 0.0
 
     @property
     def name(self) -> str:
         """What is being learnt."""
-        return self._curriculum.name
+        return self._group.name
 
     @property
     def time(self) -> Time:
@@ -95,13 +95,13 @@ class TrainingLoop:
             self._validation.restore_best()
 
     def _one_epoch(self) -> None:
-        training, curriculum, losses = self._training, self._curriculum, self._losses
-        count = curriculum.count_batches(training.batch_size)
+        training, group, losses = self._training, self._group, self._losses
+        count = group.count_batches(training.batch_size)
         reported = time.perf_counter()
         batches = self._rest_of_epoch()
         while (batch := _fetched(batches)) is not None:
             for _ in range(training.updates_per_batch):
-                losses.add(_observed(self._method, batch, curriculum.name, losses.place))
+                losses.add(_observed(self._method, batch, group.name, losses.place))
             if self._epoch == 0:
                 self._method.after_batch(batch)
             self.updates += training.updates_per_batch
@@ -112,16 +112,16 @@ class TrainingLoop:
                 reported = now
                 self._callback(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
         if self.updates == 0:
-            raise DataError(f"{curriculum.name}: the training data gave no batch (a DataLoader that drops its last?).")
+            raise DataError(f"{group.name}: the training data gave no batch (a DataLoader that drops its last?).")
         losses.settle()
         goes_on = self._validation is None or self._validation.should_continue()
         self._over = not goes_on or self._epoch + 1 == training.epochs
         now = self.time.wall
         seconds, self._seconds_before = now - self._seconds_before, now
         self._epoch, self._batch = self._epoch + 1, 0
-        self._losses = _Losses(curriculum.name, self._epoch, self.updates)
+        self._losses = _Losses(group.name, self._epoch, self.updates)
         judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
-        ended = (self._place, curriculum.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
+        ended = (self._place, group.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
         self._callback(EpochEnded(*ended, *judged))
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
@@ -134,7 +134,7 @@ class TrainingLoop:
         else:
             self._streams_before = now
         size, device = self._training.batch_size, self._network.device
-        batches = self._curriculum.batches(size, self._streams, self._outputs, device, self._batch)
+        batches = self._group.batches(size, self._streams, self._outputs, device, self._batch)
         if self._batch:
             self._streams.load_state_dict(now)
         return batches
@@ -144,8 +144,8 @@ class TrainingLoop:
         self._losses.settle()
         spent = self.time
         return {
-            "task": self._curriculum.name,
-            "tasks": self._curriculum.described,
+            "task": self._group.name,
+            "tasks": self._group.described,
             "training": self._training.as_dict(),
             "epoch": self._epoch,
             "batch": self._batch,
@@ -163,7 +163,7 @@ class TrainingLoop:
         self._epoch, self._batch, self.updates, self._over = (
             state[name] for name in ("epoch", "batch", "updates", "over")
         )
-        self._losses = _Losses(self._curriculum.name, self._epoch, self.updates)
+        self._losses = _Losses(self._group.name, self._epoch, self.updates)
         self._losses.load_state_dict(state["losses"])
         self._streams_before = state["streams_before"]
         if self._validation is not None:
@@ -180,24 +180,24 @@ class Validation:
     """
 
     def __init__(
-        self, method: Method, network: Network, curriculum: TaskGroup, outputs: int, training: TrainingConfig
+        self, method: Method, network: Network, group: TaskGroup, outputs: int, training: TrainingConfig
     ) -> None:
-        curriculum.require_validation()
+        group.require_validation()
         self._outputs = outputs
         self.loss = math.nan
         self.lr: float | None = None
         self.lr_decays = 0
-        self._method, self._network, self._curriculum, self._training = method, network, curriculum, training
+        self._method, self._network, self._group, self._training = method, network, group, training
         self._lowest = math.inf
         self.best: dict[str, Tensor] = {}  # the weights and buffers of the lowest loss
         self._left = training.patience
 
     def should_continue(self) -> bool:
         """Judge the epoch that has just ended; False when the task is over."""
-        self.loss = self._curriculum.validation_loss(self._network, self._outputs)
+        self.loss = self._group.validation_loss(self._network, self._outputs)
         if not math.isfinite(self.loss):
             raise DivergedError(
-                f"the validation loss of {self._curriculum.name!r} became {self.loss}: lower the step size "
+                f"the validation loss of {self._group.name!r} became {self.loss}: lower the step size "
                 "(lr, ascent_lr) or check the data."
             )
         if self.loss < self._lowest:

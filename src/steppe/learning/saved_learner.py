@@ -1,4 +1,4 @@
-"""`steppe.load`: a learner from the file that `Learner.save` wrote."""
+"""`steppe.load`: reads the file that `Learner.save` wrote."""
 
 from __future__ import annotations
 
@@ -26,34 +26,62 @@ def load(
     input_transform: Callable[[Tensor], Tensor] | None = None,
     threads: int | None = None,
 ) -> Learner:
-    """The learner that was saved, at work on `model`, whose weights are replaced by the saved ones.
+    """Load a learner that `Learner.save` wrote.
 
-    The file holds numbers and names, no code: a model of the same architecture, with the same weights frozen, and the
-    same `input_transform`, where there was one, come from the caller. A method of one's own must be registered before.
-    `threads` are those that were chosen when the learner was made, unless others are given.
+    The file holds numbers and names, no code. A method of your own must be registered first.
+
+    Args:
+        path: The file.
+        model: A model of the same architecture, with the same weights frozen. Its weights are replaced by the saved
+            ones.
+        device: Where to move the model; by default it stays where it is.
+        input_transform: The same function as when the learner was created, if it had one.
+        threads: How many threads to use; by default as chosen when the learner was created.
+
+    Returns:
+        The learner. If it was saved within a task, give that task to its `learn` to resume it.
+
+    Raises:
+        RunError: The file cannot be read, or does not contain a learner.
+        ModelError: The model differs from the saved one.
+        UsageError: An argument is invalid, or the method is unknown.
+
+    Example:
+        >>> import tempfile, torch, steppe
+        >>> learner = steppe.Learner(torch.nn.Linear(8, 4), steppe.ER())
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     learner.save(f"{directory}/learner")
+        ...     learner = steppe.load(f"{directory}/learner", torch.nn.Linear(8, 4))
+        >>> learner.num_tasks
+        0
     """
     check_device(device)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is a {type(model).__name__}: give a torch.nn.Module like the one that was saved.")
-    with torch.inference_mode(False):  # whoever loads in it may learn outside of it
-        return _loaded(Path(path), model, device, input_transform, threads)
+        raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    with torch.inference_mode(False):  # weights made in it could not be trained outside
+        return _load(Path(path), model, device, input_transform, threads)
 
 
-def _loaded(
+def _load(
     path: Path,
     model: nn.Module,
     device: str | torch.device | None,
-    prepare: Callable[[Tensor], Tensor] | None,
+    input_transform: Callable[[Tensor], Tensor] | None,
     threads: int | None,
 ) -> Learner:
-    place = device if device is not None else next((p.device for p in model.parameters()), "cpu")
-    state = read_state(path, "learner", place)
+    target = device if device is not None else next((p.device for p in model.parameters()), "cpu")
+    state = read_state(path, "learner", target)
     undo: Callable[[], None] | None = None
     try:
-        settings, seed, exclude = _settings(state["settings"]), state["seed"], state["exclude"]
-        threads = state.get("threads") if threads is None else threads  # older files do not say
         learner = Learner(
-            model, settings, seed=seed, device=device, input_transform=prepare, exclude=exclude, threads=threads
+            model,
+            _read_settings(state["settings"]),
+            seed=state["seed"],
+            device=device,
+            input_transform=input_transform,
+            exclude=state["exclude"],
+            head=state.get("head"),  # older files have neither this
+            threads=state.get("threads") if threads is None else threads,  # nor this
         )
         undo = undoing(model)
         learner.load_state_dict(state)
@@ -62,15 +90,15 @@ def _loaded(
             undo()
         if not isinstance(error, CANNOT_BE_A_STATE):
             raise
-        told = f"{type(error).__name__}: {one_line(error)}"
-        raise RunError(f"{path} holds no learner that can be gone on with: {told}.") from error
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise RunError(f"{path} does not contain a resumable learner: {reason}.") from error
     return learner
 
 
-def _settings(saved: State) -> MethodConfig:
+def _read_settings(saved: State) -> MethodConfig:
     for entry in METHODS.values():
         if entry.settings.__name__ == saved["kind"]:
-            found = entry.settings.from_mapping(saved["values"])
-            assert isinstance(found, MethodConfig)
-            return found
-    raise UsageError(f"the learner was saved with the method {saved['kind']}, which is not known: register it first.")
+            settings = entry.settings.from_mapping(saved["values"])
+            assert isinstance(settings, MethodConfig)
+            return settings
+    raise UsageError(f"the learner was saved with the unknown method {saved['kind']}; register it first.")

@@ -1,4 +1,4 @@
-"""What a learner's work asks of the process: how many threads, and whether torch's global generators."""
+"""What a learner's work needs of the process: how many threads, and whether torch's global generators."""
 
 from __future__ import annotations
 
@@ -14,39 +14,51 @@ from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
 from steppe.runtime.threads import multiplications, suited
 
+_TINY = 2**20
+"""Multiplications that take no longer than changing the number of threads and back, some 0.1 ms."""
+
 
 class Workload:
-    """What a learner's work asks for; `threads` is the number that its user chose."""
+    """Estimates what a learner's work needs.
 
-    def __init__(self, network: Network, threads: int | None) -> None:
-        self._network, self.chosen = network, threads
-        self._counted: dict[tuple[int, ...], int] = {}  # multiplications of a sample, by its shape
+    Attributes:
+        chosen: The number of threads that the user chose, if any.
+    """
 
-    def threads(self, stored: Tensor, batch: int) -> int:
-        """How many threads suit batches of so many samples like the stored ones."""
-        return self.chosen or suited(self.count(stored), batch)
+    def __init__(self, network: Network, chosen: int | None) -> None:
+        self._network, self.chosen = network, chosen
+        self._multiplications: dict[tuple[int, ...], int] = {}  # per sample, by its shape
+
+    def threads(self, stored: Tensor, batch_size: int) -> int:
+        """Return how many threads suit batches of this size of samples like the stored ones."""
+        return self.chosen or suited(self.count(stored), batch_size)
+
+    def is_tiny(self, stored: Tensor, count: int) -> bool:
+        """Whether the forward of so many samples takes less time than changing the number of threads."""
+        return self.chosen is None and self.count(stored) * count <= _TINY
 
     def count(self, stored: Tensor) -> int:
-        """How many multiplications a sample like the stored ones takes; looked at once for each shape."""
+        """Return how many multiplications a sample like the stored ones takes; counted once per shape."""
         shape = tuple(stored.shape[1:])
-        if shape not in self._counted:
+        if shape not in self._multiplications:
             with preserve_global_rng(self._network.device), self._network.mode(training=False):
                 prepared = self._network.prepare_inputs(stored)
-                self._counted[shape] = multiplications(self._network.model, prepared)
-        return self._counted[shape]
+                self._multiplications[shape] = multiplications(self._network.model, prepared)
+        return self._multiplications[shape]
 
     def draws(self, method: Method | None, tasks: Sequence[Task] = ()) -> bool:
-        """Whether anything at work may draw from torch's global generators; not so where the model is a chain of linear
-        layers, the data are tensors, and all other code is ours.
+        """Whether anything involved may draw from torch's global generators.
+
+        It cannot if the model is a chain of linear layers, the data are tensors, and all other code is steppe's.
         """
         network, chain = self._network, self._network.chain
-        still = network.inputs.scales_bytes or network.inputs.is_elementwise  # a user's `input_transform` may draw
-        plain = chain is not None and chain.untouched
-        return not (plain and still and _is_ours(method) and all(map(_is_still, tasks)))
+        plain_inputs = network.inputs.scales_bytes or network.inputs.is_elementwise  # a user's transform may draw
+        plain_model = chain is not None and chain.untouched
+        return not (plain_model and plain_inputs and _is_ours(method) and all(map(_is_plain, tasks)))
 
 
-def _is_still(task: Task) -> bool:
-    """Whether its data are tensors that no code of the user's turns."""
+def _is_plain(task: Task) -> bool:
+    """Whether a task's data are tensors that no code of the user transforms."""
     parts = [part for part in (task.train, task.test, task.val) if part is not None]
     return task.augment is None and all(type(part) is TensorSamples and _is_ours(part.view) for part in parts)
 
@@ -56,8 +68,12 @@ def _is_ours(thing: object) -> bool:
     return thing is None or own.__module__.split(".")[0] == "steppe"
 
 
-def checked_threads(threads: object) -> int | None:
-    """A number of threads, or None."""
+def validate_threads(threads: object) -> int | None:
+    """Return the number of threads, or None.
+
+    Raises:
+        UsageError: It is not a positive integer.
+    """
     if threads is not None and (type(threads) is not int or threads < 1):
-        raise UsageError(f"threads: expected a whole number from 1 on, or None, got {short_repr(threads)}.")
+        raise UsageError(f"threads: expected a positive integer or None, got {short_repr(threads)}.")
     return threads

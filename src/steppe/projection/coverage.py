@@ -18,7 +18,7 @@ from steppe.runtime.warn import warn_user
 
 
 def find_covered_weights(
-    network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool
+    network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool, head: str | None = None
 ) -> dict[str, ProjectedWeight]:
     """Find the weights that a gradient memory covers: those of layers with a rule, but not a multi-head model's head.
 
@@ -30,6 +30,7 @@ def find_covered_weights(
         x: Prepared inputs to run it on.
         exclude: Names of weights and layers not to cover.
         multi_head: Whether tasks have their own outputs, whose layer is then not covered.
+        head: The name of that layer or weight; None to detect it.
 
     Returns:
         The covered weights, by parameter name.
@@ -38,28 +39,31 @@ def find_covered_weights(
         ModelError: If the head cannot be identified, or a weight is also used outside its layer, so that only part of
             its gradient could be projected.
     """
+    if multi_head and head is not None:
+        exclude = (*exclude, head)
     covered = projected_weights(network.model, exclude)
     known = coverable_weights(network.model)
-    if multi_head:
+    if multi_head and head is None:
         with network.mode(training=False):
-            head = find_head_weight(network.model, known, x)
+            output = find_head_weight(network.model, known, x)
             last = find_last_weight(network.model, known, x)
         named = any(_matches(name, entry) for name in _uncovered(network, known) for entry in exclude)
-        if head is None and known and (not exclude or (last in covered and not named)):
+        if output is None and known and (not exclude or (last in covered and not named)):
             raise ModelError(
-                "the tasks have separate heads, but no single layer computes the model's output: name the head's "
-                "layers, or weights that belong to no layer, with exclude=(...). "
+                "the tasks have separate heads, but no single layer computes the model's output: name the head "
+                "with head='...', or its layers, or weights that belong to no layer, with exclude=(...). "
                 f"The last layer that the forward runs has the weight {last!r}."
                 if last is not None
                 else "the tasks have separate heads, but the model hides the calls of its layers, so the head cannot "
                 "be found: pass the model from before torch.compile (model._orig_mod), or name the head's layers with "
                 "exclude=(...)."
             )
-        covered = {name: weight for name, weight in covered.items() if name != head}
+        covered = {name: weight for name, weight in covered.items() if name != output}
     with network.mode(training=False):
         _require_called(find_weights_used_outside(network.model, covered, x))
         misread = find_misread_weights(network.model, covered, x)
-    _warn_uncovered(network, known.keys() - misread)
+    named_head = [name for name in network.trainable if multi_head and head is not None and _matches(name, head)]
+    _warn_uncovered(network, {*(known.keys() - misread), *named_head})
     covered = {name: weight for name, weight in covered.items() if name not in misread}
     linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
     with network.mode(training=False), without_fused_rnn(network.model):
