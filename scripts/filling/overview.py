@@ -11,7 +11,7 @@ from typing import Any
 from filling.studies import SHORTER, Studies, counted_seeds, short_commit
 from steppe.experiments.recipes import RECIPES
 from steppe.experiments.run_directory import RESULT
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 _HEAD = """\
 # Results
@@ -132,7 +132,7 @@ def _programs(folder: Path) -> str:
 def _program_line(file: Path, told: dict[str, Any]) -> list[str]:
     program = file.parents[2] / str(told["command"]).split()[1]
     what = (ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-    where = described(told.get("machine")).removeprefix("machine ")
+    where = format_machine(told.get("machine")).removeprefix("machine ")
     return [f"`{file.name}`", " ".join(what.split()), f"`{told['command']}`", where, short_commit(told["versions"])]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from steppe.experiments.config import RunConfig
 from steppe.experiments.recipes import RECIPES, Part
 from steppe.experiments.run_directory import RESULT, read_result, runs_within
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 SHORTER = ("benchmark.tasks", "benchmark.samples", "benchmark.test_samples", "training.epochs")
 Changes = frozenset[tuple[str, Any]]
@@ -142,7 +142,7 @@ class Studies:
     @property
     def machines(self) -> list[str]:
         """In words, each with the number of its runs where there are several."""
-        return _counted(described(result.get("machine")) for result in self.results)
+        return _counted(format_machine(result.get("machine")) for result in self.results)
 
     @property
     def versions(self) -> list[str]:

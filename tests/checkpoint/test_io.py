@@ -20,7 +20,7 @@ from own_models import bright, mlp
 from torch import Tensor, nn
 
 import steppe
-from steppe.checkpoint.io import parsed_state, read_state, write_state
+from steppe.checkpoint.io import parse_state, read_state, write_state
 from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.errors import ModelError, RunError, SteppeError, UsageError
 from steppe.tensors.batch import Batch
@@ -87,10 +87,10 @@ def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
         changed = bytearray(raw)
         changed[place // 8] ^= 1 << place % 8
         with pytest.raises(RunError):
-            parsed_state(bytes(changed), "run", "file")
+            parse_state(bytes(changed), "run", "file")
     for length in range(len(raw)):
         with pytest.raises(RunError):
-            parsed_state(raw[:length], "run", "file")
+            parse_state(raw[:length], "run", "file")
 
 
 def header_with(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]:

@@ -197,7 +197,7 @@ OUTS = {
     "out that nobody may make": Row("run pmnist er --out /proc/deep/out", "cannot write /proc/deep/out", 1),
     "out of too long a name": Row(f"run pmnist er --out {'x' * 300}", "File name too long", 1),
     **{
-        f"a NUL in {name}": Row(command, "cannot be a path: no file can have", 2)
+        f"a NUL in {name}": Row(command, "file names cannot contain NUL", 2)
         for name, command in {
             "out": "run pmnist er --out a\0b",
             "out of a study": "study pmnist er --seeds 1 --out a\0b",

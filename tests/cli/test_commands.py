@@ -309,6 +309,6 @@ def test_memory_that_torch_cannot_get_is_told_as_such(
     def fail(*given: object) -> None:
         raise RuntimeError(told)
 
-    monkeypatch.setattr("steppe.cli.run.use_directory", fail)
+    monkeypatch.setattr("steppe.cli.run.set_data_directory", fail)
     assert main(["run", "pmnist", "er"]) == 1
     assert "there is not enough memory: give smaller tasks, batches or buffers." in capsys.readouterr().err

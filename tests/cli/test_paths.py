@@ -71,7 +71,7 @@ PATHS = dict(paths(_parser()))
     [
         ("", "the path is empty: name one, or write . for the current directory"),
         (" ", "the path is empty"),
-        ("~nobody-is-called-so/x", "~nobody-is-called-so/x: there is no such home directory: write the path out (see"),
+        ("~nobody-is-called-so/x", "~nobody-is-called-so/x: no such home directory; write out the path (see"),
     ],
 )
 def test_what_is_no_path_is_refused_in_one_line(

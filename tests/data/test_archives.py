@@ -206,7 +206,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(
-        DataError, match="no space is left on the disk: mend that, or choose another directory with --data"
+        DataError, match="no space is left on the disk; fix that, or choose another directory with --data"
     ):
         unpack(archive, "set", LIMITS)
     assert left(tmp_path) == ["set.tar.gz"]

@@ -212,7 +212,7 @@ def test_scrambled_against_an_index_loop() -> None:
             for h in range(32):
                 for w in range(32):
                     out[c, h, w] = flat[96 * h + 3 * w + c]
-    scrambled = cifar100.scrambled(images)
+    scrambled = cifar100.scramble(images)
     assert scrambled.dtype == torch.uint8
     assert torch.equal(scrambled, expected)
 

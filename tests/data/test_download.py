@@ -16,8 +16,8 @@ import pytest
 from local_server import Answer, Server, asked_from, send
 
 from steppe.data import download as module
-from steppe.data.catalogue import SETS, Archive
-from steppe.data.download import differs, download
+from steppe.data.catalogue import DATA_SETS, Archive
+from steppe.data.download import download, find_mismatch
 from steppe.errors import DataError
 
 GZIP = b"\x1f\x8b"
@@ -277,7 +277,7 @@ def test_a_server_that_is_never_silent_and_never_done(
 ) -> None:
     """Each byte comes in time; all of them do not."""
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
-    monkeypatch.setattr(module, "_SLOWEST", 10_000_000)
+    monkeypatch.setattr(module, "_MIN_SPEED", 10_000_000)
     server.answers["/slow"] = lambda handler: suppressed(slowly, handler)
     started = time.monotonic()
     assert download(archive(server, "/slow", "/good"), tmp_path, nothing).read_bytes() == CONTENT
@@ -298,7 +298,7 @@ def test_what_takes_as_long_as_its_size_allows_is_waited_for(
             handler.wfile.write(CONTENT[place : place + 250_000])
 
     monkeypatch.setattr(module, "_PATIENCE", 0.1)
-    monkeypatch.setattr(module, "_SLOWEST", 250_000)
+    monkeypatch.setattr(module, "_MIN_SPEED", 250_000)
     server.answers["/slow"] = slowly
     assert download(archive(server, "/slow"), tmp_path, nothing).read_bytes() == CONTENT
 
@@ -329,15 +329,15 @@ def test_stopped_in_the_middle(server: Server, tmp_path: Path) -> None:
 def test_differences_are_told(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
-    assert differs(path, archive(server, "/good")) is None
+    assert find_mismatch(path, archive(server, "/good")) is None
     path.write_bytes(OTHER)
-    assert differs(path, archive(server, "/good")) == "its hash is not the publisher's"
+    assert find_mismatch(path, archive(server, "/good")) == "its hash is not the publisher's"
     path.write_bytes(b"")
-    assert differs(path, archive(server, "/good")) == "0 bytes instead of 1,000,000"
+    assert find_mismatch(path, archive(server, "/good")) == "0 bytes instead of 1,000,000"
 
 
 def test_the_catalogue_is_well_formed() -> None:
-    for entry in SETS.values():
+    for entry in DATA_SETS.values():
         for listed in entry.archives:
             assert re.fullmatch(r"[0-9a-f]{32}", listed.md5)
             assert re.fullmatch(r"[0-9a-f]{64}", listed.sha256)

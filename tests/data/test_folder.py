@@ -228,7 +228,7 @@ def test_sixteen_bits_keep_their_upper_eight_and_more_are_refused(tmp_path: Path
     found, _ = folder.load(tmp_path, 8).select("train")
     assert torch.equal(found[0, 0], torch.from_numpy((deep >> 8).astype(np.uint8)))
     with pytest.raises(DataError, match=r"wide.png has pixels of more than sixteen bits"):
-        decoding._eight_bits(Image.new("F", (8, 8)), "wide.png")
+        decoding._to_eight_bits(Image.new("F", (8, 8)), "wide.png")
 
 
 def test_a_study_of_a_folder_names_it_and_runs_from_anywhere(

@@ -19,7 +19,7 @@ from small_cifar100 import PARTS, binary, pack, python, write_folder
 from steppe.cli.main import _parser, main
 from steppe.data import catalogue as sets
 from steppe.data import cifar100, store
-from steppe.data.catalogue import SETS, Archive
+from steppe.data.catalogue import DATA_SETS, Archive
 from steppe.data.directory import data_directory
 from steppe.errors import DataError
 
@@ -37,14 +37,16 @@ def served(small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     outside = tmp_path_factory.mktemp("publisher")
     archives, contents = [], {}
-    for known, (kind, write) in zip(SETS["cifar-100"].archives, (("binary", binary), ("python", python)), strict=True):
+    for known, (kind, write) in zip(
+        DATA_SETS["cifar-100"].archives, (("binary", binary), ("python", python)), strict=True
+    ):
         packed = pack(write_folder(outside, kind, {name: write(*part) for name, part in PARTS.items()}))
         archives.append(archive_like(known, packed, server.url(f"/{packed.name}")))
         contents[packed.name] = packed.read_bytes()
         server.answers[f"/{packed.name}"] = lambda handler, raw=contents[packed.name]: send(
             handler, raw, asked_from(handler)
         )
-    monkeypatch.setitem(sets.SETS, "cifar-100", replace(SETS["cifar-100"], archives=tuple(archives)))
+    monkeypatch.setitem(sets.DATA_SETS, "cifar-100", replace(DATA_SETS["cifar-100"], archives=tuple(archives)))
     return contents
 
 
@@ -57,11 +59,11 @@ BINARY, PYTHON = "cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"
 
 def test_fetch(served: dict[str, bytes], small_cifar100: Path, server: Server) -> None:
     lines: list[str] = []
-    assert store.state("cifar-100").startswith("not there")
+    assert store.describe_status("cifar-100").startswith("not there")
     assert store.fetch("cifar-100", report=lines.append) == small_cifar100 / "cifar-100-binary"
     assert left(small_cifar100) == ["cifar-100-binary"]
     assert any("free for research" in line for line in lines)
-    assert store.state("cifar-100") == "there"
+    assert store.describe_status("cifar-100") == "there"
     assert len(cifar100.load().select("train")[0]) == 200
     store.fetch("cifar-100", report=lines.append)
     assert "already" in lines[-1]
@@ -72,7 +74,7 @@ def test_an_archive_that_lies_there_is_used_and_kept(
     served: dict[str, bytes], small_cifar100: Path, server: Server
 ) -> None:
     (small_cifar100 / PYTHON).write_bytes(served[PYTHON])
-    assert store.state("cifar-100") == "there (packed)"
+    assert store.describe_status("cifar-100") == "there (packed)"
     assert store.fetch("cifar-100").name == "cifar-100-python"
     assert left(small_cifar100) == ["cifar-100-python", PYTHON]
     assert server.asked == []
@@ -89,16 +91,16 @@ def test_an_archive_that_is_damaged_is_fetched_anew(
 
 def test_a_damaged_folder_is_replaced(served: dict[str, bytes], small_cifar100: Path) -> None:
     write_folder(small_cifar100, "binary", {"train": b"half"})
-    assert not store.verify("cifar-100")[0].whole
+    assert not store.verify("cifar-100")[0].is_complete
     store.fetch("cifar-100")
-    assert store.verify("cifar-100")[0].whole
+    assert store.verify("cifar-100")[0].is_complete
 
 
 def test_the_other_archive_will_do(served: dict[str, bytes], small_cifar100: Path, server: Server) -> None:
     """And what had come of the first is not left lying about."""
     server.answers[f"/{BINARY}"] = lambda handler: handler.send_error(404)
     (small_cifar100 / f"{BINARY}.part").write_bytes(b"half")
-    assert store.state("cifar-100").startswith("fetched in part")
+    assert store.describe_status("cifar-100").startswith("fetched in part")
     assert store.fetch("cifar-100").name == "cifar-100-python"
     assert left(small_cifar100) == ["cifar-100-python"]
 
@@ -186,10 +188,10 @@ def test_when_nothing_serves_what_is_there_stays(
 
 
 def test_two_do_not_fetch_at_once(served: dict[str, bytes]) -> None:
-    with store._alone("cifar-100"), pytest.raises(DataError, match="being fetched by another process"):
+    with store._locked("cifar-100"), pytest.raises(DataError, match="being fetched by another process"):
         store.fetch("cifar-100")
     folder = store.fetch("cifar-100")
-    with store._alone("cifar-100"):
+    with store._locked("cifar-100"):
         assert store.fetch("cifar-100") == folder  # whole: there is nothing to wait for
 
 
@@ -198,7 +200,7 @@ def test_verify_tells_each_form(served: dict[str, bytes], small_cifar100: Path) 
     (small_cifar100 / BINARY).write_bytes(served[BINARY])
     (small_cifar100 / PYTHON).write_bytes(served[PYTHON][:-1])
     checks = store.verify("cifar-100")
-    assert [(check.path.name, check.whole) for check in checks] == [
+    assert [(check.path.name, check.is_complete) for check in checks] == [
         ("cifar-100-binary", True),
         (BINARY, True),
         (PYTHON, False),
@@ -252,8 +254,8 @@ def test_processes_that_are_started_have_the_same_directory(tmp_path: Path, monk
 
 
 def test_a_folder_with_some_classes_of_tiny_imagenet(tiny_imagenet_data: Path) -> None:
-    assert store.state("tiny-imagenet") in ("there", "there (50 of 200 classes)")
-    assert store.where("tiny-imagenet") == tiny_imagenet_data / "tiny-imagenet-200"
+    assert store.describe_status("tiny-imagenet") in ("there", "there (50 of 200 classes)")
+    assert store.locate("tiny-imagenet") == tiny_imagenet_data / "tiny-imagenet-200"
 
 
 def test_the_commands_in_the_documentation() -> None:
@@ -262,5 +264,5 @@ def test_the_commands_in_the_documentation() -> None:
     assert len(shown) > 5
     for line in shown:
         assert _parser().parse_args(shlex.split(line)[1:]).action
-    for name in SETS:
+    for name in DATA_SETS:
         assert f"`{name}`" in text

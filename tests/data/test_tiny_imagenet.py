@@ -54,7 +54,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget() -> None:
     tiny_imagenet._load.cache_clear()
-    tiny_imagenet._opened.cache_clear()
+    tiny_imagenet._open_zip.cache_clear()
 
 
 def loaded() -> tiny_imagenet.TinyImageNet:
@@ -107,7 +107,7 @@ def test_the_zip_file_gives_the_same(small: Path) -> None:
 
 
 def test_a_class_is_decoded_once_and_few_are_kept(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny_imagenet, "_KEPT", 2)
+    monkeypatch.setattr(tiny_imagenet, "_MAX_CACHED", 2)
     images = loaded()
     assert images._class("train", 0) is images._class("train", 0)
     for label in (0, 1, 2):

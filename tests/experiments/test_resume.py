@@ -151,7 +151,7 @@ def test_a_run_that_moved_to_another_machine_says_so(
     result = run(config, tmp_path / "out", resume=True)
     assert [remark for remark in result["remarks"] if remark.endswith("done elsewhere: an abacus [2J.")]
     assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
-    assert result["machine"] == experiment.machine()
+    assert result["machine"] == experiment.machine_info()
 
 
 def test_a_state_from_before_a_setting_existed_serves(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ IDX = bytes((0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3)) + bytes(6)
 )
 def test_idx_files_that_cannot_be(raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        idx.parse(raw, "digits")
+        idx.parse_idx(raw, "digits")
 
 
 class Breaking(nn.Module):

@@ -36,11 +36,11 @@ from small_cifar100 import binary, python, small_set
 
 import steppe
 from steppe.checkpoint import io as saving
-from steppe.checkpoint.io import parsed_state
+from steppe.checkpoint.io import parse_state
 from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.data import cifar100, idx, restricted_pickle
 from steppe.errors import SteppeError
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 from steppe.version import versions
 
 SLOWEST, GROWTH = 2.0, 300.0  # seconds, megabytes
@@ -133,7 +133,7 @@ class Readers:
         tree = {"a": {"b": torch.arange(6.0).reshape(2, 3)}, "c": [1, 0.5, "x", range(3), None]}
         self.state = self._written("run", tree)
         self.by_name: dict[str, Callable[[random.Random], object]] = {
-            "idx": lambda chance: idx.parse(changed(self.digits, chance), "digits"),
+            "idx": lambda chance: idx.parse_idx(changed(self.digits, chance), "digits"),
             "cifar-100 binary": self._binary,
             "cifar-100 python": self._python,
             "pickle": lambda chance: restricted_pickle.read(changed(chance.choice(self.pickles), chance), "file"),
@@ -156,20 +156,20 @@ class Readers:
     @staticmethod
     def _written(kind: str, tree: Any) -> bytes:
         content, tensors = flatten_tree(tree)
-        own = {name: saving._apart(tensor) for name, tensor in tensors.items()}
+        own = {name: saving._cpu_copy(tensor) for name, tensor in tensors.items()}
         said = {"format": saving.FORMAT, "kind": kind, "version": str(saving.VERSION), "content": json.dumps(content)}
         return save(own, metadata={**said, "sha256": saving._digest(said, own)})
 
     def _binary(self, chance: random.Random) -> object:
-        return cifar100._canonical(cifar100._of_binary(changed(self.binary, chance), "file"), "test", "file")
+        return cifar100._canonical_order(cifar100._of_binary(changed(self.binary, chance), "file"), "test", "file")
 
     def _python(self, chance: random.Random) -> object:
-        return cifar100._canonical(cifar100._of_python(changed(self.python, chance), "file"), "test", "file")
+        return cifar100._canonical_order(cifar100._of_python(changed(self.python, chance), "file"), "test", "file")
 
     def _state(self, chance: random.Random) -> object:
         change = chance.choice([changed, changed_header])
         raw = change(self.state, chance)
-        return parsed_state(rehashed(raw) if chance.random() < 0.8 else raw, "run", "file")
+        return parse_state(rehashed(raw) if chance.random() < 0.8 else raw, "run", "file")
 
     def _changed_learner(self, chance: random.Random) -> object:
         self.file.write_bytes(self._written("learner", changed_tree(chance.choice(self.learners), chance)))
@@ -257,7 +257,8 @@ def main() -> int:
     command = " ".join(["python", "tests/fuzz_readers.py", *sys.argv[1:]])
     seconds = round(time.process_time() - started, 1)
     text = json.dumps(
-        {"command": command, "versions": versions(), "machine": machine(), "cpu_seconds": seconds, **found}, indent=1
+        {"command": command, "versions": versions(), "machine": machine_info(), "cpu_seconds": seconds, **found},
+        indent=1,
     )
     print(text)
     if options.out is not None:

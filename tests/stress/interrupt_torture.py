@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import steppe
 from steppe.registry import METHODS
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 from steppe.version import versions
 
 KINDS = ("SIGINT", "SIGALRM", "from a thread")
@@ -57,7 +57,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.interrupts, options.seed, Path(directory))
     command = f"python tests/interrupt_torture.py --interrupts {options.interrupts} --seed {options.seed}"
-    found = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
+    found = {"command": command, "versions": versions(), "machine": machine_info(), "figures": [figures]}
     text = json.dumps(found, indent=1) + "\n"
     print(text, end="")
     if options.out is not None:

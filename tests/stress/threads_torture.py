@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from steppe import ER, FSDGPM, GPM, Learner, MethodConfig, Task
 from steppe.models.mlp import MLP
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 from steppe.version import versions
 
 Model = Callable[[], nn.Module]
@@ -55,7 +55,7 @@ def main() -> int:
     torch.set_num_threads(1)
     figures = tortured(options.calls)
     command = f"python tests/threads_torture.py --calls {options.calls}"
-    told = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
+    told = {"command": command, "versions": versions(), "machine": machine_info(), "figures": [figures]}
     text = json.dumps(told, indent=1) + "\n"
     print(text, end="")
     if options.out is not None:

@@ -37,7 +37,7 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.learning import loop as training
 from steppe.results.layout import CHECKPOINTS, RESULT
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 from steppe.version import versions
 
 MORE = ("split-mnist", "rotated-mnist")
@@ -57,7 +57,9 @@ def main() -> int:
         figures = tortured(options.kills, options.seed, Path(directory))
     command = f"python tests/torture.py --kills {options.kills} --seed {options.seed}"
     text = (
-        json.dumps({"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}, indent=1)
+        json.dumps(
+            {"command": command, "versions": versions(), "machine": machine_info(), "figures": [figures]}, indent=1
+        )
         + "\n"
     )
     print(text, end="")

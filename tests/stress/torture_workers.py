@@ -26,7 +26,7 @@ from pathlib import Path
 
 from steppe.experiments.config import RunConfig
 from steppe.experiments.study import Job, run_all
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 from steppe.version import versions
 
 PLUGIN = Path(__file__).resolve().parents[1] / "support" / "dying_plugin.py"
@@ -47,7 +47,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         figures = tortured(options.kills, options.seed, Path(directory))
     command = f"python tests/torture_workers.py --kills {options.kills} --seed {options.seed}"
-    told = {"command": command, "versions": versions(), "machine": machine(), "figures": [figures]}
+    told = {"command": command, "versions": versions(), "machine": machine_info(), "figures": [figures]}
     text = json.dumps(told, indent=1) + "\n"
     print(text, end="")
     if options.out is not None:

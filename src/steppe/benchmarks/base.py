@@ -29,7 +29,7 @@ class Benchmark(Settings, ABC):
 
     def model(self, seed: int) -> nn.Module:
         """A new network whose weights depend on the seed alone."""
-        with preserve_global_rng(seed=Streams(seed).derived("model")):
+        with preserve_global_rng(seed=Streams(seed).derive_seed("model")):
             return self.network()
 
     @property

@@ -10,7 +10,7 @@ from torch import nn
 from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout, split_classes
 from steppe.data import cifar100
 from steppe.data.images import ImageSet
-from steppe.data.transforms import Normalise
+from steppe.data.transforms import Normalize
 from steppe.models.alexnet import AlexNet
 from steppe.models.gpm_alexnet import GPMAlexNet
 from steppe.registry import register_benchmark
@@ -45,14 +45,14 @@ class CIFAR100Split(ImageBenchmark):
         return holdout(250, seed)
 
     @property
-    def mixes_tests(self) -> bool:
+    def shuffles_test_set(self) -> bool:
         """Where a batch is normalised by itself in tests too."""
         return self.norm == "every"
 
     @property
-    def input_transform(self) -> Normalise:
+    def input_transform(self) -> Normalize:
         """Standardised with the usual figures for CIFAR."""
-        return Normalise(
+        return Normalize(
             mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
             std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
         )

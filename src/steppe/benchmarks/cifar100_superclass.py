@@ -14,7 +14,7 @@ from torch import nn
 from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout
 from steppe.data import cifar100
 from steppe.data.images import ImageArrays, ImageSet
-from steppe.data.transforms import Normalise
+from steppe.data.transforms import Normalize
 from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
 from steppe.registry import register_benchmark
@@ -57,7 +57,7 @@ class CIFAR100Superclass(ImageBenchmark):
         if self.reading == "true":
             return images
         (train_x, train_y), (test_x, test_y) = images.select("train"), images.select("test")
-        train, test = (cifar100.scrambled(train_x), train_y), (cifar100.scrambled(test_x), test_y)
+        train, test = (cifar100.scramble(train_x), train_y), (cifar100.scramble(test_x), test_y)
         return ImageArrays(train, test, images.classes, "CIFAR-100, scrambled")
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
@@ -75,9 +75,9 @@ class CIFAR100Superclass(ImageBenchmark):
         return holdout(125, seed)
 
     @property
-    def input_transform(self) -> Normalise:
+    def input_transform(self) -> Normalize:
         """Pixels from 0 to 1, not standardised."""
-        return Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+        return Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
     @property
     def is_canonical(self) -> bool:

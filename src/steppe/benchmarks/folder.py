@@ -12,7 +12,7 @@ from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, r
 from steppe.data import folder
 from steppe.data.images import ImageSet
 from steppe.data.task import Augmentation
-from steppe.data.transforms import CropAndFlip, Normalise
+from steppe.data.transforms import CropAndFlip, Normalize
 from steppe.errors import UsageError
 from steppe.models.alexnet import AlexNet
 from steppe.models.four_conv import FourConv
@@ -76,9 +76,9 @@ class ImageFolder(ImageBenchmark):
         return CropAndFlip(self.size // 8) if self.augment else None
 
     @property
-    def input_transform(self) -> Normalise:
+    def input_transform(self) -> Normalize:
         """Pixels from −2 to 2."""
-        return Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+        return Normalize(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
     def remarks(self) -> list[str]:
         """Which classes are left over."""

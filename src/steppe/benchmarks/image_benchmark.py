@@ -19,7 +19,7 @@ from steppe.data.samples import TensorSamples
 from steppe.data.task import Augmentation, Task
 
 View = Callable[[Tensor], Tensor]
-_TESTS_AT_HAND = 2**28  # bytes of test images that are viewed once and kept, rather than at every test
+_MAX_CACHED_TEST_BYTES = 2**28  # bytes of test images that are viewed once and kept, rather than at every test
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class ImageBenchmark(Benchmark):
 
     def split(self, seed: int) -> Split:
         """Which of a task's images it learns from, and which it validates on; all and none by default."""
-        return everything
+        return use_all
 
     def augmentation(self) -> Augmentation | None:
         """How batches vary in training."""
         return None
 
-    def on_test_set(self) -> int | None:
+    def num_test_samples(self) -> int | None:
         """How many test images each task has, if not all."""
         return None
 
     @property
-    def mixes_tests(self) -> bool:
+    def shuffles_test_set(self) -> bool:
         """Whether test images come in mixed order, rather than class by class: for networks whose answers depend on
         what else is in a batch.
         """
@@ -72,15 +72,17 @@ class ImageBenchmark(Benchmark):
         return [self._task(images, plan, split, len(plans)) for plan in plans]
 
     def _task(self, images: ImageSet, plan: TaskSpec, split: Split, tasks: int) -> Task:
-        x, y = _labelled(images.select("train", plan.classes), plan)
+        x, y = _relabel(images.select("train", plan.classes), plan)
         train, valid = split(y)
-        test_x, test_y = (part[: self.on_test_set()] for part in _labelled(images.select("test", plan.classes), plan))
-        if self.mixes_tests:
-            mixed = _shuffled(len(test_y), 0)  # the same for every seed
+        test_x, test_y = (
+            part[: self.num_test_samples()] for part in _relabel(images.select("test", plan.classes), plan)
+        )
+        if self.shuffles_test_set:
+            mixed = _shuffle(len(test_y), 0)  # the same for every seed
             test_x, test_y = test_x[mixed], test_y[mixed]
         return Task(
             TensorSamples(x[train], y[train], plan.view),
-            TensorSamples(test_x, test_y, plan.view, at_hand=tasks * test_x.nbytes <= _TESTS_AT_HAND),
+            TensorSamples(test_x, test_y, plan.view, cache_view=tasks * test_x.nbytes <= _MAX_CACHED_TEST_BYTES),
             val=TensorSamples(x[valid], y[valid], plan.view) if len(valid) else None,
             head=plan.head,
             augment=self.augmentation(),
@@ -88,7 +90,7 @@ class ImageBenchmark(Benchmark):
         )
 
 
-def _labelled(pair: tuple[Tensor, Tensor], plan: TaskSpec) -> tuple[Tensor, Tensor]:
+def _relabel(pair: tuple[Tensor, Tensor], plan: TaskSpec) -> tuple[Tensor, Tensor]:
     """Labels as rows of the task's head."""
     x, y = pair
     if plan.head is None or plan.classes is None:
@@ -102,7 +104,7 @@ Split = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From a task's labels the places of its training and of its validation images."""
 
 
-def everything(y: Tensor) -> tuple[Tensor, Tensor]:
+def use_all(y: Tensor) -> tuple[Tensor, Tensor]:
     """Train on all, validate on none."""
     return torch.arange(len(y), device="cpu"), torch.arange(0, device="cpu")
 
@@ -125,7 +127,7 @@ def holdout(count: int, seed: int) -> Split:
     """
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
-        shuffled = _shuffled(len(y), seed)
+        shuffled = _shuffle(len(y), seed)
         return shuffled[count:], shuffled[:count]
 
     return split
@@ -136,13 +138,13 @@ def holdout_per_class(count: int, seed: int) -> Split:
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
         parts = [(y == label).nonzero().flatten() for label in torch.unique(y)]
-        parts = [part[_shuffled(len(part), seed)] for part in parts]
+        parts = [part[_shuffle(len(part), seed)] for part in parts]
         return torch.cat([part[count:] for part in parts]), torch.cat([part[:count] for part in parts])
 
     return split
 
 
-def _shuffled(count: int, seed: int) -> Tensor:
+def _shuffle(count: int, seed: int) -> Tensor:
     places = np.arange(count)
     # The legacy generator takes 32 bits; a longer seed is given in two words.
     np.random.RandomState(seed if seed < 2**32 else [seed % 2**32, seed >> 32]).shuffle(places)

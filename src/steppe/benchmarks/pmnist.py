@@ -15,8 +15,8 @@ from torch import nn
 from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset
 from steppe.data import mnist
 from steppe.data.images import ImageSet
-from steppe.data.samples import Reordering
-from steppe.data.transforms import Normalise
+from steppe.data.samples import PixelPermutation
+from steppe.data.transforms import Normalize
 from steppe.models.mlp import MLP
 from steppe.registry import register_benchmark
 from steppe.settings import TrainingConfig, setting
@@ -44,7 +44,8 @@ class PMNIST(ImageBenchmark):
         shuffles = torch.Generator().manual_seed(_PERMUTATION_SEED)
         return [
             TaskSpec(
-                f"permutation {number + 1}", view=Reordering(torch.randperm(784, generator=shuffles, device="cpu"))
+                f"permutation {number + 1}",
+                view=PixelPermutation(torch.randperm(784, generator=shuffles, device="cpu")),
             )
             for number in range(self.tasks)
         ]
@@ -53,7 +54,7 @@ class PMNIST(ImageBenchmark):
         """The seed's samples."""
         return random_subset(self.samples, seed)
 
-    def on_test_set(self) -> int:
+    def num_test_samples(self) -> int:
         """The first of the test samples."""
         return self.test_samples
 
@@ -77,6 +78,6 @@ class PMNIST60k(PMNIST):
         return random_subset(self.samples, seed, held_out=0.1)
 
     @property
-    def input_transform(self) -> Normalise:
+    def input_transform(self) -> Normalize:
         """Standardised by MNIST's mean and standard deviation."""
-        return Normalise((0.1307,), (0.3081,))
+        return Normalize((0.1307,), (0.3081,))

@@ -38,7 +38,7 @@ class RotatedMNIST(ImageBenchmark):
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """One angle after another."""
         angles = [self.degrees * number for number in range(self.tasks)]
-        return [TaskSpec(f"turned by {angle:g} degrees", view=turned(angle)) for angle in angles]
+        return [TaskSpec(f"turned by {angle:g} degrees", view=rotate(angle)) for angle in angles]
 
     def split(self, seed: int) -> Split:
         """The seed's samples."""
@@ -49,7 +49,7 @@ class RotatedMNIST(ImageBenchmark):
         return MLP()
 
 
-def turned(degrees: float) -> Callable[[Tensor], Tensor]:
+def rotate(degrees: float) -> Callable[[Tensor], Tensor]:
     """Turns flat digits, (n, 784), counter-clockwise about their middle, bilinearly; what comes in is black."""
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     # From a place in the result to one in the image.

@@ -12,7 +12,7 @@ from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, h
 from steppe.data import tiny_imagenet
 from steppe.data.images import ImageSet
 from steppe.data.task import Augmentation
-from steppe.data.transforms import CropAndFlip, Normalise
+from steppe.data.transforms import CropAndFlip, Normalize
 from steppe.errors import DataError
 from steppe.models.four_conv import FourConv
 from steppe.registry import register_benchmark
@@ -57,9 +57,9 @@ class TinyImageNet(ImageBenchmark):
         return CropAndFlip(4) if self.augment else None
 
     @property
-    def input_transform(self) -> Normalise:
+    def input_transform(self) -> Normalize:
         """Standardised with the usual figures for ImageNet."""
-        return Normalise(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+        return Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
     def remarks(self) -> list[str]:
         """How much of the data is there, and whether training images vary."""

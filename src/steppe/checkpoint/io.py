@@ -18,7 +18,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State, flatten_tree, unflatten_tree
 from steppe.errors import RunError, one_line, os_error_text
-from steppe.runtime.files import parsed_json, read_bounded, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, parse_json, read_bounded, write_atomic
 
 FORMAT, VERSION = "steppe", 1
 _HEADER_ENTRIES = ("format", "kind", "version", "content", "sha256")
@@ -27,10 +27,10 @@ _HEADER_ENTRIES = ("format", "kind", "version", "content", "sha256")
 def write_state(path: Path, kind: str, tree: State) -> None:
     """Write a state so that the file is there whole or not at all, and look whether it arrived."""
     content, tensors = flatten_tree(tree)
-    own = {name: _apart(tensor) for name, tensor in tensors.items()}
+    own = {name: _cpu_copy(tensor) for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind, "version": str(VERSION), "content": json.dumps(content)}
     written = save(own, metadata={**header, "sha256": _digest(header, own)})
-    with writing(path):
+    with explain_write_errors(path):
         write_atomic(path, written)
         if hashlib.sha256(path.read_bytes()).digest() != hashlib.sha256(written).digest():
             raise RunError(f"{path} does not hold what was written to it: the disk is failing.")
@@ -42,10 +42,10 @@ def read_state(path: Path, kind: str, device: torch.device | str = "cpu") -> Sta
         data = read_bounded(path, None)
     except OSError as error:
         raise RunError(f"cannot read {path}: {os_error_text(error)}.") from error
-    return parsed_state(data, kind, path, device)
+    return parse_state(data, kind, path, device)
 
 
-def parsed_state(data: bytes, kind: str, name: Path | str, device: torch.device | str = "cpu") -> State:
+def parse_state(data: bytes, kind: str, name: Path | str, device: torch.device | str = "cpu") -> State:
     """The state that a file's bytes hold."""
     try:
         header, tensors = _header(data), load(data)
@@ -62,7 +62,7 @@ def parsed_state(data: bytes, kind: str, name: Path | str, device: torch.device 
             raise ValueError("its hash is wrong: the file was changed or damaged")
         if header.get("kind") != kind:
             raise ValueError(f"it holds a {header.get('kind')}, not a {kind}")
-        return unflatten_tree(parsed_json(header["content"].encode()), tensors, device)
+        return unflatten_tree(parse_json(header["content"].encode()), tensors, device)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise RunError(f"{name} cannot be read: {one_line(error)}.") from error
 
@@ -77,7 +77,7 @@ def _header(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("it is cut short or no safetensors file")
-    header = parsed_json(data[8 : 8 + length])
+    header = parse_json(data[8 : 8 + length])
     found = header.get("__metadata__", {}) if isinstance(header, dict) else {}
     return found if isinstance(found, dict) else {}
 
@@ -93,6 +93,6 @@ def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _apart(tensor: Tensor) -> Tensor:
+def _cpu_copy(tensor: Tensor) -> Tensor:
     """The tensor on the CPU in memory of its own: tensors that share memory cannot be saved by a name each."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

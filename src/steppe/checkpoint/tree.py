@@ -1,7 +1,8 @@
-"""What has to be kept to go on later, as a tree of plain values: lists, dictionaries, numbers, texts, tensors, batches.
+"""State trees: what has to be saved in order to resume, as plain values (lists, dictionaries, numbers, strings,
+tensors, batches).
 
-A part of the library that has such a state gives it by `state_dict` and takes it back by `load_state_dict`. `flatten_tree` turns a
-tree into JSON and named tensors, `unflatten_tree` turns them back; neither makes anything but these kinds of values.
+Parts with such a state have `state_dict` and `load_state_dict`. `flatten_tree` turns a tree into JSON and named
+tensors, and `unflatten_tree` turns these back into a tree of the same kinds of values and nothing else.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch import Tensor
 from steppe.errors import short_repr
 from steppe.tensors.batch import Batch
 
-_EMPTY = 10_000_000  # what the sides of an empty tensor may multiply to: room is made by them
-_LONGEST = 1_000_000  # what a range may span: somebody may make a list of it
+_MAX_EMPTY_SIZE = 10_000_000  # what the sides of an empty tensor may multiply to: room is made by them
+_MAX_RANGE = 1_000_000  # what a range may span: somebody may make a list of it
 
 State = Any
 """A tree: None, bool, int, float, str, Tensor, Batch, range, lists and dictionaries of them; keys are str or int."""
 
-CANNOT_BE_A_STATE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+INVALID_STATE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 """What `load_state_dict` stumbles over where a state, though whole, is not one of the thing that is to become it."""
 
 
@@ -77,13 +78,13 @@ def flatten_tree(tree: State) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(node, (list, tuple)):
             return [pack(item, *way, str(place)) for place, item in enumerate(node)]
         if isinstance(node, Mapping):
-            return {"items": [[_key(key), pack(value, *way, str(key))] for key, value in node.items()]}
+            return {"items": [[_check_key(key), pack(value, *way, str(key))] for key, value in node.items()]}
         raise TypeError(f"a {type(node).__name__} cannot be kept in a state")
 
     return pack(tree), tensors
 
 
-def _key(key: object) -> str | int:
+def _check_key(key: object) -> str | int:
     if isinstance(key, (str, int)) and not isinstance(key, bool):
         return key
     raise TypeError(f"a {type(key).__name__} cannot be a key in a state")
@@ -97,7 +98,7 @@ def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.devic
         if not isinstance(name, str) or name not in tensors or name in taken:  # twice: memory without end
             raise ValueError(f"there is no tensor {short_repr(name)}, or it is named twice")
         taken.add(name)
-        if math.prod(side for side in tensors[name].shape if side) > max(_EMPTY, tensors[name].numel()):
+        if math.prod(side for side in tensors[name].shape if side) > max(_MAX_EMPTY_SIZE, tensors[name].numel()):
             raise ValueError(f"the tensor {short_repr(name)} is empty, and yet of an enormous shape")
         return tensors[name].to(device, copy=True)  # memory of its own, aligned as every other tensor's
 
@@ -115,17 +116,17 @@ def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.devic
             if kind == "batch" and isinstance(value, list) and len(value) == 3:
                 return Batch(*(tensor(name) for name in value))
             if kind == "range" and isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
-                if not value[0] <= value[1] <= value[0] + _LONGEST:
+                if not value[0] <= value[1] <= value[0] + _MAX_RANGE:
                     raise ValueError(f"a range from {short_repr(value[0])} to {short_repr(value[1])} cannot be")
                 return range(*value)
             if kind == "items" and isinstance(value, list):
-                return dict(_pair(pair, unpack) for pair in value)
+                return dict(_unpack_item(pair, unpack) for pair in value)
         raise ValueError("it holds something that no state holds")
 
     return unpack(tree)
 
 
-def _pair(pair: Any, unpack: Any) -> tuple[str | int, State]:
+def _unpack_item(pair: Any, unpack: Any) -> tuple[str | int, State]:
     if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)):
         raise ValueError("it holds something that no state holds")
     return pair[0], unpack(pair[1])

@@ -10,7 +10,7 @@ from typing import Any
 from steppe.cli.options import Commands, finished_runs, given_path, task_numbers
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
-from steppe.runtime.files import inside
+from steppe.runtime.files import require_inside
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
@@ -72,7 +72,7 @@ def _figures(options: argparse.Namespace) -> int:
         return 0
     files = files_for(options.out, options.figure)
     if options.out is None:  # the directory we are in may be somebody else's
-        files = [inside(Path(), file) for file in files]
+        files = [require_inside(Path(), file) for file in files]
     save(FIGURES[options.figure].drawn(runs, choices), files)
     say(f"wrote {', '.join(map(str, files))}")
     return 0

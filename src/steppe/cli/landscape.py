@@ -21,7 +21,7 @@ from steppe.cli.options import (
     given_path,
     task_numbers,
 )
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
 from steppe.landscape.settings import LandscapeSettings
 from steppe.runtime.malloc import keep_freed_memory
@@ -99,7 +99,7 @@ def _landscape(options: argparse.Namespace) -> int:
         run: RunConfig.load(run / CONFIG, options.plugin, trust_plugins=options.trust_plugins).plugins for run in runs
     }
     require_plugins(options.plugin, [path for paths in made_with.values() for path in paths])
-    use_directory(options.data)
+    set_data_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:
         measure(
@@ -130,11 +130,11 @@ def measure(
     from steppe.landscape.files import LANDSCAPE
     from steppe.landscape.measure import measure
     from steppe.runtime.devices import make_deterministic
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
 
     make_deterministic(device)
     keep_freed_memory()
-    out = out or inside(run, run / LANDSCAPE)
+    out = out or require_inside(run, run / LANDSCAPE)
     with _shown(str(run)) as callback:
         landscape = measure(
             run,

@@ -17,7 +17,7 @@ from steppe.cli import listing as catalogue
 from steppe.cli.options import Commands
 from steppe.errors import SteppeError, one_line, os_error_text
 from steppe.runtime.signals import Terminated, raise_on_termination
-from steppe.runtime.terminal import say, visible
+from steppe.runtime.terminal import escape_controls, say
 from steppe.version import __version__
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -76,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
     """One line for what cannot be understood, as for every other error."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"steppe: {visible(' '.join(message.splitlines()))} (see {self.prog} --help).\n")
+        self.exit(2, f"steppe: {escape_controls(' '.join(message.splitlines()))} (see {self.prog} --help).\n")
 
 
 def _parser() -> argparse.ArgumentParser:

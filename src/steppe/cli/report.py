@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from steppe.cli.options import Commands, given_path, name_left_out
-from steppe.runtime.files import inside
+from steppe.runtime.files import require_inside
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
@@ -34,7 +34,7 @@ def _report(options: argparse.Namespace) -> int:
     from steppe.report.finished_run import collect
     from steppe.report.page import write_page
 
-    out = options.out or inside(Path(), Path("report.html"))  # the directory we are in may be somebody else's
+    out = options.out or require_inside(Path(), Path("report.html"))  # the directory we are in may be somebody else's
     collected = collect(options.directories)
     name_left_out(collected.unfinished, collected.damaged)
     words = ["steppe", "report", *map(str, options.directories), "-o", str(out)]

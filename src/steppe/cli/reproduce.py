@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steppe.cli.options import SEEDS, Commands, add_checkpoint_option, add_data_option, chosen_seeds, given_path
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError, unknown_name
 from steppe.runtime.terminal import say
 
@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
 def _reproduce(options: argparse.Namespace) -> int:
     from steppe.experiments.recipes import RECIPES
 
-    use_directory(options.data)
+    set_data_directory(options.data)
     for name in ("samples", "jobs"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -112,7 +112,7 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     from steppe.experiments.run import refuse_unsuitable
     from steppe.experiments.run_directory import locked
     from steppe.experiments.study import write_plan
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
 
     seeds, changes, code = _seeds(options, recipe), _changes(options), 0
     for part in recipe.parts:
@@ -120,7 +120,7 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     for part in recipe.parts:
         jobs, command = part.jobs(out, seeds, changes), part.command(options.seeds or str(recipe.seeds), changes)
         say(f"{part.name}: {command}")
-        with locked(inside(out, out / part.name)):
+        with locked(require_inside(out, out / part.name)):
             write_plan(out / part.name, jobs, command)
             code = max(code, do_study(options, out / part.name, jobs, command, resume=True))
     return code
@@ -137,7 +137,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     from steppe.landscape.measure import Request
     from steppe.landscape.rank_correlation import compared, rank_correlations, without_bounds
     from steppe.landscape.settings import LandscapeSettings
-    from steppe.runtime.files import inside, write_atomic, writing
+    from steppe.runtime.files import explain_write_errors, require_inside, write_atomic
     from steppe.version import versions
 
     torch.set_num_threads(1)
@@ -156,8 +156,8 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
         "correlations_without_bounds": rank_correlations(without_bounds(rows)),
     }
     text = json.dumps(told, indent=1) + "\n"
-    with writing(out / FLATNESS):
-        write_atomic(inside(out, out / FLATNESS), text.encode())
+    with explain_write_errors(out / FLATNESS):
+        write_atomic(require_inside(out, out / FLATNESS), text.encode())
     say(f"wrote {out / FLATNESS}: accuracy and flatness of each method")
 
 
@@ -167,11 +167,11 @@ def _figures(recipe: Recipe, out: Path) -> None:
     from steppe.figures import FIGURES, Choices
     from steppe.figures.output import files_for, save
     from steppe.figures.reading import Run
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
 
     runs = [Run(path, result) for path, result in finished_runs([out]).items()]
     for name in recipe.figures:
-        files = [inside(out, file) for file in files_for(out / name, name)]
+        files = [require_inside(out, file) for file in files_for(out / name, name)]
         try:
             save(FIGURES[name].drawn(runs, Choices()), files)
         except UsageError as error:

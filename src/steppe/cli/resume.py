@@ -20,7 +20,7 @@ from steppe.cli.options import (
 )
 from steppe.cli.run import do_run
 from steppe.cli.study import do_study
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _resume(options: argparse.Namespace) -> int:
     from steppe.experiments.truncate import truncate_runs
     from steppe.results.layout import CONFIG, PLAN, RESULT
 
-    use_directory(options.data)
+    set_data_directory(options.data)
     out = options.directory
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give how many runs may go on at once, at least 1.")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from steppe.data.directory import filling
+from steppe.data.directory import explain_storage_errors
 from steppe.errors import DataError
 
 _CHUNK = 1 << 20
@@ -40,10 +40,10 @@ LIMITS = Limits()
 def unpack(archive: Path, folder: str, limits: Limits = LIMITS) -> Path:
     """Unpack beside the archive; a folder of that name that is there already is replaced at the end."""
     target, draft = archive.with_name(folder), archive.with_name(f".{folder}.unpacking")
-    with filling(target):
+    with explain_storage_errors(target):
         _remove(draft)  # of an attempt that was killed
     try:
-        with filling(target):
+        with explain_storage_errors(target):
             draft.mkdir()
         writer = _Writer(archive, folder, draft, limits)
         if ".zip" in archive.suffixes:  # .part may follow
@@ -52,7 +52,7 @@ def unpack(archive: Path, folder: str, limits: Limits = LIMITS) -> Path:
             _untar(archive, writer)
         if not writer.files:
             raise DataError(f"{archive} holds no file in a folder {folder}: {DAMAGED}.")
-        with filling(target):
+        with explain_storage_errors(target):
             _replace(draft, target)
     finally:
         _remove(draft)
@@ -72,13 +72,13 @@ class _Writer:
         if parts[0] != self.folder or any(
             not part or part in (".", "..") or set(part) & set("\\:\0") for part in parts
         ):
-            raise DataError(f"{self.archive} holds {name!r}, outside the folder {self.folder}: {_HOSTILE}")
+            raise DataError(f"{self.archive} holds {name!r}, outside the folder {self.folder}: {_NOT_PUBLISHED}")
         return self.draft.joinpath(*parts[1:])
 
     def make_folder(self, name: str) -> None:
         path = self.place(name)
         self._count()
-        with filling(path):
+        with explain_storage_errors(path):
             path.mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, size: int, content: IO[bytes]) -> None:
@@ -88,19 +88,19 @@ class _Writer:
         self.total += size
         if size > self.limits.largest or self.total > self.limits.total:
             raise DataError(
-                f"{self.archive} unpacks to more than it should, with {name!r} ({size:,} bytes): {_HOSTILE}"
+                f"{self.archive} unpacks to more than it should, with {name!r} ({size:,} bytes): {_NOT_PUBLISHED}"
             )
-        with filling(path):
+        with explain_storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 file = path.open("xb")
             except FileExistsError:
-                raise DataError(f"{self.archive} holds {name!r} twice: {_HOSTILE}") from None
+                raise DataError(f"{self.archive} holds {name!r} twice: {_NOT_PUBLISHED}") from None
         left = size
         with file:
             while left and (block := content.read(min(left, _CHUNK))):
                 left -= len(block)
-                with filling(path):
+                with explain_storage_errors(path):
                     file.write(block)
         if left:
             raise DataError(f"{self.archive}: {name!r} ends {left:,} bytes early: {DAMAGED}.")
@@ -108,17 +108,17 @@ class _Writer:
     def _count(self) -> None:
         self.files += 1
         if self.files > self.limits.files:
-            raise DataError(f"{self.archive} holds more than {self.limits.files:,} files: {_HOSTILE}")
+            raise DataError(f"{self.archive} holds more than {self.limits.files:,} files: {_NOT_PUBLISHED}")
 
 
-_HOSTILE = "it is not the publisher's archive; remove it and fetch the data set again."
+_NOT_PUBLISHED = "it is not the publisher's archive; remove it and fetch the data set again."
 
 
 def _untar(archive: Path, writer: _Writer) -> None:
     limits = writer.limits
     headers = 2048 * limits.files  # a tar file pads what it holds, and itself
     bound = min(limits.total + headers, limits.ratio * archive.stat().st_size) + 2 * tarfile.RECORDSIZE
-    with reading(archive), Bounded(archive, bound) as stream:
+    with explain_read_errors(archive), BoundedGzip(archive, bound) as stream:
         with tarfile.open(fileobj=stream, mode="r|") as members:
             for member in members:
                 if member.isdir():
@@ -126,23 +126,27 @@ def _untar(archive: Path, writer: _Writer) -> None:
                     continue
                 content = members.extractfile(member) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
                 if content is None:
-                    raise DataError(f"{archive}: {member.name!r} is a link or no plain file: {_HOSTILE}")
+                    raise DataError(f"{archive}: {member.name!r} is a link or no plain file: {_NOT_PUBLISHED}")
                 writer.write(member.name, member.size, content)
         while stream.read(_CHUNK):  # to the end, where gzip keeps its checksum
             pass
 
 
 def _unzip(archive: Path, writer: _Writer) -> None:
-    with reading(archive), zipfile.ZipFile(archive) as members:
+    with explain_read_errors(archive), zipfile.ZipFile(archive) as members:
         for member in members.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or member.flag_bits & 1:
-                raise DataError(f"{archive}: {member.filename!r} is a link, encrypted or no plain file: {_HOSTILE}")
+                raise DataError(
+                    f"{archive}: {member.filename!r} is a link, encrypted or no plain file: {_NOT_PUBLISHED}"
+                )
             if member.is_dir():
                 writer.make_folder(member.filename)
                 continue
             if member.file_size > writer.limits.ratio * max(member.compress_size, 1):
-                raise DataError(f"{archive}: {member.filename!r} unpacks to far more than it takes up: {_HOSTILE}")
+                raise DataError(
+                    f"{archive}: {member.filename!r} unpacks to far more than it takes up: {_NOT_PUBLISHED}"
+                )
             with members.open(member) as content:
                 writer.write(member.filename, member.file_size, content)
 
@@ -175,7 +179,7 @@ def read_file(path: Path, limit: int) -> bytes:
         if not path.is_file():
             raise DataError(f"{path} is missing or no regular file: get the data set again.")
         with path.open("rb") as file:
-            return _bounded(file, limit, str(path))
+            return _read_at_most(file, limit, str(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
@@ -186,7 +190,7 @@ def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
     The walk goes on to the end, where gzip keeps the checksum of everything.
     """
     found: dict[str, bytes] = {}
-    with reading(path), Bounded(path, 2 * sum(limits.values())) as stream:
+    with explain_read_errors(path), BoundedGzip(path, 2 * sum(limits.values())) as stream:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
@@ -195,7 +199,7 @@ def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None or name in found:
                     raise DataError(f"{path}: {name} is no plain file or is there twice: get the archive again.")
-                found[name] = _bounded(content, limits[name], f"{path}: {name}")
+                found[name] = _read_at_most(content, limits[name], f"{path}: {name}")
         while stream.read(1 << 20):
             pass
     for name in limits.keys() - found.keys():
@@ -204,7 +208,7 @@ def read_tar(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def explain_read_errors(path: Path) -> Iterator[None]:
     """Turn whatever an archive's reader stumbles over into an error that names the archive."""
     try:
         yield
@@ -214,14 +218,14 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error}): {DAMAGED}.") from error
 
 
-def _bounded(file: IO[bytes], limit: int, name: str) -> bytes:
+def _read_at_most(file: IO[bytes], limit: int, name: str) -> bytes:
     content = file.read(limit + 1)
     if len(content) > limit:
         raise DataError(f"{name} is larger than the {limit:,} bytes it should have: get the data set again.")
     return content
 
 
-class Bounded(io.BufferedIOBase):
+class BoundedGzip(io.BufferedIOBase):
     """The content of a .gz file, never more than `limit` bytes of it: a small file cannot unpack without end."""
 
     def __init__(self, path: Path, limit: int) -> None:

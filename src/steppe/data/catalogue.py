@@ -72,7 +72,7 @@ _TINY_IMAGENET = Archive(
     ),
 )
 
-SETS = {
+DATA_SETS = {
     entry.name: entry
     for entry in (
         DataSet(
@@ -102,8 +102,8 @@ SETS = {
 }
 
 
-def find(name: str) -> DataSet:
+def find_data_set(name: str) -> DataSet:
     """The data set of this name."""
-    if name not in SETS:
-        raise unknown_name("data set", name, SETS)
-    return SETS[name]
+    if name not in DATA_SETS:
+        raise unknown_name("data set", name, DATA_SETS)
+    return DATA_SETS[name]

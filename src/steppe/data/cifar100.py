@@ -18,7 +18,7 @@ from torch import Tensor
 
 from steppe.data import restricted_pickle
 from steppe.data.archives import read_file, read_tar
-from steppe.data.directory import data_directory, missing
+from steppe.data.directory import data_directory, missing_error
 from steppe.data.images import ImageArrays, Part
 from steppe.errors import DataError
 
@@ -108,7 +108,7 @@ def load() -> ImageArrays:
 def _load(directory: Path) -> ImageArrays:
     found = forms(directory)
     if not found:
-        raise missing("CIFAR-100", "cifar-100")
+        raise missing_error("CIFAR-100", "cifar-100")
     return read(found[0])
 
 
@@ -130,11 +130,11 @@ def read(form: Form) -> ImageArrays:
         file = form.path / f"{part}{suffix}"
         raw = content.pop(f"{folder}/{part}{suffix}") if form.packed else read_file(file, limit)
         records = _of_binary(raw, str(file)) if form.binary else _of_python(raw, str(file))
-        arrays[part] = _canonical(records, part, str(file))
+        arrays[part] = _canonical_order(records, part, str(file))
     return ImageArrays(arrays["train"], arrays["test"], CLASSES, "CIFAR-100")
 
 
-def scrambled(images: Tensor) -> Tensor:
+def scramble(images: Tensor) -> Tensor:
     """What the paper's released code made of the images: it took the bytes of the three colour planes for pixels of
     three colours each, so that x[c, h, w] became byte 96 h + 3 w + c of the image. Shape (n, 3, 32, 32), as before.
     """
@@ -162,7 +162,7 @@ def _of_python(raw: bytes, file: str) -> _Records:
     return _Records(images, np.array(fine, np.uint8), np.array(coarse, np.uint8))
 
 
-def _canonical(records: _Records, part: Part, file: str) -> tuple[Tensor, Tensor]:
+def _canonical_order(records: _Records, part: Part, file: str) -> tuple[Tensor, Tensor]:
     """The images in the order that is the same everywhere, checked."""
     count = IMAGES[part]
     if len(records.fine) != count:

@@ -23,7 +23,7 @@ class Deadline:
         self._opener = urllib.request.build_opener(*_handlers(self))
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the time has come."""
         return time.monotonic() >= self._ends
 
@@ -32,11 +32,11 @@ class Deadline:
         answer: http.client.HTTPResponse = self._opener.open(request, timeout=timeout)
         return answer
 
-    def callback(self, connection: socket.socket) -> None:
+    def watch(self, connection: socket.socket) -> None:
         """Shut this one down, too."""
         with self._lock:
             self._sockets.append(connection)
-        if self.over:
+        if self.is_over:
             self._shut()
 
     def _shut(self) -> None:
@@ -62,12 +62,12 @@ def _handlers(deadline: Deadline) -> list[urllib.request.BaseHandler]:
     class Plain(http.client.HTTPConnection):
         def connect(self) -> None:
             super().connect()
-            deadline.callback(self.sock)
+            deadline.watch(self.sock)
 
     class Secure(http.client.HTTPSConnection):
         def connect(self) -> None:
             super().connect()
-            deadline.callback(self.sock)
+            deadline.watch(self.sock)
 
     class PlainHandler(urllib.request.HTTPHandler):
         def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:

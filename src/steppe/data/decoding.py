@@ -16,7 +16,7 @@ MAX_PIXELS = 50_000_000  # a large photograph; what unpacks to more is refused b
 
 
 def decode(
-    raw: bytes, file: str, formats: tuple[str, ...], *, exactly: tuple[int, int] | None = None, resized: int = 0
+    raw: bytes, file: str, formats: tuple[str, ...], *, exact_size: tuple[int, int] | None = None, resize: int = 0
 ) -> Tensor:
     """An image file's content as RGB, (3, height, width).
 
@@ -27,12 +27,12 @@ def decode(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of large images, which are refused here
             image: Image.Image = Image.open(io.BytesIO(raw), formats=formats)
-            _check_size(image.size, file, exactly)
-            if exactly is None:
+            _check_size(image.size, file, exact_size)
+            if exact_size is None:
                 image = ImageOps.exif_transpose(image)
-            pixels = _eight_bits(image, file).convert("RGB")
-            if resized and pixels.size != (resized, resized):
-                pixels = pixels.resize((resized, resized), Image.Resampling.BILINEAR)
+            pixels = _to_eight_bits(image, file).convert("RGB")
+            if resize and pixels.size != (resize, resize):
+                pixels = pixels.resize((resize, resize), Image.Resampling.BILINEAR)
     except DataError:
         raise
     except Image.DecompressionBombError as error:
@@ -43,7 +43,7 @@ def decode(
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
-def _eight_bits(image: Image.Image, file: str) -> Image.Image:
+def _to_eight_bits(image: Image.Image, file: str) -> Image.Image:
     """The image with a byte per channel; of sixteen bits the upper eight. Anything wider has no scale of its own."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

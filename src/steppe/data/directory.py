@@ -21,7 +21,7 @@ def data_directory() -> Path:
     return expand_path(named).absolute() if named else user_cache_path("steppe") / "data"
 
 
-def missing(title: str, name: str) -> DataError:
+def missing_error(title: str, name: str) -> DataError:
     """The error for a data set that is not in the directory."""
     return DataError(
         f"{title} is not in {data_directory()}: run `steppe data fetch {name}`, "
@@ -29,7 +29,7 @@ def missing(title: str, name: str) -> DataError:
     )
 
 
-def use_directory(directory: Path | None, *, create: bool = False) -> None:
+def set_data_directory(directory: Path | None, *, create: bool = False) -> None:
     """Make this the data directory of the process and of those it starts; None leaves it as it is.
 
     It goes through the environment so that no path of one machine gets into a run's configuration.
@@ -42,10 +42,10 @@ def use_directory(directory: Path | None, *, create: bool = False) -> None:
 
 
 @contextmanager
-def filling(path: Path) -> Iterator[None]:
+def explain_storage_errors(path: Path) -> Iterator[None]:
     """Turn what the disk refuses while data is stored into an error that says what to do."""
     try:
         yield
     except OSError as error:
-        remedy = f"mend that, or choose another directory with --data or {VARIABLE}"
-        raise DataError(f"cannot write {path}: {os_error_text(error)}: {remedy}.") from error
+        remedy = f"fix that, or choose another directory with --data or {VARIABLE}"
+        raise DataError(f"cannot write {path}: {os_error_text(error)}; {remedy}.") from error

@@ -47,12 +47,12 @@ def load(path: Path, size: int, test_share: float = 0.2) -> ImageArrays:
     return _read(path, size, tuple(classes), train, test)
 
 
-Listed = tuple[tuple[Path, int, tuple[int, int]], ...]
+FileList = tuple[tuple[Path, int, tuple[int, int]], ...]
 """Each image file with its label and its version."""
 
 
 @functools.lru_cache(maxsize=1)  # a benchmark asks for its images again and again; the versions tell when they change
-def _read(path: Path, size: int, classes: tuple[str, ...], train: Listed, test: Listed) -> ImageArrays:
+def _read(path: Path, size: int, classes: tuple[str, ...], train: FileList, test: FileList) -> ImageArrays:
     parts = _arrays(train, size), _arrays(test, size)
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise DataError(f"the training and test images of {path} differ in size: give a size to scale them to.")
@@ -84,15 +84,15 @@ def _split(path: Path, test_share: float) -> dict[Part, Files]:
     for name, images in _classes(path).items():
         if len(images) < 2:
             raise DataError(f"class {name!r} has {len(images)} image(s): give at least two, one of them to test on.")
-        places = sorted(images, key=lambda image: _place(f"{name}/{image.name}"))
-        held_out = [image for image in places if _place(f"{name}/{image.name}") < test_share]
+        places = sorted(images, key=lambda image: _hash_position(f"{name}/{image.name}"))
+        held_out = [image for image in places if _hash_position(f"{name}/{image.name}") < test_share]
         held_out = held_out[: len(images) - 1] or places[:1]  # something to test on, and something to learn from
         files["test"][name] = sorted(held_out)
         files["train"][name] = sorted(set(images) - set(held_out))
     return files
 
 
-def _place(name: str) -> float:
+def _hash_position(name: str) -> float:
     """A file's place between 0 and 1, from its name alone, so that it stays where it is when others are added; a name
     that is not UTF-8 serves as the bytes that it is.
     """
@@ -116,10 +116,10 @@ def _classes(path: Path) -> Files:
     return files
 
 
-def _arrays(listed: Listed, size: int) -> tuple[Tensor, Tensor]:
+def _arrays(listed: FileList, size: int) -> tuple[Tensor, Tensor]:
     images: Tensor | None = None
     for place, (file, _, _) in enumerate(listed):
-        image = decode(read_file(file, _LARGEST_FILE), str(file), _FORMATS, resized=size)
+        image = decode(read_file(file, _LARGEST_FILE), str(file), _FORMATS, resize=size)
         if images is None:
             images = torch.empty((len(listed), *image.shape), dtype=torch.uint8, device="cpu")
         if image.shape != images.shape[1:]:

@@ -12,7 +12,7 @@ from steppe.errors import DataError
 _UNSIGNED_BYTE = 0x08
 
 
-def parse(raw: bytes, name: str) -> Tensor:
+def parse_idx(raw: bytes, name: str) -> Tensor:
     """The array of unsigned bytes in an IDX file's content; anything else in it is refused."""
     if len(raw) < 4 or raw[0] or raw[1] or raw[2] != _UNSIGNED_BYTE:
         raise DataError(f"{name} is not an IDX file of unsigned bytes: get the file again.")

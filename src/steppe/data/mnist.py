@@ -42,11 +42,11 @@ def images() -> ImageArrays:
 @functools.cache
 def load() -> MNIST:
     """Read the four files that travel with the package, each checked by its hash; read once per process."""
-    train_x, train_y, test_x, test_y = (idx.parse(_verified(name), name) for name in _SHA256)
+    train_x, train_y, test_x, test_y = (idx.parse_idx(_read_verified(name), name) for name in _SHA256)
     return MNIST(train_x.flatten(1), train_y.long(), test_x.flatten(1), test_y.long())
 
 
-def _verified(name: str) -> bytes:
+def _read_verified(name: str) -> bytes:
     try:
         packed = files("steppe.data").joinpath("mnist", name).read_bytes()
     except OSError as error:

@@ -24,12 +24,12 @@ from steppe.runtime.rng import preserve_global_rng
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
-class _OnceOnlyError(Exception):
+class _IteratorError(Exception):
     """An iterator: what is taken from it is gone."""
 
 
 @contextmanager
-def global_generators_kept() -> Iterator[None]:
+def preserve_all_global_rngs() -> Iterator[None]:
     """Samplers, datasets and collating functions may draw inside from torch's, Python's and NumPy's global generators,
     which are then as they were.
     """
@@ -47,19 +47,19 @@ def first_samples(loader: DataLoader[Any], count: int) -> Any:
     make batches itself, the dataset's first batch.
     """
     if loader.batch_sampler is None:
-        return loader.dataset[next(_places(loader, loader.sampler))]
-    places = list(islice(_places(loader, loader.batch_sampler), count))
+        return loader.dataset[next(_indices(loader, loader.sampler))]
+    places = list(islice(_indices(loader, loader.batch_sampler), count))
     together = getattr(loader.dataset, "__getitems__", None)
     return together(places) if together else [loader.dataset[place] for place in places]
 
 
-def _places(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
+def _indices(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
     """The places that come first; never none."""
-    if _gives_every_place(loader, sampler):
+    if _is_default_sampler(loader, sampler):
         return iter(range(len(loader.dataset)))  # type: ignore[arg-type]
     try:
-        given = iter(_copied(sampler, {}))
-    except (_OnceOnlyError, TypeError, copy.Error):  # nothing is known of it but that it will give some place
+        given = iter(_copy_sampler(sampler, {}))
+    except (_IteratorError, TypeError, copy.Error):  # nothing is known of it but that it will give some place
         return iter(range(len(loader.dataset)))  # type: ignore[arg-type]
     places = given if loader.batch_sampler is None else chain.from_iterable(given)
     try:
@@ -68,7 +68,7 @@ def _places(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
         raise DataError("gave no batch (a DataLoader that drops its last?).") from None
 
 
-def _gives_every_place(loader: DataLoader[Any], sampler: Any) -> bool:
+def _is_default_sampler(loader: DataLoader[Any], sampler: Any) -> bool:
     """Whether the sampler is what a loader has by default, shuffling or not: then any place serves, and the first one
     costs nothing and is always the same.
     """
@@ -77,14 +77,14 @@ def _gives_every_place(loader: DataLoader[Any], sampler: Any) -> bool:
     return type(sampler) in (RandomSampler, SequentialSampler) and sampler.data_source is loader.dataset
 
 
-def _copied(part: Any, known: dict[int, Any], *, sampler: bool = True) -> Any:
+def _copy_sampler(part: Any, known: dict[int, Any], *, sampler: bool = True) -> Any:
     """A sampler, or a part of one, that gives what the other would, and leaves the other as it is: with copies of its
     generators, of its samplers, and of lists of places, which some shuffle. Whatever else it holds they share.
     """
     if id(part) in known:
         return known[id(part)]
     if isinstance(part, Iterator):
-        raise _OnceOnlyError
+        raise _IteratorError
     twin: Any
     if isinstance(part, _GENERATORS):
         twin = copy.deepcopy(part)
@@ -94,11 +94,11 @@ def _copied(part: Any, known: dict[int, Any], *, sampler: bool = True) -> Any:
         twin = copy.copy(part)
         for key, inner in part.items() if isinstance(part, dict) else enumerate(part):
             if not isinstance(inner, (int, str)):
-                twin[key] = _copied(inner, known, sampler=False)
+                twin[key] = _copy_sampler(inner, known, sampler=False)
     elif (sampler or isinstance(part, Sampler)) and hasattr(part, "__dict__") and not isinstance(part, torch.Tensor):
         twin = copy.copy(part)
         for name, inner in vars(part).items():
-            vars(twin)[name] = _copied(inner, known, sampler="sampler" in name)
+            vars(twin)[name] = _copy_sampler(inner, known, sampler="sampler" in name)
     else:
         return part
     known[id(part)] = twin

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from steppe.data.peek import first_samples, global_generators_kept
+from steppe.data.peek import first_samples, preserve_all_global_rngs
 from steppe.data.tensors import as_tensor, check_dense, check_unmasked
 from steppe.errors import DataError, one_line
 from steppe.runtime.devices import to_device
 
 Pair = tuple[Tensor, Tensor]
-_FEW = 8  # inputs that a digest looks at
+_DIGEST_INPUTS = 8  # inputs that a digest looks at
 
 
 class Samples(ABC):
@@ -56,7 +56,7 @@ class Samples(ABC):
         return None
 
 
-class Reordering:
+class PixelPermutation:
     """A view of samples, (n, numbers), that shows the numbers of each in another order."""
 
     def __init__(self, order: Tensor) -> None:
@@ -76,7 +76,7 @@ class TensorSamples(Samples):
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None, *, at_hand: bool = False
+        self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None, *, cache_view: bool = False
     ) -> None:
         check_dense(x, y)
         if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
@@ -84,21 +84,21 @@ class TensorSamples(Samples):
                 f"holds inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}: "
                 "give as many labels as inputs, in one dimension."
             )
-        self.x, self.y, self.view = _ordinary(x.detach()), _ordinary(checked_labels(y)), view
-        self._at_hand = at_hand and view is not None
+        self.x, self.y, self.view = _without_inference_mode(x.detach()), _without_inference_mode(as_labels(y)), view
+        self._cache_view = cache_view and view is not None
         check_finite(x)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, indices: Tensor) -> Pair:
-        return self._seen(self.x[to_device(indices, self.x.device)]), self.y[to_device(indices, self.y.device)]
+        return self._apply_view(self.x[to_device(indices, self.x.device)]), self.y[to_device(indices, self.y.device)]
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         if order is not None:
             return super().batches(size, order, skip)
-        if self._at_hand:
-            return self._turned.batches(size, None, skip)
+        if self._cache_view:
+            return self._cached.batches(size, None, skip)
         starts = range(skip * size, len(self), size)
         return (self._part(slice(start, start + size)) for start in starts)
 
@@ -111,7 +111,7 @@ class TensorSamples(Samples):
         """A hash of all labels and of a few inputs. Of real numbers only the leading digits count: the last ones may
         come out otherwise where the same data is made on another machine.
         """
-        few = self.x[sorted({place * (len(self) - 1) // (_FEW - 1) for place in range(_FEW)})].cpu()
+        few = self.x[sorted({place * (len(self) - 1) // (_DIGEST_INPUTS - 1) for place in range(_DIGEST_INPUTS)})].cpu()
         few = few.to(torch.bfloat16) if few.is_floating_point() else few
         total = hashlib.sha256(str(tuple(self.x.shape)).encode())
         for part in (self.y.cpu(), few):
@@ -119,16 +119,16 @@ class TensorSamples(Samples):
         return total.hexdigest()
 
     @functools.cached_property
-    def _turned(self) -> TensorSamples:
+    def _cached(self) -> TensorSamples:
         return TensorSamples(self.x if self.view is None else self.view(self.x), self.y)
 
     def _part(self, pick: slice) -> Pair:
         x = self.x[pick]
         if x.is_floating_point():
             x = x.clone()  # a model may work in place, and the user's data must not change
-        return self._seen(x), self.y[pick]
+        return self._apply_view(x), self.y[pick]
 
-    def _seen(self, x: Tensor) -> Tensor:
+    def _apply_view(self, x: Tensor) -> Tensor:
         return x if self.view is None else self.view(x)
 
 
@@ -147,7 +147,7 @@ class DatasetSamples(Samples):
         return len(cast(Sized, self.dataset))
 
     def take(self, indices: Tensor) -> Pair:
-        return _checked_pair(_collated(default_collate, [self.dataset[int(i)] for i in indices]), indices)
+        return _check_pair(_collate(default_collate, [self.dataset[int(i)] for i in indices]), indices)
 
 
 class LoaderSamples(Samples):
@@ -170,16 +170,16 @@ class LoaderSamples(Samples):
         pairs = iter(self.loader)
         for _ in range(skip):  # the loader alone knows its order
             next(pairs, None)
-        return (_checked_pair(pair) for pair in pairs)
+        return (_check_pair(pair) for pair in pairs)
 
     def first(self, count: int = 1) -> Pair:
         if len(self) == 0:
             raise DataError("is empty: it holds no sample.")
         if isinstance(self.loader.dataset, IterableDataset):
             raise DataError("is a DataLoader over an IterableDataset: give one over a map-style Dataset, or tensors.")
-        with global_generators_kept():
+        with preserve_all_global_rngs():
             given = first_samples(self.loader, count)
-            return _checked_pair(_collated(self.loader.collate_fn or default_collate, given))
+            return _check_pair(_collate(self.loader.collate_fn or default_collate, given))
 
     def count_batches(self, size: int) -> int:
         try:
@@ -204,7 +204,7 @@ def as_samples(source: object) -> Samples:
     )
 
 
-def checked_labels(y: Tensor) -> Tensor:
+def as_labels(y: Tensor) -> Tensor:
     """Labels as int64 class numbers; anything that is not a whole number is refused."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise DataError(f"has labels of type {y.dtype}: give class numbers as integers.")
@@ -219,7 +219,7 @@ def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
         raise DataError(f"holds NaN or infinity in its inputs, first in sample {place}: clean the data.")
 
 
-def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
+def _collate(collate: Callable[[Any], Any], samples: Any) -> Any:
     for sample in samples if isinstance(samples, (list, tuple)) else []:
         check_unmasked(*(sample if isinstance(sample, (list, tuple)) else [sample]))
     try:
@@ -231,7 +231,7 @@ def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
         ) from error
 
 
-def _checked_pair(pair: Any, indices: Tensor | None = None) -> Pair:
+def _check_pair(pair: Any, indices: Tensor | None = None) -> Pair:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
         raise DataError("gives something else than (input, label) pairs of tensors or numbers.")
     x, y = pair
@@ -242,10 +242,10 @@ def _checked_pair(pair: Any, indices: Tensor | None = None) -> Pair:
             "give one class number with each input."
         )
     check_finite(x, indices)
-    return _ordinary(x.detach()), _ordinary(checked_labels(y))
+    return _without_inference_mode(x.detach()), _without_inference_mode(as_labels(y))
 
 
-def _ordinary(tensor: Tensor) -> Tensor:
+def _without_inference_mode(tensor: Tensor) -> Tensor:
     """The tensor, or a copy of one made under `torch.inference_mode`: no gradient can be taken through such a one, and
     a copy made under it would be no better.
     """

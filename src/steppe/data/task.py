@@ -51,21 +51,21 @@ class Task:
         name: str = "task",
     ) -> None:
         self.name, self.head, self.augment = name, head, augment
-        with self._named():
+        with self._name_errors():
             check_head(head)
         self.train = self._part("training", train)
         self.test = None if test is None else self._part("test", test)
         self.val = None if val is None else self._part("validation", val)
 
     def _part(self, part: str, source: object) -> Samples:
-        with self.blamed(part):
+        with self.error_context(part):
             samples = as_samples(source)
             if len(samples) == 0:
                 raise DataError("is empty: it holds no sample.")
         return samples
 
     @contextmanager
-    def blamed(self, part: str) -> Iterator[None]:
+    def error_context(self, part: str) -> Iterator[None]:
         """Errors of the data inside name the task and the part."""
         try:
             yield
@@ -73,7 +73,7 @@ class Task:
             raise DataError(f"{self.name}: the {part} data {error}") from error
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_errors(self) -> Iterator[None]:
         """Errors inside name the task."""
         try:
             yield
@@ -82,7 +82,7 @@ class Task:
 
     def check_head(self, outputs: int) -> None:
         """Refuse a head that a model with so many outputs does not have."""
-        with self._named():
+        with self._name_errors():
             check_head(self.head, outputs)
 
     def check_labels(self, y: Tensor, outputs: int) -> None:

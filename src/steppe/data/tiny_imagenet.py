@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from steppe.data.archives import read_file, reading
+from steppe.data.archives import explain_read_errors, read_file
 from steppe.data.decoding import decode
-from steppe.data.directory import data_directory, missing
+from steppe.data.directory import data_directory, missing_error
 from steppe.data.images import ImageSet, Part
 from steppe.errors import DataError
 
@@ -30,8 +30,8 @@ PER_CLASS: dict[Part, int] = {"train": 500, "test": 50}
 _SIDE = 64
 _LARGEST_FILE = 1_000_000  # bytes of one JPEG; the publisher's largest has a few thousand
 _LARGEST_TEXT = 10_000_000
-_MOST_FILES = 200_000
-_KEPT = 100  # classes kept decoded, training or test images: at most 600 MB
+_MAX_FILES = 200_000
+_MAX_CACHED = 100  # classes kept decoded, training or test images: at most 600 MB
 _WNID = re.compile(r"n\d{8}")
 _AGAIN = "get it again with `steppe data fetch tiny-imagenet`."
 
@@ -68,14 +68,14 @@ class ZipSource(Source):
     """The publisher's zip file, read in place."""
 
     def names(self) -> Iterable[str]:
-        inside = _opened(self.path, os.getpid()).namelist()
-        if len(inside) > _MOST_FILES:
+        inside = _open_zip(self.path, os.getpid()).namelist()
+        if len(inside) > _MAX_FILES:
             raise DataError(f"{self.path} holds {len(inside):,} files, more than the publisher's: {_AGAIN}")
         return [name.removeprefix(f"{NAME}/") for name in inside if name.endswith(".JPEG")]
 
     def read(self, name: str, limit: int) -> bytes:
-        archive = _opened(self.path, os.getpid())
-        with reading(self.path), archive.open(f"{NAME}/{name}") as file:
+        archive = _open_zip(self.path, os.getpid())
+        with explain_read_errors(self.path), archive.open(f"{NAME}/{name}") as file:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise DataError(f"{self.path}: {name} unpacks to more than {limit:,} bytes: {_AGAIN}")
@@ -83,9 +83,9 @@ class ZipSource(Source):
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(path: Path, process: int) -> zipfile.ZipFile:
+def _open_zip(path: Path, process: int) -> zipfile.ZipFile:
     """One open file for each process: a forked one that read through its parent's would move the parent's place."""
-    with reading(path):
+    with explain_read_errors(path):
         return zipfile.ZipFile(path)
 
 
@@ -120,13 +120,13 @@ class TinyImageNet(ImageSet):
         if key not in self._decoded:
             names = self._files[part][self.classes[label]]
             self._decoded[key] = torch.stack([self._image(name) for name in names])
-            if len(self._decoded) > _KEPT:
+            if len(self._decoded) > _MAX_CACHED:
                 self._decoded.popitem(last=False)
         return self._decoded[key]
 
     def _image(self, name: str) -> Tensor:
         raw = self._source.read(name, _LARGEST_FILE)
-        return decode(raw, f"{self._source.path}: {name}", ("JPEG",), exactly=(_SIDE, _SIDE))
+        return decode(raw, f"{self._source.path}: {name}", ("JPEG",), exact_size=(_SIDE, _SIDE))
 
     def _check(self) -> None:
         """Refuse a source that lacks images: half an archive must not pass for a smaller data set."""
@@ -151,7 +151,7 @@ def load() -> TinyImageNet:
 def _load(directory: Path) -> TinyImageNet:
     found = sources(directory)
     if not found:
-        raise missing("TinyImageNet", "tiny-imagenet")
+        raise missing_error("TinyImageNet", "tiny-imagenet")
     return TinyImageNet(found[0])
 
 

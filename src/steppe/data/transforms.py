@@ -26,7 +26,7 @@ class UnitRange:
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalize:
     """Bytes become (x / 255 − mean) / std, channel by channel, (n, channels, height, width); with a single channel the
     shape of the rest does not matter.
     """
@@ -48,7 +48,7 @@ class Normalise:
 
 
 @functools.lru_cache(maxsize=64)
-def _constants(normalise: Normalise, device: torch.device) -> tuple[Tensor, Tensor]:
+def _constants(normalise: Normalize, device: torch.device) -> tuple[Tensor, Tensor]:
     """1 / (255 std) and mean / std, made once for a device: to bring numbers there is to wait for it."""
     shape = (-1, 1, 1) if len(normalise.mean) > 1 else (1,)
     scale = [1 / (255 * std) for std in normalise.std]

@@ -16,7 +16,7 @@ from steppe.experiments.plugins import load_plugins, moved, require_named
 from steppe.methods.base import MethodConfig
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.runtime.devices import DEVICES
-from steppe.runtime.files import parsed_toml, read_toml
+from steppe.runtime.files import parse_toml, read_toml
 from steppe.settings import Limits, Settings, TrainingConfig
 
 _SECTIONS = ("benchmark", "method", "training")
@@ -82,7 +82,7 @@ class RunConfig:
     @classmethod
     def from_toml(cls, text: str, plugins: Sequence[str] = ()) -> RunConfig:
         """From the text of a config.toml; `plugins` as in `from_mapping`."""
-        return cls.from_mapping(parsed_toml(text), plugins)
+        return cls.from_mapping(parse_toml(text), plugins)
 
     @classmethod
     def from_mapping(

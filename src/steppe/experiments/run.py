@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
+from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.data.task import Task
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig, same_experiment
@@ -24,12 +24,12 @@ from steppe.learning.metrics import AccuracyMatrix
 from steppe.learning.task_group import TaskGroup
 from steppe.results.layout import CHECKPOINTS, CONFIG, REPORT, RESULT
 from steppe.results.tables import run_report
-from steppe.runtime.clocks import NONE, Clock, Time, by_kind
+from steppe.runtime.clocks import ZERO, Elapsed, Stopwatch, split_wall_cpu
 from steppe.runtime.contexts import gc_frozen
 from steppe.runtime.devices import make_deterministic, resolve_device
-from steppe.runtime.environment import described, machine, printable
+from steppe.runtime.environment import format_machine, machine_info, printable
 from steppe.runtime.malloc import keep_freed_memory
-from steppe.runtime.signals import Stop, never
+from steppe.runtime.signals import StopCheck, never_stop
 from steppe.version import versions
 
 CHECKPOINT_EVERY = 300.0
@@ -45,7 +45,7 @@ def run(
     *,
     resume: bool = False,
     checkpoint_every: float = CHECKPOINT_EVERY,
-    stop: Stop = never,
+    stop: StopCheck = never_stop,
 ) -> dict[str, Any]:
     """Do the run and give its result; with `out`, leave a run directory there.
 
@@ -94,7 +94,7 @@ class _Run:
     """One run: where it stands, and its way to the result."""
 
     def __init__(
-        self, config: RunConfig, out: Path | None, callback: Callback, checkpoint_every: float, stop: Stop
+        self, config: RunConfig, out: Path | None, callback: Callback, checkpoint_every: float, stop: StopCheck
     ) -> None:
         self._config, self._out, self._callback, self._every, self._stop = config, out, callback, checkpoint_every, stop
         # Those of the code that runs, whatever happens to its files meanwhile.
@@ -153,12 +153,12 @@ class _Run:
                 stage.start == 0 and number > 0 and not self._learner.has_pending_task
             ):  # everything so far from the start
                 self._learner = _learner(config)
-            tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else NONE
+            tested = self._test_ahead(number) if config.method_settings.schedule == "sequential" else ZERO
             learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._tell)  # type: ignore[arg-type]
-            clock = Clock(tested)
+            clock = Stopwatch(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
-            seconds, cpu = by_kind({"evaluate": clock.time})
+            seconds, cpu = split_wall_cpu({"evaluate": clock.elapsed})
             spent = {**learnt.seconds, **seconds}
             cpu = {**learnt.cpu_seconds, **cpu} if learnt.cpu_seconds and cpu else {}
             own = {"seconds": spent, "bytes": learnt.bytes, "updates": learnt.updates}
@@ -173,17 +173,17 @@ class _Run:
             )
             self._tell(ended)
 
-    def _test_ahead(self, place: int) -> Time:
+    def _test_ahead(self, place: int) -> Elapsed:
         """Test the task at this place before it is learnt, and before the first one all of them, for forward transfer;
         returns the time it took. In the middle of a task it was done before.
         """
-        clock = Clock()
+        clock = Stopwatch()
         if not self._learner.has_pending_task:
             if place == 0:
                 self._matrix.untrained = self._learner.evaluate(self._tasks)
             elif self._matrix.untrained and len(self._matrix.ahead) < place:
                 self._matrix.ahead += self._learner.evaluate(self._tasks[place])
-        return clock.time
+        return clock.elapsed
 
     def _tell(self, event: Event) -> None:
         """Log and show what happened; keep a state after every task, within one every so often, and before a stop."""
@@ -203,7 +203,7 @@ class _Run:
         state = {
             "config": self._config.as_dict(),
             "versions": self._versions,
-            "machine": machine(self._config.device),
+            "machine": machine_info(self._config.device),
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
             "accuracies": _in_a_row(self._matrix.rows),  # half a million after a thousand tasks: a tensor is compact
@@ -225,7 +225,7 @@ class _Run:
             return
         try:
             self._load_state_dict(state)
-        except CANNOT_BE_A_STATE as error:
+        except INVALID_STATE_ERRORS as error:
             told = f"{type(error).__name__}: {one_line(error)}"
             where = f"{self._out}/{CHECKPOINTS}/state-*"
             raise RunError(
@@ -256,9 +256,9 @@ class _Run:
         if state["versions"] != self._versions:
             told = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
             self._remarks = [*self._remarks, f"the first part of the run was done with other versions: {told}."]
-        before, here = state.get("machine", {}), machine(self._config.device)  # states of older versions have none
+        before, here = state.get("machine", {}), machine_info(self._config.device)  # states of older versions have none
         if any(before.get(name, here.get(name)) != here.get(name) for name in ("processor", "gpu", "system")):
-            told = printable(described(before))
+            told = printable(format_machine(before))
             self._remarks = [*self._remarks, f"the first part of the run was done elsewhere: {told}."]
         threads = int(state["config"]["run"]["threads"])
         if threads != self._config.threads:
@@ -289,7 +289,7 @@ class _Run:
             "remarks": self._remarks,
             "command": config.command(),
             "versions": self._versions,
-            "machine": machine(config.device),
+            "machine": machine_info(config.device),
             "config": config.as_dict(),
         }
 

@@ -22,7 +22,7 @@ from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
 from steppe.results.layout import BESIDE, CHECKPOINTS, CONFIG, LOG, PAGE, PLAN, REPORT, RESULT, TABLES
 from steppe.results.schema import validate_result
-from steppe.runtime.files import append_to, inside, read_json, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, open_append, read_json, require_inside, write_atomic
 
 _LOCK = ".lock"
 _STATES = 2  # how many are kept: the last, and the one before in case the last is damaged
@@ -37,10 +37,10 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
         """Write the configuration into a directory, which is made if it is not there."""
-        with writing(path):
+        with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_atomic(inside(path, path / CONFIG), config.as_toml().encode())
-            inside(path, path / CHECKPOINTS).mkdir(exist_ok=True)
+            write_atomic(require_inside(path, path / CONFIG), config.as_toml().encode())
+            require_inside(path, path / CHECKPOINTS).mkdir(exist_ok=True)
         return cls(path)
 
     def log(self, record: dict[str, Any]) -> None:
@@ -50,11 +50,11 @@ class RunDirectory:
 
     def save_weights(self, model: nn.Module, task: int) -> None:
         """Keep the model as it is after a task."""
-        write_state(inside(self.path, _weights_file(self.path, task)), "weights", dict(model.state_dict()))
+        write_state(require_inside(self.path, _weights_file(self.path, task)), "weights", dict(model.state_dict()))
 
     def drop_weights(self, task: int) -> None:
         """Let go of the model as it was after this task and later ones."""
-        with writing(self.path):
+        with explain_write_errors(self.path):
             for place in kept_weights(self.path):
                 if place >= task:
                     self._remove(_weights_file(self.path, place))
@@ -67,10 +67,10 @@ class RunDirectory:
         with self._log() as file:
             os.fsync(file.fileno())
             length = file.tell()
-        place = inside(self.path, self._state_file(numbers[-1] + 1 if numbers else 1))
+        place = require_inside(self.path, self._state_file(numbers[-1] + 1 if numbers else 1))
         write_state(place, "run", {**state, "log": length})
         for number in numbers if alone else numbers[: -(_STATES - 1)]:
-            with writing(self.path):
+            with explain_write_errors(self.path):
                 self._remove(self._state_file(number))
 
     def last_state(
@@ -86,7 +86,7 @@ class RunDirectory:
                 found = read_state(self._state_file(number), "run", device)
             except RunError as error:
                 remarks.append(f"{error} What was there before it serves instead.")
-                with writing(self.path):
+                with explain_write_errors(self.path):
                     self._remove(self._state_file(number))
                 continue
             if not isinstance(found, dict) or not any(config.describes(found.get("config")) for config in configs):
@@ -106,12 +106,12 @@ class RunDirectory:
     @contextmanager
     def _log(self) -> Iterator[BinaryIO]:
         """The log, to be added to."""
-        file = inside(self.path, self.path / LOG)
-        with writing(file), os.fdopen(append_to(file), "ab") as log:
+        file = require_inside(self.path, self.path / LOG)
+        with explain_write_errors(file), os.fdopen(open_append(file), "ab") as log:
             yield log
 
     def _remove(self, file: Path) -> None:
-        inside(self.path, file.parent)  # a link itself may go, a file behind `checkpoints` may not
+        require_inside(self.path, file.parent)  # a link itself may go, a file behind `checkpoints` may not
         file.unlink()
 
     def _state_file(self, number: int) -> Path:
@@ -119,14 +119,14 @@ class RunDirectory:
 
     def finish(self, result: dict[str, Any], report: str) -> None:
         """Write the result, which appears whole or not at all, and the report; states serve no more."""
-        with writing(self.path / RESULT):
-            write_atomic(inside(self.path, self.path / RESULT), (json.dumps(result, indent=1) + "\n").encode())
+        with explain_write_errors(self.path / RESULT):
+            write_atomic(require_inside(self.path, self.path / RESULT), (json.dumps(result, indent=1) + "\n").encode())
         self.tidy(report)
 
     def tidy(self, report: str) -> None:
         """What comes after the result."""
-        with writing(self.path):
-            write_atomic(inside(self.path, self.path / REPORT), report.encode())
+        with explain_write_errors(self.path):
+            write_atomic(require_inside(self.path, self.path / REPORT), report.encode())
             for number in self.states:
                 self._remove(self._state_file(number))
 
@@ -170,7 +170,7 @@ def locked(path: Path, remedy: str = "wait for it, or choose another --out") -> 
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file: choose another --out.")
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    with writing(path):
+    with explain_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         _refuse_links(path)
         lock = FileLock(path / _LOCK)
@@ -196,7 +196,7 @@ def _refuse_links(path: Path) -> None:
     """Refuse a directory in which a file of ours leads elsewhere, or is no file: now, not when everything is done."""
     names = (_LOCK, CONFIG, LOG, RESULT, CHECKPOINTS, REPORT, PAGE, PLAN, *TABLES, *BESIDE)
     for file in [*(path / name for name in names), *(path / CHECKPOINTS).glob("*.safetensors")]:
-        inside(path, file)
+        require_inside(path, file)
 
 
 def require_free(path: Path, *, for_study: bool = False) -> None:

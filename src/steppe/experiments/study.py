@@ -19,7 +19,7 @@ from steppe.experiments.run_directory import require_free
 from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
 from steppe.results.layout import CONFIG, PLAN, RESULT, TABLES
 from steppe.results.tables import as_json, latex, markdown
-from steppe.runtime.files import inside, read_json, read_toml, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, read_json, read_toml, require_inside, write_atomic
 from steppe.runtime.signals import Terminated, deferred_signals
 
 
@@ -158,7 +158,7 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
     if not (out / PLAN).exists():
         require_free(out, for_study=True)
     for job in jobs:
-        inside(out, job.out)
+        require_inside(out, job.out)
     _finished(jobs)
     begun = {path for path in _planned(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
     if missing := begun - {job.out for job in jobs}:
@@ -169,9 +169,9 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
             "--out."
         )
     runs = [{"out": str(job.out.relative_to(out)), "config": job.config.as_dict()} for job in jobs]
-    with writing(out / PLAN):
+    with explain_write_errors(out / PLAN):
         write_atomic(
-            inside(out, out / PLAN), (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode()
+            require_inside(out, out / PLAN), (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode()
         )
 
 
@@ -219,8 +219,8 @@ def _within(out: Path, name: str) -> Path:
 def write_tables(out: Path, results: Sequence[dict[str, Any]], command: str) -> None:
     """The study's table beside its runs: for reading, for a paper, for programs."""
     for name, text in zip(TABLES, (markdown(results), latex(results), as_json(results, command)), strict=True):
-        with writing(out / name):
-            write_atomic(inside(out, out / name), text.encode())
+        with explain_write_errors(out / name):
+            write_atomic(require_inside(out, out / name), text.encode())
 
 
 def _work(tell: Tell, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
+from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.data.task import Task
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
@@ -72,7 +72,7 @@ def _begun(state: State) -> int:
     """How many tasks were begun, the finished ones among them."""
     try:
         return int(state["stage"]) + (state["learner"]["fitting"] is not None)
-    except CANNOT_BE_A_STATE:
+    except INVALID_STATE_ERRORS:
         return 0  # to be refused by whoever goes on from it
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from steppe.errors import UsageError
 from steppe.figures.style import styled
-from steppe.runtime.files import write_atomic, writing
+from steppe.runtime.files import explain_write_errors, write_atomic
 
 SUFFIXES = (".pdf", ".svg", ".png")
 _UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
@@ -37,6 +37,6 @@ def save(figure: Any, files: list[Path]) -> None:
     """Write every file, or none if one of them cannot be drawn."""
     contents = [content(figure, file.suffix) for file in files]
     for file, data in zip(files, contents, strict=True):
-        with writing(file):
+        with explain_write_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(file, data)

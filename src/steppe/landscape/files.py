@@ -17,7 +17,7 @@ from steppe.experiments.config import RunConfig
 from steppe.landscape.bound import Bound, Noisy
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
-from steppe.runtime.files import read_json, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, read_json, write_atomic
 
 LANDSCAPE = "landscape.json"
 FORMAT = 1
@@ -109,7 +109,7 @@ class Landscape:
         except ValueError as error:  # it could not be read again
             told = "a number of the landscape is not finite: look less far (--range), or change --sigma"
             raise DivergedError(f"{path} is not written, for {told}.") from error
-        with writing(path):
+        with explain_write_errors(path):
             write_atomic(path, ("{" + ",\n".join(lines) + "}\n").encode())
 
 

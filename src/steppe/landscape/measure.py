@@ -27,7 +27,7 @@ from steppe.landscape.profile import LossProbe, profile, surface
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network.network import Network
 from steppe.results.layout import CONFIG, RESULT
-from steppe.runtime.files import resolve_target, writing
+from steppe.runtime.files import explain_write_errors, resolve_target
 from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.tensors.batch import Batch
 from steppe.version import versions
@@ -132,7 +132,7 @@ def _begun(
     out: Path, names: Sequence[dict[str, Any]], settings: LandscapeSettings, command: str, resume: bool
 ) -> Landscape:
     """A new landscape, or the one that is to go on."""
-    with writing(out):
+    with explain_write_errors(out):
         resolve_target(out)  # refused now, not when everything is measured, or when it is read and has no end
     if not out.exists():
         return Landscape(names[0], settings, command, versions())
@@ -241,9 +241,11 @@ class _Surveyor:
         task, count = self.tasks[place], self.settings.samples
         indices = torch.arange(len(task.train), device="cpu")
         if count < len(indices):
-            generator = torch.Generator().manual_seed(Streams(self.settings.seed).derived(f"landscape samples {place}"))
+            generator = torch.Generator().manual_seed(
+                Streams(self.settings.seed).derive_seed(f"landscape samples {place}")
+            )
             indices = torch.randperm(len(indices), generator=generator, device="cpu")[:count].sort().values
-        with task.blamed("training"):
+        with task.error_context("training"):
             x, y = task.train.take(indices)
         return self.network.prepare(Batch(x, y, torch.full_like(y, place)))
 

@@ -38,9 +38,9 @@ from steppe.methods.base import Method
 from steppe.network.heads import check_room
 from steppe.projection.coverage import coverage, warn_shared_head
 from steppe.projection.layers import ProjectedWeight
-from steppe.runtime.clocks import by_kind
+from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
-from steppe.runtime.rng import Borrowed, preserve_global_rng
+from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
@@ -129,11 +129,11 @@ class Learner(LearnerState):
         def tell(event: Event) -> None:
             nonlocal stopped
             stopped = True
-            session.let_user(lambda: callback(event))
+            session.run_user_code(lambda: callback(event))
             stopped = False
 
         try:
-            session.use_threads(
+            session.set_num_threads(
                 self._workload.threads(probe_inputs(curriculum.tasks[0], self.network), training.batch_size)
             )
             return self._learn(method, curriculum, training, tell, session)
@@ -169,7 +169,7 @@ class Learner(LearnerState):
             self.network.freeze_statistics(training.freeze_statistics and curriculum.first > 0)
         fitting = TrainingLoop(method, self.network, curriculum, self._outputs, training, self.streams, callback)
         if self._workload.draws(method, curriculum.tasks):
-            session.borrow(Borrowed(self.network.device, self.streams))
+            session.use_global_rng(GlobalRNG(self.network.device, self.streams))
         with training_context(self.network.device), self.network.mode(training=True):
             if interrupted:
                 fitting.load_state_dict(interrupted)
@@ -193,7 +193,7 @@ class Learner(LearnerState):
                 raise
             finally:
                 self._fitting = None
-        seconds, cpu = by_kind({"train": trained, "memory": fitting.time.minus(trained)})
+        seconds, cpu = split_wall_cpu({"train": trained, "memory": fitting.time.minus(trained)})
         return TaskResult(fitting.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
 
     def _end_task(self, method: Method, name: str) -> list[str]:
@@ -217,8 +217,8 @@ class Learner(LearnerState):
         name, best, threads = self._broken_off
 
         def end(method: Method, session: Session) -> None:
-            session.borrow(Borrowed(self.network.device, self.streams))
-            session.use_threads(threads)
+            session.use_global_rng(GlobalRNG(self.network.device, self.streams))
+            session.set_num_threads(threads)
             with training_context(self.network.device), self.network.mode(training=True):
                 if best:
                     self.network.restore(best)
@@ -268,9 +268,9 @@ class Learner(LearnerState):
         """Something that predicts, from inputs of which the first are given."""
         self._end_broken_off()
         if self._workload.draws(self._method, tasks):
-            session.borrow(Borrowed(self.network.device))
+            session.use_global_rng(GlobalRNG(self.network.device))
         if first is not None and len(first) > 0:
-            session.use_threads(self._workload.threads(first, min(count, BATCH)))
+            session.set_num_threads(self._workload.threads(first, min(count, BATCH)))
         with torch.no_grad(), self.network.mode(training=False):
             return work()
 

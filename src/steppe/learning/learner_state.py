@@ -27,9 +27,9 @@ from steppe.methods.base import Method, MethodConfig
 from steppe.network.linear_hooks import is_plain
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight, projected_weights
+from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import Streams
 from steppe.runtime.session import Session
-from steppe.runtime.turns import Turn
 
 _Result = TypeVar("_Result")
 
@@ -57,7 +57,7 @@ class LearnerState:
         self.num_tasks = 0
         self._exclude = validate_exclude(exclude, model)
         self._has_input_transform = input_transform is not None
-        self._turn = Turn()  # of the threads that use it
+        self._turn = FairLock()  # of the threads that use it
         self._workload = Workload(self.network, chosen)
         self._method: Method | None = None
         self._multi_head: bool | None = None  # what the method was made for, while it has not learnt

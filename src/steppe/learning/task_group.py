@@ -15,7 +15,7 @@ from steppe.errors import DataError
 from steppe.network.network import Network
 from steppe.runtime.devices import to_device
 from steppe.runtime.rng import Streams
-from steppe.runtime.session import breathe
+from steppe.runtime.session import yield_point
 from steppe.tensors.batch import Batch
 
 
@@ -39,7 +39,7 @@ class TaskGroup:
     def count_batches(self, size: int) -> int:
         """How many batches one pass takes."""
         if len(self.tasks) == 1:
-            with self.tasks[0].blamed("training"):
+            with self.tasks[0].error_context("training"):
                 return self.tasks[0].train.count_batches(size)
         return -(-sum(len(task.train) for task in self.tasks) // size)
 
@@ -54,13 +54,13 @@ class TaskGroup:
             count = sum(len(task.train) for task in self.tasks)
             picks = torch.split(torch.randperm(count, generator=order, device="cpu"), size)[skip:]
             return self._mixed(picks, streams, outputs, device)
-        with self.tasks[0].blamed("training"):
+        with self.tasks[0].error_context("training"):
             pairs = self.tasks[0].train.batches(size, order, skip)
         return self._single(pairs, streams, outputs, device)
 
     def _single(self, pairs: Iterator[Pair], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
         while True:
-            with self.tasks[0].blamed("training"):
+            with self.tasks[0].error_context("training"):
                 pair = next(pairs, None)
             if pair is None:
                 return
@@ -74,7 +74,7 @@ class TaskGroup:
             owners = owner[pick]
             parts = []
             for number in torch.unique(owners).tolist():
-                with self.tasks[number].blamed("training"):
+                with self.tasks[number].error_context("training"):
                     pair = self.tasks[number].train.take(pick[owners == number] - start[number])
                 parts.append(self._part(number, pair, streams, outputs, device))
             yield Batch.union(parts)
@@ -84,7 +84,7 @@ class TaskGroup:
         task = self.tasks[number]
         x, y = pair
         if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
-            with task.blamed("training"):
+            with task.error_context("training"):
                 task.check_labels(y, outputs)
         x, y = to_device(x, device), to_device(y, device)
         if task.augment is not None:
@@ -108,14 +108,14 @@ class TaskGroup:
             for number, task in enumerate(self.tasks):
                 assert task.val is not None
                 before = count
-                with task.blamed("validation"):
+                with task.error_context("validation"):
                     for x, y in task.val.batches(network.batch_size(len(task.val), size), None):
                         if not isinstance(task.val, TensorSamples):  # whose labels were all looked at before
                             task.check_labels(y, outputs)
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)
                         count += len(y)
-                        breathe()
+                        yield_point()
                     if count == before:
                         raise DataError("gave no batch (a DataLoader that drops its last?).")
         return float(total) / count

@@ -12,7 +12,7 @@ from steppe.errors import UsageError, short_repr
 from steppe.methods.base import Method
 from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
-from steppe.runtime.threads import multiplications, suited
+from steppe.runtime.threads import choose_num_threads, count_multiplications
 
 
 class Workload:
@@ -24,7 +24,7 @@ class Workload:
 
     def threads(self, stored: Tensor, batch: int) -> int:
         """How many threads suit batches of so many samples like the stored ones."""
-        return self.chosen or suited(self.count(stored), batch)
+        return self.chosen or choose_num_threads(self.count(stored), batch)
 
     def count(self, stored: Tensor) -> int:
         """How many multiplications a sample like the stored ones takes; looked at once for each shape."""
@@ -32,7 +32,7 @@ class Workload:
         if shape not in self._counted:
             with preserve_global_rng(self._network.device), self._network.mode(training=False):
                 prepared = self._network.prepare_inputs(stored)
-                self._counted[shape] = multiplications(self._network.model, prepared)
+                self._counted[shape] = count_multiplications(self._network.model, prepared)
         return self._counted[shape]
 
     def draws(self, method: Method | None, tasks: Sequence[Task] = ()) -> bool:

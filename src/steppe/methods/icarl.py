@@ -28,7 +28,7 @@ from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.runtime.session import breathe
+from steppe.runtime.session import yield_point
 from steppe.settings import setting
 from steppe.tensors.batch import Batch, index_of
 
@@ -169,7 +169,7 @@ class _ICaRL(Method):
             self._pool = [pool]  # kept to the end, should that be broken off
             logits = self._logits(pool)
             for label in sorted(set(pool.y.tolist())):
-                breathe()
+                yield_point()
                 rows = (pool.y == label).nonzero().squeeze(1)
                 chosen = herded(logits[rows.to(logits.device)], quota).to(rows.device)
                 kept[label] = pool[rows[chosen]]
@@ -192,7 +192,7 @@ class _ICaRL(Method):
         with torch.no_grad(), self.network.mode(training=False):
             parts = []
             for x in torch.split(batch.x, _CHUNK):
-                breathe()
+                yield_point()
                 parts.append(self.network.input_copies.call(self.network.prepare_inputs(x)))
         return torch.cat(parts)
 

@@ -14,7 +14,7 @@ from steppe.models.layers.dropout import dropout, dropout_pool_relu
 class AlexNet(nn.Module):
     """For square RGB images of `size` pixels a side; torch's default initialisation."""
 
-    shares = (0.2, 0.2, 0.5, 0.5, 0.5)
+    dropout_rates = (0.2, 0.2, 0.5, 0.5, 0.5)
     """What dropout takes of the output of each hidden layer."""
 
     def __init__(self, outputs: int = 100, size: int = 32) -> None:
@@ -36,10 +36,10 @@ class AlexNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images, (n, 3, size, size)."""
-        x = dropout_pool_relu(self.norm1(self.conv1(x)), self.shares[0], self.training)
-        x = dropout_pool_relu(self.norm2(self.conv2(x)), self.shares[1], self.training)
-        x = dropout_pool_relu(self.norm3(self.conv3(x)), self.shares[2], self.training)
-        x = dropout(relu(self.norm4(self.hidden1(x.flatten(1)))), self.shares[3], self.training)
-        x = dropout(relu(self.norm5(self.hidden2(x))), self.shares[4], self.training)
+        x = dropout_pool_relu(self.norm1(self.conv1(x)), self.dropout_rates[0], self.training)
+        x = dropout_pool_relu(self.norm2(self.conv2(x)), self.dropout_rates[1], self.training)
+        x = dropout_pool_relu(self.norm3(self.conv3(x)), self.dropout_rates[2], self.training)
+        x = dropout(relu(self.norm4(self.hidden1(x.flatten(1)))), self.dropout_rates[3], self.training)
+        x = dropout(relu(self.norm5(self.hidden2(x))), self.dropout_rates[4], self.training)
         output: Tensor = self.head(x)
         return output

@@ -13,7 +13,7 @@ from steppe.network.network import Network
 from steppe.projection.hooks import last_weight, output_weight, used_outside
 from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights
 from steppe.projection.true_inputs import misread_weights
-from steppe.runtime.devices import without_fused_rnn
+from steppe.runtime.contexts import without_fused_rnn
 from steppe.runtime.warn import warn_user
 
 

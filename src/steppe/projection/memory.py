@@ -17,7 +17,7 @@ from steppe.projection.hooks import attention_in_steps, capture_inputs
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
 from steppe.projection.projector import SoftProjector
-from steppe.runtime.session import breathe
+from steppe.runtime.session import yield_point
 from steppe.tensors.factored import FactoredGrad, Gradient
 
 _FAST = 0.99
@@ -119,7 +119,7 @@ class GradientMemory:
         before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._represented(network, x, thresholds, chunk).items():
-            breathe()
+            yield_point()
             spectrum = representation.spectrum()
             if spectrum is None:  # a layer the forward never used
                 continue
@@ -138,7 +138,7 @@ class GradientMemory:
         """
         before, projectors, bare = self.saturated(), dict(self.projectors), []
         for name, representation in self._represented(network, x, thresholds, chunk).items():
-            breathe()
+            yield_point()
             old = projectors.get(name)
             growth = grown(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:
@@ -179,7 +179,7 @@ class GradientMemory:
         ):
             for part in torch.split(x, network.batch_size(len(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
-                breathe()
+                yield_point()
         for name, representation in representations.items():
             if not representation.is_finite():  # as after a last update that went too far: no loss has shown it yet
                 raise LayerDivergedError(

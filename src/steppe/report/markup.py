@@ -13,7 +13,7 @@ from steppe.report.sections import Section, Variant
 from steppe.results.grouping import flat, is_sequential, written
 from steppe.results.published import Figure, notes_on_marks
 from steppe.results.tables import SECONDS, Row, rows
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
 
@@ -193,7 +193,7 @@ def provenance(section: Section) -> str:
     if studies or len(runs) > 5:
         folded = f"<details><summary>Each of the {_counted(len(runs), 'run')} by itself</summary>{folded}</details>"
     versions = [_named(run.result["versions"]) for run in runs]
-    machines = [escape(described(run.result.get("machine"))) for run in runs]
+    machines = [escape(format_machine(run.result.get("machine"))) for run in runs]
     return (
         (f"<section class='part'><h3>Remarks</h3><ul>{told}</ul></section>" if told else "")
         + f"<section class='part'><h3>Run it again</h3>{shown}{folded}</section>"

@@ -21,7 +21,7 @@ from steppe.report import markup
 from steppe.report.finished_run import Collected, collect
 from steppe.report.sections import Section, sections
 from steppe.report.series import section_series
-from steppe.runtime.files import write_atomic, writing
+from steppe.runtime.files import explain_write_errors, write_atomic
 from steppe.version import __version__
 
 # In the order in which they build on each other.
@@ -37,7 +37,7 @@ def write_page(collected: Collected, out: Path, command: str) -> None:
     """Write the report of what was collected, whole or not at all."""
     if out.is_dir():
         raise UsageError(f"{out} is a directory: give the name of a file, for example -o {out / 'report.html'}.")
-    with writing(out):
+    with explain_write_errors(out):
         write_atomic(out, page(collected, command).encode(errors="backslashreplace"))  # names of files may be no UTF-8
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.results.layout import LOG
-from steppe.runtime.files import parsed_json, read_bounded
+from steppe.runtime.files import parse_json, read_bounded
 
 _LARGEST = 100_000_000  # bytes
 _LONGEST = 1_000_000  # bytes of a record: that of a thousandth task has 20,000, and some for each layer
@@ -23,7 +23,7 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
         if len(line) > _LONGEST:
             continue
         try:
-            event = parsed_json(line)
+            event = parse_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):

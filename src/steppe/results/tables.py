@@ -10,7 +10,7 @@ from typing import Any
 
 from steppe.results.grouping import explicit_settings, group_by_settings
 from steppe.results.published import Figure, notes_on_marks, published
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 Result = dict[str, Any]
 
@@ -264,7 +264,7 @@ def run_report(result: Result) -> str:
         for key, value in result["config"][section].items()
     ]
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
-    on = described(result.get("machine"))
+    on = format_machine(result.get("machine"))
     return "\n".join(
         [f"# {result['benchmark']}, {result['method']}, seed {result['seed']}", "", "```", summary(result), "```", ""]
         + ["## Test accuracy on each task (column) after each task (row), percent", "", *table, ""]

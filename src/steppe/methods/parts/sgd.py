@@ -9,7 +9,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.network.network import Network
-from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
+from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
 from steppe.tensors.factored import FactoredGrad, Gradient, ParamDict
 from steppe.tensors.matmul import plus_product
 
