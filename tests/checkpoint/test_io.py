@@ -124,7 +124,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "weights of another program": (header_with(lambda h: h.pop("__metadata__")), "not written by steppe"),
     "metadata that is a list": (header_with(lambda h: h.update(__metadata__=[])), "cannot be read"),
-    "another kind": (lambda p: hostile.said(p, kind="learner"), "it holds a learner, not a run"),
+    "another kind": (lambda p: hostile.said(p, kind="learner"), "it contains a learner, not a run"),
     "a later version": (lambda p: hostile.said(p, version="2"), "version '2'.*reads version 1"),
     "no version": (lambda p: hostile.said(p, version=""), "version ''"),
     "another hash": (header_with(lambda h: h["__metadata__"].update(age=1)), "cannot be read"),

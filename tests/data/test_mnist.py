@@ -41,7 +41,7 @@ def test_shapes_and_labels() -> None:
 def test_a_damaged_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(mnist._SHA256, "t10k-labels-idx1-ubyte.gz", "0" * 64)
     mnist.load.cache_clear()
-    with pytest.raises(DataError, match=r"t10k-labels.*damaged.*install steppe again"):
+    with pytest.raises(DataError, match=r"t10k-labels.*damaged.*reinstall steppe"):
         mnist.load()
 
 

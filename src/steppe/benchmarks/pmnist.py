@@ -1,7 +1,7 @@
-"""Permuted MNIST: the same digits, every task through its own fixed shuffle of the 784 pixels; one head.
+"""Permuted MNIST: in each task the 784 pixels are permuted differently; single head.
 
-As in GEM, from which the paper's data comes: the permutations are successive draws from a generator seeded with 0, the
-same in all runs, and the first task is permuted too; the run's seed picks the samples.
+As in GEM, where the paper's data comes from, the permutations are drawn from a generator with seed 0, so that they are
+the same in all runs, and the first task is permuted too. The run's seed draws the samples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PMNIST(ImageBenchmark):
         return mnist.images()
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
-        """One permutation after another, the same for every seed."""
+        """One permutation per task, the same for every seed."""
         shuffles = torch.Generator().manual_seed(_PERMUTATION_SEED)
         return [
             TaskSpec(
@@ -51,7 +51,7 @@ class PMNIST(ImageBenchmark):
         ]
 
     def split(self, seed: int) -> Split:
-        """The seed's samples."""
+        """Samples drawn by the seed."""
         return random_subset(self.samples, seed)
 
     def num_test_samples(self) -> int:
@@ -66,7 +66,7 @@ class PMNIST(ImageBenchmark):
 @register_benchmark("pmnist-60k", "Permuted MNIST at length: 10 tasks of 60,000 digits, for the loss-landscape study.")
 @dataclass(frozen=True)
 class PMNIST60k(PMNIST):
-    """Settings of the landscape study's Permuted MNIST: all digits, standardised, a tenth of them to validate on."""
+    """Settings of the landscape study's Permuted MNIST: all digits, standardized, a tenth for validation."""
 
     training = TrainingConfig(epochs=10, batch_size=10, patience=6)
 
@@ -74,10 +74,10 @@ class PMNIST60k(PMNIST):
     samples: int = setting(60_000, "training and validation samples of each task", at_least=10, at_most=60_000)
 
     def split(self, seed: int) -> Split:
-        """The seed's samples, a tenth of them for validation."""
+        """Samples drawn by the seed, a tenth of them for validation."""
         return random_subset(self.samples, seed, held_out=0.1)
 
     @property
     def input_transform(self) -> Normalize:
-        """Standardised by MNIST's mean and standard deviation."""
+        """Standardized by MNIST's mean and standard deviation."""
         return Normalize((0.1307,), (0.3081,))

@@ -97,7 +97,7 @@ def _verify(options: argparse.Namespace) -> int:
         find_data_set(name)
     code = 0
     for name in options.names or DATA_SETS:
-        if not options.names and DATA_SETS[name].archives and not store.find_copies(name):
+        if not options.names and DATA_SETS[name].archive and not store.find_copies(name):
             say(f"{name}: {store.describe_status(name)}")
             continue
         with _shown(name) as progress:

@@ -12,16 +12,26 @@ from steppe.models.layers.dropout import dropout, dropout_pool_relu
 
 
 class AlexNet(nn.Module):
-    """For square RGB images of `size` pixels a side; torch's default initialisation."""
+    """AlexNet for square RGB images, with torch's default initialization.
+
+    Args:
+        outputs: Logits.
+        size: Pixels a side, at least 19.
+
+    Example:
+        >>> import torch
+        >>> AlexNet()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
+    """
 
     dropout_rates = (0.2, 0.2, 0.5, 0.5, 0.5)
-    """What dropout takes of the output of each hidden layer."""
+    """Dropout probability after each hidden layer."""
 
     def __init__(self, outputs: int = 100, size: int = 32) -> None:
         super().__init__()
         side = (((size - 3) // 2 - 2) // 2 - 1) // 2  # 32 → 29 → 14 → 12 → 6 → 5 → 2
         if side < 1:
-            raise ModelError(f"size = {size}: images are too small for the AlexNet, which needs 19 pixels a side.")
+            raise ModelError(f"size = {size} is too small for the AlexNet; it needs at least 19 pixels a side.")
         self.conv1 = nn.Conv2d(3, 64, 4, bias=False)
         self.norm1: nn.Module = nn.Identity()
         self.conv2 = nn.Conv2d(64, 128, 3, bias=False)
