@@ -111,13 +111,13 @@ def torch_file(content: object) -> bytes:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty": (lambda p: p.write_bytes(b""), "cut short"),
+    "empty": (lambda p: p.write_bytes(b""), "truncated"),
     "missing": (lambda p: p.unlink(), "cannot read .*No such file"),
     "a directory": (lambda p: (p.unlink(), p.mkdir()), "it is a directory, not a file"),
     "zeros": (lambda p: p.write_bytes(bytes(999)), "cannot be read"),
     "a pickle": (lambda p: p.write_bytes(pickle.dumps({"a": 1})), "cannot be read"),
     "torch's own format": (lambda p: p.write_bytes(torch_file({"a": 1})), "cannot be read"),
-    "a header beyond the file": (lambda p: p.write_bytes(b"\xff" * 8 + b"{}"), "cut short"),
+    "a header beyond the file": (lambda p: p.write_bytes(b"\xff" * 8 + b"{}"), "truncated"),
     "a header of lists without end": (
         lambda p: p.write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000),
         "nested more than 300 levels",
@@ -135,15 +135,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "nested more than 300 levels",
     ),
     "a number without end": (lambda p: hostile.said(p, content="9" * 100_000), "Exceeds the limit"),
-    "a tensor that is not there": (lambda p: hostile.said(p, content='{"tensor": "b"}'), "no tensor 'b'"),
+    "a tensor that is not there": (lambda p: hostile.said(p, content='{"tensor": "b"}'), "tensor 'b' is missing"),
     "a tensor a thousand times": (
         lambda p: hostile.said(p, content=json.dumps([{"tensor": "weights/a/b"}] * 1000)),
-        "named twice",
+        "used twice",
     ),
-    "a node of no kind": (lambda p: hostile.said(p, content='{"object": "os.system"}'), "no state holds"),
-    "a range of words": (lambda p: hostile.said(p, content='{"range": ["a", "b"]}'), "no state holds"),
+    "a node of no kind": (lambda p: hostile.said(p, content='{"object": "os.system"}'), "no state contains"),
+    "a range of words": (lambda p: hostile.said(p, content='{"range": ["a", "b"]}'), "no state contains"),
     "a range without end": (lambda p: hostile.said(p, content='{"range": [0, 1000000000000]}'), "cannot be"),
-    "a key that is a list": (lambda p: hostile.said(p, content='{"items": [[[], 1]]}'), "no state holds"),
+    "a key that is a list": (lambda p: hostile.said(p, content='{"items": [[[], 1]]}'), "no state contains"),
     "10^15 elements": (header_with(lambda h: h["weights/a/b"].update(shape=[10**15])), "cannot be read"),
     "10^15 elements said to be there": (
         header_with(lambda h: h["weights/a/b"].update(shape=[10**15], data_offsets=[0, 4 * 10**15])),
@@ -227,7 +227,7 @@ LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeErr
     "weights that are numbers": (within("network", "weights", **{"0.weight": 5}), mlp, RunError, "no learner"),
     "a covered layer that is none": (within(covered={"9.weight": True}), mlp, RunError, "'9.weight'"),
     "inputs of no kind": (within(inputs=[[8], "float99"]), mlp, RunError, "float99"),
-    "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "no type of numbers"),
+    "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "unknown dtype"),
     "a method's part": (within("method", network=None), mlp, RunError, "is to be kept"),
     "a buffer that lies": (within("method", "replay", age=5), mlp, RunError, "cannot hold"),
     "a buffer of numbers": (within("method", "replay", stored=[1, 2]), mlp, RunError, "no learner"),

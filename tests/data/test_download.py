@@ -120,7 +120,7 @@ def test_no_answer_costs_what_was_there(path: str, reason: str, server: Server, 
     part.write_bytes(CONTENT[:999_000])
     with pytest.raises(DataError, match=re.escape(f"{path}: {reason}")) as caught:
         download(archive(server, path), tmp_path, nothing)
-    assert "The 999,000 bytes that came are kept" in str(caught.value)
+    assert "The first 999,000 bytes are kept" in str(caught.value)
     assert left(tmp_path) == {"set.tar.gz.part": 999_000}
     assert part.read_bytes() == CONTENT[:999_000]
     assert download(archive(server, path, "/good"), tmp_path, nothing).read_bytes() == CONTENT
@@ -129,7 +129,7 @@ def test_no_answer_costs_what_was_there(path: str, reason: str, server: Server, 
 
 def test_beginning_anew_counts_where_it_brings_more(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(OTHER[:200_000])
-    with pytest.raises(DataError, match="The 500,000 bytes that came are kept"):
+    with pytest.raises(DataError, match="The first 500,000 bytes are kept"):
         download(archive(server, "/unannounced-half"), tmp_path, nothing)
     assert (tmp_path / "set.tar.gz.part").read_bytes() == CONTENT[:500_000]
     assert download(archive(server, "/unannounced"), tmp_path, nothing).read_bytes() == CONTENT

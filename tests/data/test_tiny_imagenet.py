@@ -166,13 +166,13 @@ def test_half_a_data_set_is_refused(small: Path) -> None:
     with pytest.raises(DataError, match=r"2 train images of class n00000001, expected 3.*steppe data fetch"):
         loaded()
     shutil.rmtree(small / "train" / "n00000001")
-    with pytest.raises(DataError, match=r"images of 2 classes, wnids\.txt names 3"):
+    with pytest.raises(DataError, match=r"images of 2 classes, but wnids\.txt lists 3"):
         loaded()
     (small / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01443537\n")
     with pytest.raises(DataError, match="has no class for"):
         loaded()
     (small / "val" / "val_annotations.txt").write_text("nonsense\n")
-    with pytest.raises(DataError, match="a line without a file and its class"):
+    with pytest.raises(DataError, match="a line without a file or its class"):
         loaded()
     (small / "val" / "val_annotations.txt").unlink()
     with pytest.raises(DataError, match=r"val_annotations\.txt is missing"):

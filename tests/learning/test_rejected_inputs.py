@@ -177,7 +177,7 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         DataError,
         r"shape \(1, 1\).*one class number",
     ),
-    "several lengths": (mlp, lambda: Task(Ragged()), DataError, "collated into a batch.*pad them"),
+    "several lengths": (mlp, lambda: Task(Ragged()), DataError, "collated into a batch.*pad sequences"),
     "pictures": (mlp, lambda: Task(Pictures()), DataError, "collated into a batch.*ToTensor"),
     "a loader of pictures": (
         mlp,

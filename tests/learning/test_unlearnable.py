@@ -123,7 +123,7 @@ def test_data_that_cannot_be_learnt_from(case: str) -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantised_data() -> None:
     x = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
-    with pytest.raises(DataError, match=r"training data holds numbers of type torch\.quint8.*tensor\.dequantize"):
+    with pytest.raises(DataError, match=r"training data has numbers of type torch\.quint8.*tensor\.dequantize"):
         Task((x, Y))
 
 
@@ -164,7 +164,7 @@ SAMPLES: dict[str, tuple[Callable[[int], Any], str]] = {
     "masked": (lambda place: MASKED[place], "masked array"),
     "backwards": (lambda place: N[place][::-1], "cannot be collated into a batch.*negative"),
     "without values": (lambda place: X[place].to("meta"), "on the device 'meta'"),
-    "float8": (lambda place: X[place].to(torch.float8_e4m3fn), "for storing alone"),
+    "float8": (lambda place: X[place].to(torch.float8_e4m3fn), "which torch only stores"),
 }
 
 

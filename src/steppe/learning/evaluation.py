@@ -181,7 +181,7 @@ def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
             with signals_unblocked():
                 pair = next(batches, None)
             if pair is None and given == 0:
-                raise DataError("gave no batch (a DataLoader that drops its last?).")
+                raise DataError("yields no batch (drop_last with too few samples?).")
         if pair is None:
             return
         given += len(pair[1])

@@ -117,7 +117,7 @@ class TaskGroup:
                         count += len(y)
                         yield_point()
                     if count == before:
-                        raise DataError("gave no batch (a DataLoader that drops its last?).")
+                        raise DataError("yields no batch (drop_last with too few samples?).")
         return float(total) / count
 
 
