@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 from steppe.version import versions
 
 
@@ -30,4 +30,4 @@ def report(**found: Any) -> None:
     """Print what was found."""
     command = " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     described = {"command": command, "threads": torch.get_num_threads(), "gemm_gflops": gemm_rate()}
-    print(json.dumps({**described, "versions": versions(), "machine": machine(), **found}, indent=1))
+    print(json.dumps({**described, "versions": versions(), "machine": machine_info(), **found}, indent=1))

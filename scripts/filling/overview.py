@@ -12,7 +12,7 @@ from filling.places import ROOT
 from filling.studies import SHORTER, Studies, describe_seeds, short_commit
 from steppe.experiments.recipes import RECIPES
 from steppe.experiments.run_directory import RESULT
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 _PROGRAMS = ("bench", "tests/stress")
 

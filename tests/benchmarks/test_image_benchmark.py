@@ -19,7 +19,7 @@ from steppe.benchmarks.cifar100_split import CIFAR100Split
 from steppe.benchmarks.cifar100_superclass import ORDERS, CIFAR100Superclass
 from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec
 from steppe.benchmarks.pmnist import PMNIST, PMNIST60k
-from steppe.benchmarks.rotated_mnist import RotatedMNIST, turned
+from steppe.benchmarks.rotated_mnist import RotatedMNIST, rotate
 from steppe.benchmarks.split_mnist import SplitMNIST
 from steppe.benchmarks.tiny_imagenet import TinyImageNet
 from steppe.data import cifar100, mnist, tiny_imagenet
@@ -51,7 +51,7 @@ class Fruit(ImageBenchmark):
     def images(self) -> ImageSet:
         return synthetic(6)
 
-    def plans(self, seed: int) -> Sequence[TaskSpec]:
+    def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         return [TaskSpec("first", (4, 0, 2), range(0, 3)), TaskSpec("second", (5, 1), range(7, 9))][: self.tasks]
 
     def split(self, seed: int) -> Split:
@@ -61,8 +61,8 @@ class Fruit(ImageBenchmark):
         return MLP(3072, 10, 9)
 
 
-def test_labels_are_rows_of_the_head_in_the_plans_order() -> None:
-    for task, plan in zip(Fruit().stream(0), Fruit().plans(0), strict=True):
+def test_labels_are_rows_of_the_head_in_the_specs_order() -> None:
+    for task, plan in zip(Fruit().stream(0), Fruit().task_specs(0), strict=True):
         assert plan.classes is not None
         assert plan.head is not None
         row = dict(zip(plan.classes, plan.head, strict=True))
@@ -283,9 +283,9 @@ def test_rotation_turns_counter_clockwise() -> None:
     picture[0, 4:9, 12:16] = 200  # a block at the top
     picture[0, 12:16, 20:24] = 90  # and one at the right
     for degrees, quarter_turns in ((0.0, 0), (90.0, 1), (180.0, 2)):
-        found = turned(degrees)(picture.flatten(1)).reshape(28, 28)
+        found = rotate(degrees)(picture.flatten(1)).reshape(28, 28)
         assert (found.int() - picture[0].rot90(quarter_turns).int()).abs().max() <= 1
-    tilted = turned(45.0)(picture.flatten(1)).reshape(28, 28)
+    tilted = rotate(45.0)(picture.flatten(1)).reshape(28, 28)
     assert tilted[:14, :14].sum() > tilted[:14, 14:].sum()  # what was at the top has moved to the left
 
 

@@ -20,7 +20,7 @@ from own_models import bright, mlp
 from torch import Tensor, nn
 
 import steppe
-from steppe.checkpoint.io import parsed_state, read_state, write_state
+from steppe.checkpoint.io import parse_state, read_state, write_state
 from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.errors import ModelError, RunError, SteppeError, UsageError
 from steppe.tensors.batch import Batch
@@ -87,10 +87,10 @@ def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
         changed = bytearray(raw)
         changed[place // 8] ^= 1 << place % 8
         with pytest.raises(RunError):
-            parsed_state(bytes(changed), "run", "file")
+            parse_state(bytes(changed), "run", "file")
     for length in range(len(raw)):
         with pytest.raises(RunError):
-            parsed_state(raw[:length], "run", "file")
+            parse_state(raw[:length], "run", "file")
 
 
 def header_with(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]:
@@ -111,20 +111,20 @@ def torch_file(content: object) -> bytes:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty": (lambda p: p.write_bytes(b""), "cut short"),
+    "empty": (lambda p: p.write_bytes(b""), "truncated"),
     "missing": (lambda p: p.unlink(), "cannot read .*No such file"),
     "a directory": (lambda p: (p.unlink(), p.mkdir()), "it is a directory, not a file"),
     "zeros": (lambda p: p.write_bytes(bytes(999)), "cannot be read"),
     "a pickle": (lambda p: p.write_bytes(pickle.dumps({"a": 1})), "cannot be read"),
     "torch's own format": (lambda p: p.write_bytes(torch_file({"a": 1})), "cannot be read"),
-    "a header beyond the file": (lambda p: p.write_bytes(b"\xff" * 8 + b"{}"), "cut short"),
+    "a header beyond the file": (lambda p: p.write_bytes(b"\xff" * 8 + b"{}"), "truncated"),
     "a header of lists without end": (
         lambda p: p.write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000),
         "nested more than 300 levels",
     ),
     "weights of another program": (header_with(lambda h: h.pop("__metadata__")), "not written by steppe"),
     "metadata that is a list": (header_with(lambda h: h.update(__metadata__=[])), "cannot be read"),
-    "another kind": (lambda p: hostile.said(p, kind="learner"), "it holds a learner, not a run"),
+    "another kind": (lambda p: hostile.said(p, kind="learner"), "it contains a learner, not a run"),
     "a later version": (lambda p: hostile.said(p, version="2"), "version '2'.*reads version 1"),
     "no version": (lambda p: hostile.said(p, version=""), "version ''"),
     "another hash": (header_with(lambda h: h["__metadata__"].update(age=1)), "cannot be read"),
@@ -135,15 +135,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "nested more than 300 levels",
     ),
     "a number without end": (lambda p: hostile.said(p, content="9" * 100_000), "Exceeds the limit"),
-    "a tensor that is not there": (lambda p: hostile.said(p, content='{"tensor": "b"}'), "no tensor 'b'"),
+    "a tensor that is not there": (lambda p: hostile.said(p, content='{"tensor": "b"}'), "tensor 'b' is missing"),
     "a tensor a thousand times": (
         lambda p: hostile.said(p, content=json.dumps([{"tensor": "weights/a/b"}] * 1000)),
-        "named twice",
+        "used twice",
     ),
-    "a node of no kind": (lambda p: hostile.said(p, content='{"object": "os.system"}'), "no state holds"),
-    "a range of words": (lambda p: hostile.said(p, content='{"range": ["a", "b"]}'), "no state holds"),
+    "a node of no kind": (lambda p: hostile.said(p, content='{"object": "os.system"}'), "no state contains"),
+    "a range of words": (lambda p: hostile.said(p, content='{"range": ["a", "b"]}'), "no state contains"),
     "a range without end": (lambda p: hostile.said(p, content='{"range": [0, 1000000000000]}'), "cannot be"),
-    "a key that is a list": (lambda p: hostile.said(p, content='{"items": [[[], 1]]}'), "no state holds"),
+    "a key that is a list": (lambda p: hostile.said(p, content='{"items": [[[], 1]]}'), "no state contains"),
     "10^15 elements": (header_with(lambda h: h["weights/a/b"].update(shape=[10**15])), "cannot be read"),
     "10^15 elements said to be there": (
         header_with(lambda h: h["weights/a/b"].update(shape=[10**15], data_offsets=[0, 4 * 10**15])),

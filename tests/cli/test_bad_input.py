@@ -197,7 +197,7 @@ OUTS = {
     "out that nobody may make": Row("run pmnist er --out /proc/deep/out", "cannot write /proc/deep/out", 1),
     "out of too long a name": Row(f"run pmnist er --out {'x' * 300}", "File name too long", 1),
     **{
-        f"a NUL in {name}": Row(command, "cannot be a path: no file can have", 2)
+        f"a NUL in {name}": Row(command, "file names cannot contain NUL", 2)
         for name, command in {
             "out": "run pmnist er --out a\0b",
             "out of a study": "study pmnist er --seeds 1 --out a\0b",
@@ -221,15 +221,15 @@ DATA = {
     "not there to be found": Row("data where cifar-100", "steppe data fetch cifar-100", 1),
     "not there to verify": Row("data verify tiny-imagenet", "steppe data fetch tiny-imagenet", 1),
     "a file for a folder": Row(
-        "run cifar100-split er --data .", "missing or no regular file", 1, put("cifar-100-binary", b"")
+        "run cifar100-split er --data .", "missing or not a regular file", 1, put("cifar-100-binary", b"")
     ),
     "an archive that is none": Row(
-        "run cifar100-split er --data .", "cannot be read", 1, put("cifar-100-python.tar.gz", b"x" * 99)
+        "run cifar100-split er --data .", "cannot be read", 1, put("cifar-100-binary.tar.gz", b"x" * 99)
     ),
     "a zip that is none": Row(
         "run tiny-imagenet er --data .", "cannot be read", 1, put("tiny-imagenet-200.zip", b"PK" * 99)
     ),
-    "folder missing": Row("run folder:nowhere er", "nowhere is no directory", 1),
+    "folder missing": Row("run folder:nowhere er", "nowhere is not a directory", 1),
     "folder without classes": Row("run folder:empty er", "at least two classes", 1, Path("empty").mkdir),
     "folder not named": Row("run folder er", "folder", 2),
 }

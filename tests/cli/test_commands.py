@@ -305,6 +305,6 @@ def test_out_of_memory_in_torch(told: str, monkeypatch: pytest.MonkeyPatch, caps
     def fail(*given: object) -> None:
         raise RuntimeError(told)
 
-    monkeypatch.setattr("steppe.cli.run.use_directory", fail)
+    monkeypatch.setattr("steppe.cli.run.set_data_directory", fail)
     assert main(["run", "pmnist", "er"]) == 1
     assert "out of memory; use smaller tasks, batches or buffers." in capsys.readouterr().err

@@ -71,7 +71,7 @@ PATHS = dict(paths(build_parser()))
     [
         ("", "the path is empty; use . for the current directory"),
         (" ", "the path is empty"),
-        ("~nobody-is-called-so/x", "~nobody-is-called-so/x: there is no such home directory: write the path out (see"),
+        ("~nobody-is-called-so/x", "~nobody-is-called-so/x: no such home directory; write out the path (see"),
     ],
 )
 def test_invalid_paths_are_one_line_of_error(

@@ -109,7 +109,7 @@ def as_type(kind: bytes) -> Callable[[tarfile.TarInfo], None]:
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
 def test_links_and_devices_in_a_tar(kind: bytes, tmp_path: Path) -> None:
     archive = tar(tmp_path / "set.tar.gz", [("set/link", b"")], as_type(kind))
-    with pytest.raises(DataError, match="a link or no plain file"):
+    with pytest.raises(DataError, match="a link or not a regular file"):
         unpack(archive, "set", LIMITS)
     assert left(tmp_path) == ["set.tar.gz"]
 
@@ -117,17 +117,17 @@ def test_links_and_devices_in_a_tar(kind: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [stat.S_IFLNK | 0o777, stat.S_IFIFO, stat.S_IFCHR])
 def test_links_and_devices_in_a_zip(mode: int, tmp_path: Path) -> None:
     archive = zipped(tmp_path / "set.zip", [("set/link", b"/etc/passwd")], mode)
-    with pytest.raises(DataError, match="no plain file"):
+    with pytest.raises(DataError, match="not a regular file"):
         unpack(archive, "set", LIMITS)
     assert left(tmp_path) == ["set.zip"]
 
 
 BOMBS: dict[str, tuple[list[Entry], str]] = {
-    "a large file": ([("set/a", os.urandom(10_001))], "more than it should"),
-    "much in all": ([(f"set/{n}", os.urandom(8000)) for n in range(2)], "more than it should"),
+    "a large file": ([("set/a", os.urandom(10_001))], "too much data"),
+    "much in all": ([(f"set/{n}", os.urandom(8000)) for n in range(2)], "too much data"),
     "many files": ([(f"set/{n}", b"x") for n in range(21)], "more than 20 files"),
     "twice the same": ([("set/a", b"1"), ("set/a", b"2")], "twice"),
-    "nothing": ([], "holds no file"),
+    "nothing": ([], "contains no file"),
     "a file that is a folder too": ([("set/a", b"1"), ("set/a/b", b"2")], "cannot write"),
 }
 
@@ -146,7 +146,7 @@ def test_more_than_such_an_archive_can_hold(case: str, name: str, tmp_path: Path
 def test_compression_beyond_belief(tmp_path: Path) -> None:
     roomy = Limits(files=20, largest=10**9, total=10**9, ratio=100)
     zeros = bytes(3_000_000)
-    with pytest.raises(DataError, match="far more than it takes up"):
+    with pytest.raises(DataError, match="compressed suspiciously well"):
         unpack(zipped(tmp_path / "set.zip", [("set/zeros", zeros)]), "set", roomy)
     with pytest.raises(DataError, match="unpacks to more than"):
         unpack(tar(tmp_path / "set.tar.gz", [("set/zeros", zeros)]), "set", roomy)
@@ -169,7 +169,7 @@ def test_truncated_archives(share: float, name: str, tmp_path: Path) -> None:
     archive = MAKERS[name](tmp_path / name, GOOD)
     raw = archive.read_bytes()
     archive.write_bytes(raw[: int(share * len(raw))])
-    with pytest.raises(DataError, match=f"{name} .*damaged or was downloaded by half"):
+    with pytest.raises(DataError, match=f"{name} .*damaged or incomplete"):
         unpack(archive, "set", LIMITS)
     assert left(tmp_path) == [name]
 

@@ -16,8 +16,8 @@ import pytest
 from local_server import Answer, Server, asked_from, send
 
 from steppe.data import download as module
-from steppe.data.catalogue import SETS, Archive
-from steppe.data.download import differs, download
+from steppe.data.catalogue import DATA_SETS, Archive
+from steppe.data.download import download, find_mismatch
 from steppe.errors import DataError
 
 GZIP = b"\x1f\x8b"
@@ -108,8 +108,8 @@ def test_a_server_that_cannot_continue_starts_over(server: Server, tmp_path: Pat
     [
         ("/page", "sent a web page"),
         ("/packed-page", "sent a web page"),
-        ("/notice", "sent something else (it does not begin as"),
-        ("/unannounced-half", "began anew and broke off at 500,000 of 1,000,000"),
+        ("/notice", "sent something else (it does not begin like"),
+        ("/unannounced-half", "started over and broke off at 500,000 of 1,000,000"),
         ("/unannounced-other", "sent something else (its hash is not the publisher's)"),
         ("/too-much", "sent something else (1,"),
         ("/no-range-breaks", ""),
@@ -120,7 +120,7 @@ def test_no_answer_costs_what_was_there(path: str, reason: str, server: Server, 
     part.write_bytes(CONTENT[:999_000])
     with pytest.raises(DataError, match=re.escape(f"{path}: {reason}")) as caught:
         download(archive(server, path), tmp_path, nothing)
-    assert "The 999,000 bytes that came are kept" in str(caught.value)
+    assert "The first 999,000 bytes are kept" in str(caught.value)
     assert left(tmp_path) == {"set.tar.gz.part": 999_000}
     assert part.read_bytes() == CONTENT[:999_000]
     assert download(archive(server, path, "/good"), tmp_path, nothing).read_bytes() == CONTENT
@@ -129,7 +129,7 @@ def test_no_answer_costs_what_was_there(path: str, reason: str, server: Server, 
 
 def test_beginning_anew_counts_where_it_brings_more(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(OTHER[:200_000])
-    with pytest.raises(DataError, match="The 500,000 bytes that came are kept"):
+    with pytest.raises(DataError, match="The first 500,000 bytes are kept"):
         download(archive(server, "/unannounced-half"), tmp_path, nothing)
     assert (tmp_path / "set.tar.gz.part").read_bytes() == CONTENT[:500_000]
     assert download(archive(server, "/unannounced"), tmp_path, nothing).read_bytes() == CONTENT
@@ -183,8 +183,8 @@ def test_the_next_mirror_goes_on_where_the_first_gave_up(server: Server, tmp_pat
         ("/too-much", "sent something else", 0),
         ("/page", "sent a web page instead of the archive", 0),
         ("/packed-page", "sent a web page instead of the archive", 0),
-        ("/notice", "sent something else (it does not begin as set.tar.gz does)", 0),
-        ("/short", "has a file of 999,999 bytes instead of 1,000,000", 0),
+        ("/notice", "sent something else (it does not begin like set.tar.gz)", 0),
+        ("/short", "has a file of 999,999 bytes, expected 1,000,000", 0),
         ("/missing", "answered 404", 0),
         ("/busy", "answered 503", 0),
         ("/breaks-for-good", "broke off at 400,000 of 1,000,000 bytes", 400_000),
@@ -199,7 +199,7 @@ def test_servers_that_do_not_serve(path: str, reason: str, kept: int, server: Se
 
 def test_a_part_that_was_not_asked_for(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT[:600_000])
-    with pytest.raises(DataError, match="another part of the file"):
+    with pytest.raises(DataError, match="the wrong part of the file"):
         download(archive(server, "/wrong-part"), tmp_path, nothing)
     assert left(tmp_path) == {"set.tar.gz.part": 600_000}
 
@@ -207,7 +207,7 @@ def test_a_part_that_was_not_asked_for(server: Server, tmp_path: Path) -> None:
 def test_every_mirror_is_accounted_for(server: Server, tmp_path: Path) -> None:
     mirrors = archive(server, "/missing", "/other")
     closed = replace(mirrors, urls=(*mirrors.urls, "http://127.0.0.1:9/closed"))
-    with pytest.raises(DataError, match=r"(?s)could not be fetched:.*404.*\n.*hash.*\n.*refused.*\nTry again later"):
+    with pytest.raises(DataError, match=r"(?s)could not be downloaded:.*404.*\n.*hash.*\n.*refused.*\nTry again later"):
         download(closed, tmp_path, nothing)
     assert left(tmp_path) == {}
 
@@ -251,7 +251,7 @@ def test_a_server_that_tells_nonsense_is_passed_over(case: str, server: Server, 
     server.answers["/nonsense"] = NONSENSE[case]
     assert download(archive(server, "/nonsense", "/good"), tmp_path, nothing).read_bytes() == CONTENT
     (tmp_path / "set.tar.gz.part").unlink()
-    with pytest.raises(DataError, match=r"(?s)could not be fetched:\n  http.*/nonsense: .*Try again later") as raised:
+    with pytest.raises(DataError, match=r"(?s)not be downloaded:\n  http.*/nonsense: .*Try again later") as raised:
         download(archive(server, "/nonsense"), tmp_path, nothing)
     assert len(str(raised.value)) < 600
 
@@ -277,12 +277,12 @@ def test_a_server_that_is_never_silent_and_never_done(
 ) -> None:
     """Each byte comes in time; all of them do not."""
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
-    monkeypatch.setattr(module, "_SLOWEST", 10_000_000)
+    monkeypatch.setattr(module, "_MIN_SPEED", 10_000_000)
     server.answers["/slow"] = lambda handler: suppressed(slowly, handler)
     started = time.monotonic()
     assert download(archive(server, "/slow", "/good"), tmp_path, nothing).read_bytes() == CONTENT
     (tmp_path / "set.tar.gz.part").unlink()
-    with pytest.raises(DataError, match=r"/slow: is too slow: \d+ bytes were here after 1 seconds"):
+    with pytest.raises(DataError, match=r"/slow: is too slow: \d+ bytes after 1 seconds"):
         download(archive(server, "/slow"), tmp_path, nothing)
     assert time.monotonic() - started < 4
 
@@ -298,7 +298,7 @@ def test_what_takes_as_long_as_its_size_allows_is_waited_for(
             handler.wfile.write(CONTENT[place : place + 250_000])
 
     monkeypatch.setattr(module, "_PATIENCE", 0.1)
-    monkeypatch.setattr(module, "_SLOWEST", 250_000)
+    monkeypatch.setattr(module, "_MIN_SPEED", 250_000)
     server.answers["/slow"] = slowly
     assert download(archive(server, "/slow"), tmp_path, nothing).read_bytes() == CONTENT
 
@@ -329,16 +329,16 @@ def test_stopped_in_the_middle(server: Server, tmp_path: Path) -> None:
 def test_differences_are_told(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
-    assert differs(path, archive(server, "/good")) is None
+    assert find_mismatch(path, archive(server, "/good")) is None
     path.write_bytes(OTHER)
-    assert differs(path, archive(server, "/good")) == "its hash is not the publisher's"
+    assert find_mismatch(path, archive(server, "/good")) == "its hash is not the publisher's"
     path.write_bytes(b"")
-    assert differs(path, archive(server, "/good")) == "0 bytes instead of 1,000,000"
+    assert find_mismatch(path, archive(server, "/good")) == "0 bytes, expected 1,000,000"
 
 
 def test_the_catalogue_is_well_formed() -> None:
-    for entry in SETS.values():
-        for listed in entry.archives:
+    for entry in DATA_SETS.values():
+        for listed in [entry.archive] if entry.archive else []:
             assert re.fullmatch(r"[0-9a-f]{32}", listed.md5)
             assert re.fullmatch(r"[0-9a-f]{64}", listed.sha256)
             assert listed.name.startswith(listed.folder)

@@ -87,7 +87,7 @@ def test_a_photograph_is_turned_as_its_camera_says(tmp_path: Path) -> None:
 def test_size_0_keeps_them(split: Path) -> None:
     assert folder.load(split, 0).select("train")[0].shape == (6, 3, 8, 8)
     picture(split / "train" / "dogs" / "wide.png", size=(9, 8))
-    with pytest.raises(DataError, match=r"wide\.png is of 9 × 8 pixels, .*0\.png of 8 × 8: give a size"):
+    with pytest.raises(DataError, match=r"wide\.png has 9 × 8 pixels, .*0\.png 8 × 8; set a size"):
         folder.load(split, 0)
 
 
@@ -153,8 +153,8 @@ def test_a_class_that_no_task_can_be_called_after(
     (whole / "dogs").rename(whole / os.fsdecode(name))
     assert main(["run", f"folder:{whole}", "finetune", "--out", str(whole / "out")]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"steppe: the folder {told} in {whole} has a name that is not UTF-8, or holds control")
-    assert said.endswith(": rename it.\n")
+    assert said.startswith(f"steppe: the name of the folder {told} in {whole} is not UTF-8 or has control")
+    assert said.endswith("; rename it.\n")
     assert not (whole / "out").exists()
 
 
@@ -164,15 +164,15 @@ def emptied(path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty class": (lambda path: emptied(path / "train" / "cats"), "cats holds no image"),
+    "empty class": (lambda path: emptied(path / "train" / "cats"), "cats contains no images"),
     "class missing in test": (lambda path: shutil.rmtree(path / "test" / "cats"), "'cats' is in .*train but not in"),
     "class missing in train": (lambda path: shutil.rmtree(path / "train" / "cats"), "'cats' is in .*test but not in"),
     "one class": (
         lambda path: (shutil.rmtree(path / "train" / "cats"), shutil.rmtree(path / "test" / "cats")),
-        r"1 folder\(s\) of images: give at least two",
+        r"1 folder\(s\) of images; expected at least two",
     ),
-    "train alone": (lambda path: shutil.rmtree(path / "test"), r"folder train but none called test \(or val\)"),
-    "test alone": (lambda path: shutil.rmtree(path / "train"), "folder test but none called train"),
+    "train alone": (lambda path: shutil.rmtree(path / "test"), r"folder train but no test \(or val\)"),
+    "test alone": (lambda path: shutil.rmtree(path / "train"), "folder test but no train"),
     "broken file": (lambda path: (path / "test" / "dogs" / "1.png").write_bytes(b"PNG"), r"1\.png cannot be decoded"),
     "truncated file": (
         lambda path: (path / "test" / "dogs" / "1.png").write_bytes(
@@ -180,9 +180,9 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         r"1\.png cannot be decoded",
     ),
-    "no file": (lambda path: (path / "test" / "dogs" / "2.png").mkdir(), r"2\.png is missing or no regular file"),
+    "no file": (lambda path: (path / "test" / "dogs" / "2.png").mkdir(), r"2\.png is missing or not a regular file"),
     "dangling link": (lambda path: (path / "test" / "dogs" / "2.png").symlink_to("nowhere"), r"2\.png is missing"),
-    "not there": (lambda path: shutil.rmtree(path), "is no directory"),
+    "not there": (lambda path: shutil.rmtree(path), "is not a directory"),
 }
 
 
@@ -196,7 +196,7 @@ def test_folders_that_cannot_be_learnt_from(case: str, split: Path) -> None:
 
 def test_too_many_pixels(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "MAX_PIXELS", 60)
-    with pytest.raises(DataError, match=r"0\.png is of 8 × 8 pixels, more than 60"):
+    with pytest.raises(DataError, match=r"0\.png has 8 × 8 pixels, more than 60"):
         folder.load(split, 8)
 
 
@@ -204,7 +204,7 @@ def test_a_class_too_small_to_share(tmp_path: Path) -> None:
     """One image cannot be learnt from and tested on; of two, one is."""
     for name in ("dogs", "cats"):
         picture(tmp_path / name / "only.png")
-    with pytest.raises(DataError, match=r"class 'cats' has 1 image\(s\): give at least two"):
+    with pytest.raises(DataError, match=r"class 'cats' has 1 image\(s\); expected at least two"):
         folder.load(tmp_path, 8)
     for name in ("dogs", "cats"):
         picture(tmp_path / name / "other.png")
@@ -227,8 +227,8 @@ def test_sixteen_bits_keep_their_upper_eight_and_more_are_refused(tmp_path: Path
             Image.fromarray(deep).save(tmp_path / name / f"{number}.png")
     found, _ = folder.load(tmp_path, 8).select("train")
     assert torch.equal(found[0, 0], torch.from_numpy((deep >> 8).astype(np.uint8)))
-    with pytest.raises(DataError, match=r"wide.png has pixels of more than sixteen bits"):
-        decoding._eight_bits(Image.new("F", (8, 8)), "wide.png")
+    with pytest.raises(DataError, match=r"wide.png has pixels of more than 16 bits"):
+        decoding._to_eight_bits(Image.new("F", (8, 8)), "wide.png")
 
 
 def test_a_study_of_a_folder_names_it_and_runs_from_anywhere(

@@ -194,7 +194,7 @@ def test_samplers_that_cannot_be_looked_at() -> None:
     assert as_samples(DataLoader(numbers, batch_size=2, sampler=places)).first()[1].tolist() == [0]
     assert list(places) == [7, 8]
     dropped = DataLoader(numbers, batch_size=4, sampler=[1, 2], drop_last=True)
-    with pytest.raises(DataError, match="gave no batch"):
+    with pytest.raises(DataError, match="yields no batch"):
         as_samples(dropped).first()
     endless = DataLoader(numbers, batch_size=2, sampler=(place for place in (1, 2)))
     with pytest.raises(DataError, match="digits: the training data is a DataLoader whose sampler has no length"):
@@ -216,7 +216,7 @@ def test_bytes_stay_bytes() -> None:
 
 def test_nothing_can_be_learnt_from_no_sample() -> None:
     for samples in (FORMS["tensors"](0), FORMS["dataset"](0), as_samples(DataLoader(Numbers(0)))):
-        with pytest.raises(DataError, match="holds no sample"):
+        with pytest.raises(DataError, match="is empty"):
             samples.first()
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import platformdirs
 import pytest
 from local_server import Server, asked_from, send
-from small_cifar100 import PARTS, binary, pack, python, write_folder
+from small_cifar100 import PARTS, binary, pack, write_folder
 
 from steppe.cli.main import build_parser, main
 from steppe.data import catalogue as sets
 from steppe.data import cifar100, store
-from steppe.data.catalogue import SETS, Archive
+from steppe.data.catalogue import DATA_SETS, Archive
 from steppe.data.directory import data_directory
 from steppe.errors import DataError
 
@@ -32,75 +32,60 @@ def archive_like(known: Archive, path: Path, *urls: str) -> Archive:
 
 
 @pytest.fixture
-def served(small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> dict[str, bytes]:
-    """A small CIFAR-100 in the catalogue, its archives on a server of ours, and an empty data directory."""
+def served(small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> bytes:
+    """The archive of a small CIFAR-100, in the catalogue and on a local server, and an empty data directory."""
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     outside = tmp_path_factory.mktemp("publisher")
-    archives, contents = [], {}
-    for known, (kind, write) in zip(SETS["cifar-100"].archives, (("binary", binary), ("python", python)), strict=True):
-        packed = pack(write_folder(outside, kind, {name: write(*part) for name, part in PARTS.items()}))
-        archives.append(archive_like(known, packed, server.url(f"/{packed.name}")))
-        contents[packed.name] = packed.read_bytes()
-        server.answers[f"/{packed.name}"] = lambda handler, raw=contents[packed.name]: send(
-            handler, raw, asked_from(handler)
-        )
-    monkeypatch.setitem(sets.SETS, "cifar-100", replace(SETS["cifar-100"], archives=tuple(archives)))
-    return contents
+    packed = pack(write_folder(outside, {name: binary(*part) for name, part in PARTS.items()}))
+    raw = packed.read_bytes()
+    known = DATA_SETS["cifar-100"].archive
+    assert known is not None
+    archive = archive_like(known, packed, server.url(f"/{packed.name}"))
+    server.answers[f"/{packed.name}"] = lambda handler: send(handler, raw, asked_from(handler))
+    monkeypatch.setitem(sets.DATA_SETS, "cifar-100", replace(DATA_SETS["cifar-100"], archive=archive))
+    return raw
 
 
 def left(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if not path.name.endswith(".lock"))
 
 
-BINARY, PYTHON = "cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"
+BINARY = "cifar-100-binary.tar.gz"
 
 
-def test_fetch(served: dict[str, bytes], small_cifar100: Path, server: Server) -> None:
+def test_fetch(served: bytes, small_cifar100: Path, server: Server) -> None:
     lines: list[str] = []
-    assert store.state("cifar-100").startswith("not there")
+    assert store.describe_status("cifar-100").startswith("not there")
     assert store.fetch("cifar-100", report=lines.append) == small_cifar100 / "cifar-100-binary"
     assert left(small_cifar100) == ["cifar-100-binary"]
     assert any("free for research" in line for line in lines)
-    assert store.state("cifar-100") == "there"
+    assert store.describe_status("cifar-100") == "there"
     assert len(cifar100.load().select("train")[0]) == 200
     store.fetch("cifar-100", report=lines.append)
     assert "already" in lines[-1]
     assert len(server.asked) == 1
 
 
-def test_an_archive_that_lies_there_is_used_and_kept(
-    served: dict[str, bytes], small_cifar100: Path, server: Server
-) -> None:
-    (small_cifar100 / PYTHON).write_bytes(served[PYTHON])
-    assert store.state("cifar-100") == "there (packed)"
-    assert store.fetch("cifar-100").name == "cifar-100-python"
-    assert left(small_cifar100) == ["cifar-100-python", PYTHON]
+def test_an_archive_that_lies_there_is_used_and_kept(served: bytes, small_cifar100: Path, server: Server) -> None:
+    (small_cifar100 / BINARY).write_bytes(served)
+    assert store.describe_status("cifar-100") == "there (packed)"
+    assert store.fetch("cifar-100").name == "cifar-100-binary"
+    assert left(small_cifar100) == ["cifar-100-binary", BINARY]
     assert server.asked == []
 
 
-def test_an_archive_that_is_damaged_is_fetched_anew(
-    served: dict[str, bytes], small_cifar100: Path, server: Server
-) -> None:
-    (small_cifar100 / BINARY).write_bytes(served[BINARY][:-1000])
+def test_an_archive_that_is_damaged_is_fetched_anew(served: bytes, small_cifar100: Path, server: Server) -> None:
+    (small_cifar100 / BINARY).write_bytes(served[:-1000])
     store.fetch("cifar-100")
     assert left(small_cifar100) == ["cifar-100-binary"]
     assert len(server.asked) == 1
 
 
-def test_a_damaged_folder_is_replaced(served: dict[str, bytes], small_cifar100: Path) -> None:
-    write_folder(small_cifar100, "binary", {"train": b"half"})
-    assert not store.verify("cifar-100")[0].whole
+def test_a_damaged_folder_is_replaced(served: bytes, small_cifar100: Path) -> None:
+    write_folder(small_cifar100, {"train": b"half"})
+    assert not store.verify("cifar-100")[0].is_complete
     store.fetch("cifar-100")
-    assert store.verify("cifar-100")[0].whole
-
-
-def test_the_other_archive_will_do(served: dict[str, bytes], small_cifar100: Path, server: Server) -> None:
-    """And what had come of the first is not left lying about."""
-    server.answers[f"/{BINARY}"] = lambda handler: handler.send_error(404)
-    (small_cifar100 / f"{BINARY}.part").write_bytes(b"half")
-    assert store.state("cifar-100").startswith("fetched in part")
-    assert store.fetch("cifar-100").name == "cifar-100-python"
-    assert left(small_cifar100) == ["cifar-100-python"]
+    assert store.verify("cifar-100")[0].is_complete
 
 
 def stopped_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -119,15 +104,14 @@ def stopped_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_stopped_after_the_download_the_next_fetch_removes_it(
     function: str,
     after: list[str],
-    served: dict[str, bytes],
+    served: bytes,
     small_cifar100: Path,
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (small_cifar100 / f"{PYTHON}.part").write_bytes(served[PYTHON][:1000])
-    (small_cifar100 / f"{PYTHON}.fresh.part").write_bytes(served[PYTHON][:1000])
     stopped_in(monkeypatch, function)
-    assert left(small_cifar100) == sorted([*after, f"{BINARY}.part", f"{PYTHON}.fresh.part", f"{PYTHON}.part"])
+    assert left(small_cifar100) == sorted([*after, f"{BINARY}.part"])
+    (small_cifar100 / f"{BINARY}.fresh.part").write_bytes(served[:1000])
     assert store.fetch("cifar-100").name == "cifar-100-binary"
     assert left(small_cifar100) == ["cifar-100-binary"]
     assert len(server.asked) == 1
@@ -135,20 +119,19 @@ def test_stopped_after_the_download_the_next_fetch_removes_it(
 
 @pytest.mark.parametrize("function", ["unpack", "_check"])
 def test_an_archive_put_there_by_hand_stays_though_a_fetch_was_stopped(
-    function: str, served: dict[str, bytes], small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    function: str, served: bytes, small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even one of the same name as what was fetched."""
     stopped_in(monkeypatch, function)
-    for name in (BINARY, PYTHON):
-        (small_cifar100 / name).write_bytes(served[name])
+    (small_cifar100 / BINARY).write_bytes(served)
     stopped_in(monkeypatch, "_check")
     store.fetch("cifar-100")
-    assert left(small_cifar100) == ["cifar-100-binary", BINARY, PYTHON]
+    assert left(small_cifar100) == ["cifar-100-binary", BINARY]
     assert len(server.asked) == 1
 
 
 def test_a_whole_set_where_nothing_may_be_written(
-    served: dict[str, bytes], small_cifar100: Path, monkeypatch: pytest.MonkeyPatch
+    served: bytes, small_cifar100: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "denied")
@@ -163,52 +146,45 @@ def test_a_whole_set_where_nothing_may_be_written(
         store.fetch("cifar-100")
 
 
-def test_what_cannot_be_removed_is_told(served: dict[str, bytes], small_cifar100: Path) -> None:
+def test_what_cannot_be_removed_is_told(served: bytes, small_cifar100: Path) -> None:
     """A directory in the place of a file cannot be, not even by root."""
     lines: list[str] = []
     folder = store.fetch("cifar-100")
-    (small_cifar100 / f"{PYTHON}.part").mkdir()
-    (small_cifar100 / f"{BINARY}.part").write_bytes(b"half")
+    (small_cifar100 / f"{BINARY}.part").mkdir()
+    (small_cifar100 / "cifar-100-binary.tar.gz.fresh.part").write_bytes(b"half")
     assert store.fetch("cifar-100", report=lines.append) == folder
-    assert left(small_cifar100) == ["cifar-100-binary", f"{PYTHON}.part"]
-    assert f"{PYTHON}.part is of no more use, but cannot be removed" in lines[-1]
+    assert left(small_cifar100) == ["cifar-100-binary", f"{BINARY}.part"]
+    assert f"{BINARY}.part is no longer needed but cannot be removed" in lines[-1]
 
 
-def test_when_nothing_serves_what_is_there_stays(
-    served: dict[str, bytes], small_cifar100: Path, server: Server
-) -> None:
-    write_folder(small_cifar100, "binary", {"train": b"half"})
-    for name in (BINARY, PYTHON):
-        server.answers[f"/{name}"] = lambda handler: handler.send_error(500)
-    with pytest.raises(DataError, match=r"(?s)binary.*answered 500.*python.*answered 500"):
+def test_when_nothing_serves_what_is_there_stays(served: bytes, small_cifar100: Path, server: Server) -> None:
+    write_folder(small_cifar100, {"train": b"half"})
+    server.answers[f"/{BINARY}"] = lambda handler: handler.send_error(500)
+    with pytest.raises(DataError, match=r"(?s)binary.*answered 500"):
         store.fetch("cifar-100")
     assert left(small_cifar100) == ["cifar-100-binary"]
 
 
-def test_two_do_not_fetch_at_once(served: dict[str, bytes]) -> None:
-    with store._alone("cifar-100"), pytest.raises(DataError, match="being fetched by another process"):
+def test_two_do_not_fetch_at_once(served: bytes) -> None:
+    with store._locked("cifar-100"), pytest.raises(DataError, match="being fetched by another process"):
         store.fetch("cifar-100")
     folder = store.fetch("cifar-100")
-    with store._alone("cifar-100"):
+    with store._locked("cifar-100"):
         assert store.fetch("cifar-100") == folder  # whole: there is nothing to wait for
 
 
-def test_verify_tells_each_form(served: dict[str, bytes], small_cifar100: Path) -> None:
+def test_verify_tells_each_form(served: bytes, small_cifar100: Path) -> None:
     store.fetch("cifar-100")
-    (small_cifar100 / BINARY).write_bytes(served[BINARY])
-    (small_cifar100 / PYTHON).write_bytes(served[PYTHON][:-1])
+    (small_cifar100 / BINARY).write_bytes(served[:-1])
     checks = store.verify("cifar-100")
-    assert [(check.path.name, check.whole) for check in checks] == [
+    assert [(check.path.name, check.is_complete) for check in checks] == [
         ("cifar-100-binary", True),
-        (BINARY, True),
-        (PYTHON, False),
+        (BINARY, False),
     ]
-    assert "bytes instead of" in checks[2].text
+    assert "bytes, expected" in checks[1].text
 
 
-def test_the_command(
-    served: dict[str, bytes], small_cifar100: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command(served: bytes, small_cifar100: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The life of a data set on the command line."""
     place = tmp_path / "new"
     assert main(["data", "fetch", "cifar-100", "--data", str(place)]) == 0
@@ -252,8 +228,8 @@ def test_processes_that_are_started_have_the_same_directory(tmp_path: Path, monk
 
 
 def test_a_folder_with_some_classes_of_tiny_imagenet(tiny_imagenet_data: Path) -> None:
-    assert store.state("tiny-imagenet") in ("there", "there (50 of 200 classes)")
-    assert store.where("tiny-imagenet") == tiny_imagenet_data / "tiny-imagenet-200"
+    assert store.describe_status("tiny-imagenet") in ("there", "there (50 of 200 classes)")
+    assert store.locate("tiny-imagenet") == tiny_imagenet_data / "tiny-imagenet-200"
 
 
 def test_the_commands_in_the_documentation() -> None:

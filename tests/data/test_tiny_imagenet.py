@@ -54,7 +54,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget() -> None:
     tiny_imagenet._load.cache_clear()
-    tiny_imagenet._opened.cache_clear()
+    tiny_imagenet._open_zip.cache_clear()
 
 
 def loaded() -> tiny_imagenet.TinyImageNet:
@@ -107,7 +107,7 @@ def test_the_zip_file_gives_the_same(small: Path) -> None:
 
 
 def test_a_class_is_decoded_once_and_few_are_kept(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny_imagenet, "_KEPT", 2)
+    monkeypatch.setattr(tiny_imagenet, "_MAX_CACHED", 2)
     images = loaded()
     assert images._class("train", 0) is images._class("train", 0)
     for label in (0, 1, 2):
@@ -144,8 +144,8 @@ def bomb() -> bytes:
         (b"", "cannot be decoded"),
         (jpeg(0)[:500], "cannot be decoded"),
         (b"GIF89a" + bytes(100), "cannot be decoded"),
-        (jpeg(0, size=(64, 63)), "is of 64 × 63 pixels instead of 64 × 64"),
-        (bomb(), "65500|announces too large"),
+        (jpeg(0, size=(64, 63)), "has 64 × 63 pixels, expected 64 × 64"),
+        (bomb(), "65500|is too large"),
         (jpeg(0) + bytes(1_000_001), "larger than|unpacks to more than"),
     ],
 )
@@ -163,16 +163,16 @@ def test_damaged_images_are_refused_by_name(content: bytes, message: str, packed
 
 def test_half_a_data_set_is_refused(small: Path) -> None:
     (small / IMAGE).unlink()
-    with pytest.raises(DataError, match=r"2 train images of class n00000001 instead of 3.*steppe data fetch"):
+    with pytest.raises(DataError, match=r"2 train images of class n00000001, expected 3.*steppe data fetch"):
         loaded()
     shutil.rmtree(small / "train" / "n00000001")
-    with pytest.raises(DataError, match=r"images of 2 classes, wnids\.txt names 3"):
+    with pytest.raises(DataError, match=r"images of 2 classes, but wnids\.txt lists 3"):
         loaded()
     (small / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01443537\n")
-    with pytest.raises(DataError, match="does not say what"):
+    with pytest.raises(DataError, match="has no class for"):
         loaded()
     (small / "val" / "val_annotations.txt").write_text("nonsense\n")
-    with pytest.raises(DataError, match="a line without a file and its class"):
+    with pytest.raises(DataError, match="a line without a file or its class"):
         loaded()
     (small / "val" / "val_annotations.txt").unlink()
     with pytest.raises(DataError, match=r"val_annotations\.txt is missing"):

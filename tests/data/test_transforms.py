@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from steppe.data.transforms import CropAndFlip, Normalise
+from steppe.data.transforms import CropAndFlip, Normalize
 
 
 def test_normalisation_channel_by_channel() -> None:
     x = torch.randint(256, (4, 3, 5, 6), dtype=torch.uint8)
     kept = x.clone()
     mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 1.5)
-    found = Normalise(mean, std)(x)
+    found = Normalize(mean, std)(x)
     expected = torch.stack([(x[:, c].double() / 255 - mean[c]) / std[c] for c in range(3)], 1)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     assert found.dtype == torch.float32
@@ -24,7 +24,7 @@ def test_normalisation_channel_by_channel() -> None:
 
 def test_normalisation_of_flat_images() -> None:
     x = torch.randint(256, (4, 784), dtype=torch.uint8)
-    torch.testing.assert_close(Normalise((0.1307,), (0.3081,))(x), (x.float() / 255 - 0.1307) / 0.3081)
+    torch.testing.assert_close(Normalize((0.1307,), (0.3081,))(x), (x.float() / 255 - 0.1307) / 0.3081)
 
 
 def variants(image: Tensor, padding: int) -> list[Tensor]:

@@ -136,7 +136,7 @@ def test_an_unknown_home_directory(
 ) -> None:
     monkeypatch.setenv("STEPPE_DATA", "~nobody-of-that-name/x")
     assert main(words.split()) == 2
-    assert "~nobody-of-that-name/x: there is no such home directory" in capsys.readouterr().err
+    assert "~nobody-of-that-name/x: no such home directory" in capsys.readouterr().err
 
 
 def test_a_plugin_adds_a_method(tmp_path: Path) -> None:

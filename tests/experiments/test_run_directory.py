@@ -20,7 +20,7 @@ from steppe.experiments.run import run
 from steppe.experiments.run_directory import RunDirectory
 from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, latex, markdown, summary
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 
 SHORT = ["tasks=3", "samples=60", "test_samples=200"]
 
@@ -55,7 +55,7 @@ def test_result_contains_what_figures_need(finished: tuple[Path, RunResult]) -> 
     assert stored["per_task"][-1]["bytes"] == stored["bytes"]
     assert sum(task["seconds"]["train"] for task in stored["per_task"]) == pytest.approx(stored["seconds"]["train"])
     assert stored["versions"]["torch"] == torch.__version__
-    assert stored["machine"] == machine()
+    assert stored["machine"] == machine_info()
     assert not stored["full_length"]
 
 

@@ -233,7 +233,7 @@ def test_links_out_of_the_directory_are_reported(
     _linked("report.html", tmp_path / "precious")
     assert main(RUN) in (1, 2)
     told = capsys.readouterr().err
-    assert f"d/report.html leads out of d, to {tmp_path}/precious: remove that link" in told
+    assert f"d/report.html leads out of d, to {tmp_path}/precious; remove that link" in told
 
 
 @pytest.mark.parametrize("pipe", [False, True])

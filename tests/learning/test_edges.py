@@ -132,7 +132,7 @@ def test_a_loader_that_gives_no_batch_is_refused(part: str) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), steppe.Finetune())
     if part == "test":
         learner.learn(task)
-    with pytest.raises(DataError, match="gave no batch"):
+    with pytest.raises(DataError, match="yields no batch"):
         (learner.learn if part == "train" else learner.evaluate)(task)
 
 
@@ -157,7 +157,7 @@ def test_a_loader_may_collate_in_its_own_way() -> None:
 def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
     spoilt = X.clone()
     spoilt[17, 2] = torch.nan
-    with pytest.raises(DataError, match=r"digits: the training data holds NaN .* sample 17"):
+    with pytest.raises(DataError, match=r"digits: the training data has NaN .* sample 17"):
         steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(TensorDataset(spoilt, Y), name="digits"))
 
 
@@ -223,7 +223,7 @@ def test_a_batch_too_small_for_batchnorm_says_what_to_do() -> None:
 
 
 def test_words_as_data_are_refused() -> None:
-    with pytest.raises(DataError, match="words: the training data cannot be made tensors"):
+    with pytest.raises(DataError, match="words: the training data cannot be converted to tensors"):
         steppe.Task((["a", "b"], [0, 1]), name="words")
 
 
@@ -241,7 +241,7 @@ def test_a_loader_of_whole_batches_serves() -> None:
 
 def test_a_validation_loader_without_a_batch_is_named() -> None:
     empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=4, drop_last=True)
-    with pytest.raises(DataError, match="the validation data gave no batch"):
+    with pytest.raises(DataError, match="the validation data yields no batch"):
         steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y), val=empty), patience=1)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from steppe import ER, Learner, Task
-from steppe.data.samples import Reordering, TensorSamples
-from steppe.data.transforms import Normalise
+from steppe.data.samples import PixelPermutation, TensorSamples
+from steppe.data.transforms import Normalize
 from steppe.errors import DataError
 from steppe.fast.linear_chain import LinearChain
 
@@ -35,7 +35,7 @@ def tasks(count: int, samples: int = 40, heads: bool = False) -> list[Task]:
         head = range(number % 3, number % 3 + 3) if heads else None
         rows = head or range(OUTPUTS)
         y = torch.randint(rows.start, rows.stop, (samples,), generator=generator)
-        seen = TensorSamples(x, y, Reordering(torch.randperm(WIDTH, generator=generator)), at_hand=True)
+        seen = TensorSamples(x, y, PixelPermutation(torch.randperm(WIDTH, generator=generator)), cache_view=True)
         made.append(Task(seen, seen, head=head, name=f"order {number}"))
     return made
 
@@ -43,7 +43,7 @@ def tasks(count: int, samples: int = 40, heads: bool = False) -> list[Task]:
 def by_hand(learner: Learner, task: Task) -> float:
     """Sample by sample, through the model itself, from inputs put in order."""
     assert isinstance(task.test, TensorSamples)
-    assert isinstance(task.test.view, Reordering)
+    assert isinstance(task.test.view, PixelPermutation)
     rows = task.head or range(OUTPUTS)
     right = 0
     for sample, label in zip(task.test.x, task.test.y, strict=True):
@@ -137,7 +137,7 @@ def ramp(x: Tensor) -> Tensor:
     ("make", "together"),
     [
         (lambda: Learner(model(), ER()), True),
-        (lambda: Learner(model(), ER(), input_transform=Normalise((0.1,), (0.3,))), True),
+        (lambda: Learner(model(), ER(), input_transform=Normalize((0.1,), (0.3,))), True),
         (lambda: Learner(model(), ER(), input_transform=ramp), False),
         (lambda: Learner(nn.Sequential(model(), nn.Softmax(1)), ER()), False),
         (lambda: Learner(model(), Mirrored()), False),
@@ -181,7 +181,7 @@ def test_views_at_hand_are_made_once() -> None:
         return x + 1
 
     x, y = torch.arange(6)[:, None].float(), torch.arange(6)
-    samples = TensorSamples(x, y, view, at_hand=True)
+    samples = TensorSamples(x, y, view, cache_view=True)
     assert [part.flatten().tolist() for part in samples.first(2)] == [[1, 2], [0, 1]]
     assert calls == [2]  # shapes are learnt from a few, and the others are not turned for that
     calls.clear()

@@ -99,13 +99,13 @@ TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
     "lengths": (lambda: Task((X, Y[:9])), DataError, r"\(40, 8\) and labels of shape \(9,\)"),
     "one-hot labels": (lambda: Task((X, torch.eye(4)[Y])), DataError, r"labels of shape \(40, 4\)"),
     "sparse inputs": (lambda: Task((X.to_sparse(), Y), name="digits"), DataError, "digits: .*sparse_coo.*to_dense"),
-    "sparse labels": (lambda: Task((X, Y.to_sparse())), DataError, "torch.sparse_coo: give dense"),
+    "sparse labels": (lambda: Task((X, Y.to_sparse())), DataError, "torch.sparse_coo; expected dense"),
     "no length": (lambda: Task(Endless()), DataError, "without a length"),
-    "no places": (lambda: Task(Counted()), DataError, "an IterableDataset: give a map-style"),
-    "unknown form": (lambda: Task({"x": X}), DataError, "given as dict"),
+    "no places": (lambda: Task(Counted()), DataError, "an IterableDataset; pass a map-style"),
+    "unknown form": (lambda: Task({"x": X}), DataError, "has the type dict"),
     "validation": (lambda: Task((X, Y), val=(X, Y.float())), DataError, "the validation data has labels"),
-    "head with gaps": (lambda: Task((X, Y), head=range(0, 4, 2), name="digits"), DataError, "digits: the head"),
-    "head of nothing": (lambda: Task((X, Y), head=range(2, 2)), DataError, "the head"),
+    "head with gaps": (lambda: Task((X, Y), head=range(0, 4, 2), name="digits"), DataError, "digits: invalid head"),
+    "head of nothing": (lambda: Task((X, Y), head=range(2, 2)), DataError, "invalid head"),
 }
 
 
@@ -157,7 +157,12 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         DataError,
         "digits: the training data has labels",
     ),
-    "head beyond the outputs": (mlp, lambda: Task((X, Y), head=range(0, 9)), DataError, "beyond the model's 4 outputs"),
+    "head beyond the outputs": (
+        mlp,
+        lambda: Task((X, Y), head=range(0, 9)),
+        DataError,
+        "exceeds the model's 4 outputs",
+    ),
     "NaN in a dataset": (mlp, lambda: Task(TensorDataset(spoilt(torch.nan), Y)), DataError, "NaN or infinity"),
     "no pairs": (mlp, lambda: Task(Unlabelled()), DataError, "pairs"),
     "labels in columns": (
@@ -172,13 +177,13 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         DataError,
         r"shape \(1, 1\).*one class number",
     ),
-    "several lengths": (mlp, lambda: Task(Ragged()), DataError, "put together into a batch.*pad them"),
-    "pictures": (mlp, lambda: Task(Pictures()), DataError, "put together into a batch.*ToTensor"),
+    "several lengths": (mlp, lambda: Task(Ragged()), DataError, "collated into a batch.*pad sequences"),
+    "pictures": (mlp, lambda: Task(Pictures()), DataError, "collated into a batch.*ToTensor"),
     "a loader of pictures": (
         mlp,
         lambda: Task(DataLoader(Pictures())),
         DataError,
-        "put together into a batch.*ToTensor",
+        "collated into a batch.*ToTensor",
     ),
     "a loader of a stream": (mlp, lambda: Task(DataLoader(Stream())), DataError, "IterableDataset"),
     "validation shape": (
@@ -234,11 +239,11 @@ TESTS: dict[str, tuple[Task, str]] = {
     ),
     "head beyond the outputs": (
         Task((X, Y), (X, Y), head=range(0, 9), name="d"),
-        r"^d: the head range\(0, 9\) reaches beyond the model's 4 outputs",
+        r"^d: the head range\(0, 9\) exceeds the model's 4 outputs",
     ),
     "no output of the head": (
         Task((X, Y), (X, Y + 4), head=range(4, 8), name="d"),
-        r"^d: the head range\(4, 8\) reaches",
+        r"^d: the head range\(4, 8\) exceeds",
     ),
 }
 
@@ -254,7 +259,7 @@ def test_what_no_prediction_could_get_right(case: str) -> None:
 def test_batches_without_a_sample_are_no_test() -> None:
     empty = DataLoader(TensorDataset(X[None, :0], Y[None, :0]), batch_size=None)
     task = Task((X, Y), empty, name="digits")
-    with pytest.raises(DataError, match="digits: the test data gave no batch"):
+    with pytest.raises(DataError, match="digits: the test data yields no batch"):
         Learner(mlp(), ER()).evaluate(task)
 
 
@@ -267,9 +272,9 @@ def test_labels_of_a_validating_dataset_are_looked_at() -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (range(0, 4, 2), r"^the head range\(0, 4, 2\) is not a non-empty range"),
-        (range(1, 9), "reaches beyond the model's 4 outputs"),
-        ((0, 2), r"the head is \(0, 2\): give a range"),
+        (range(0, 4, 2), r"^invalid head range\(0, 4, 2\); expected a non-empty range"),
+        (range(1, 9), "exceeds the model's 4 outputs"),
+        ((0, 2), r"invalid head \(0, 2\); expected a range"),
     ],
 )
 def test_heads_that_cannot_be_predicted_in(head: Any, message: str) -> None:
@@ -313,7 +318,7 @@ def test_weights_that_would_not_be_learnt(change: str) -> None:
         (lambda: Learner(mlp(), ER).learn(Task((X, Y))), "method is"),  # type: ignore[arg-type]
         (lambda: Learner("mlp", ER()), "the model is a str"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER(), seed=1.5), r"seed = 1\.5"),  # type: ignore[arg-type]
-        (lambda: Learner(mlp(), ER(), device="banana"), "device 'banana' is unknown"),
+        (lambda: Learner(mlp(), ER(), device="banana"), "unknown device 'banana'"),
         (lambda: Learner(mlp(), ER(), input_transform=5), "prepare is 5"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER(), exclude="head"), "exclude is 'head': give a list"),
         (lambda: Learner(mlp(), ER()).learn(5), "a int is given as a task"),  # type: ignore[arg-type]
@@ -339,18 +344,18 @@ IDX = bytes((0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3)) + bytes(6)
         (IDX[:3], "is not an IDX file"),
         (b"\x01" + IDX[1:], "is not an IDX file"),
         (IDX[:2] + b"\x0d" + IDX[3:], "is not an IDX file"),
-        (IDX[:9], r"announces \[2, 0\]"),
-        (IDX[:7] + b"\x00" + IDX[8:12], r"announces \[0, 3\] bytes, which is nothing"),
-        (IDX[:-1], r"announces \[2, 3\] bytes but holds 5"),
-        (IDX + b"x", r"announces \[2, 3\] bytes but holds 7"),
-        (IDX[:4] + b"\xff" * 8 + IDX[12:], r"announces \[4294967295, 4294967295\]"),
-        (IDX[:3] + b"\xff" + IDX[4:], "digits announces"),
-        (IDX[:3] + b"\x00" + IDX[4:], r"announces \[\]"),
+        (IDX[:9], r"declares shape \[2, 0\]"),
+        (IDX[:7] + b"\x00" + IDX[8:12], r"is empty: it declares shape \[0, 3\]"),
+        (IDX[:-1], r"declares shape \[2, 3\] but has 5"),
+        (IDX + b"x", r"declares shape \[2, 3\] but has 7"),
+        (IDX[:4] + b"\xff" * 8 + IDX[12:], r"declares shape \[4294967295, 4294967295\]"),
+        (IDX[:3] + b"\xff" + IDX[4:], "digits declares"),
+        (IDX[:3] + b"\x00" + IDX[4:], r"declares shape \[\]"),
     ],
 )
 def test_idx_files_that_cannot_be(raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        idx.parse(raw, "digits")
+        idx.parse_idx(raw, "digits")
 
 
 class Breaking(nn.Module):

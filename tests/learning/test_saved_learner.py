@@ -275,7 +275,7 @@ def test_loaded_in_inference_mode_it_learns_outside_of_it(tmp_path: Path) -> Non
 def test_a_directory_is_no_file_to_save_to(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    with pytest.raises(RunError, match=f"cannot write {place}: Is a directory: .*choose another place"):
+    with pytest.raises(RunError, match=f"cannot write {place}: Is a directory; .*choose another location"):
         learner("er").save(place)
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 

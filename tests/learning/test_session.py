@@ -25,9 +25,10 @@ from steppe import ER, GPM, Learner, Task, UsageError
 from steppe.learning.events import EpochEnded, Event, Progress
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.runtime.contexts import gc_frozen, twice_differentiable
-from steppe.runtime.signals import HeldSignals, safe_point, signals_let_through
-from steppe.runtime.threads import SMALL, multiplications, suited, use_threads
-from steppe.runtime.turns import GENERATORS, Turn
+from steppe.runtime.locks import FairLock
+from steppe.runtime.rng import GLOBAL_RNG_LOCK
+from steppe.runtime.signals import BlockedSignals, deliver_pending_signals, signals_unblocked
+from steppe.runtime.threads import SINGLE_THREAD_LIMIT, choose_num_threads, count_multiplications, set_num_threads
 from steppe.tensors.batch import Batch
 
 X = torch.rand(400, 12, generator=torch.Generator().manual_seed(0))
@@ -138,15 +139,15 @@ def test_what_draws_nothing_leaves_the_generators_alone() -> None:
     """Other threads may draw from them meanwhile, without turns."""
     learner, data = plain(1), Task((X, Y), (X, Y))
     depths: list[int] = []
-    learner.learn(data, callback=lambda event: depths.append(GENERATORS.depth))
-    with GENERATORS._mutex:
-        owner = GENERATORS._owner
+    learner.learn(data, callback=lambda event: depths.append(GLOBAL_RNG_LOCK.depth))
+    with GLOBAL_RNG_LOCK._mutex:
+        owner = GLOBAL_RNG_LOCK._owner
     assert (owner, set(depths)) == (None, {0})
-    GENERATORS.take()  # by this thread, while another one tests
+    GLOBAL_RNG_LOCK.acquire()  # by this thread, while another one tests
     try:
         together(lambda: learner.evaluate(data))
     finally:
-        GENERATORS.give()
+        GLOBAL_RNG_LOCK.release()
     assert noisy(1)._workload.draws(None, [data])
     assert learner._workload.draws(learner._method, [Task((X, Y), augment=lambda x, generator: x)])
     assert not learner._workload.draws(learner._method, [data])
@@ -163,15 +164,15 @@ def test_a_learner_learns_one_task_at_a_time() -> None:
 
 
 def test_turns_are_taken_in_order_and_again_within() -> None:
-    turn, order = Turn(), []
-    turn.take()
-    turn.take()
+    turn, order = FairLock(), []
+    turn.acquire()
+    turn.acquire()
 
     def waits(name: int) -> Callable[[], None]:
         def work() -> None:
-            turn.take()
+            turn.acquire()
             order.append(name)
-            turn.give()
+            turn.release()
 
         return work
 
@@ -180,9 +181,9 @@ def test_turns_are_taken_in_order_and_again_within() -> None:
         thread.start()
         while len(turn._waiting) < number:
             time.sleep(0.001)
-    turn.give()
-    assert (turn.depth, turn.is_wanted, order) == (1, True, [])
-    turn.give()
+    turn.release()
+    assert (turn.depth, turn.has_waiters, order) == (1, True, [])
+    turn.release()
     for thread in threads:
         thread.join(10)
     assert order == [0, 1, 2]
@@ -266,10 +267,10 @@ def test_other_threads_keep_their_number() -> None:
     seen: list[int] = []
 
     def other() -> None:
-        found = use_threads(1)
+        found = set_num_threads(1)
         together(lambda: seen.append(torch.get_num_threads()))
         seen.append(torch.get_num_threads())
-        use_threads(found)
+        set_num_threads(found)
 
     together(other)
     assert seen == [first[0], 1]
@@ -278,26 +279,26 @@ def test_other_threads_keep_their_number() -> None:
 
 def test_multiplications_are_counted() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5))
-    assert multiplications(net, torch.zeros(4, 2, 4, 4)) == 16 * 3 * 18 + 48 * 5
-    assert multiplications(net, torch.zeros(4, 7)) == sum(p.numel() for p in net.parameters())
+    assert count_multiplications(net, torch.zeros(4, 2, 4, 4)) == 16 * 3 * 18 + 48 * 5
+    assert count_multiplications(net, torch.zeros(4, 7)) == sum(p.numel() for p in net.parameters())
     torch.set_num_threads(2)
-    assert (suited(SMALL, 1), suited(SMALL, 2)) == (1, 2)
+    assert (choose_num_threads(SINGLE_THREAD_LIMIT, 1), choose_num_threads(SINGLE_THREAD_LIMIT, 2)) == (1, 2)
     assert not net[0]._forward_hooks
 
 
 def test_signals_wait_for_a_safe_point_and_not_in_the_users_code() -> None:
-    held = HeldSignals()
-    held.begin()
+    held = BlockedSignals()
+    held.block()
     try:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            safe_point()
-        with pytest.raises(KeyboardInterrupt), signals_let_through():
+            deliver_pending_signals()
+        with pytest.raises(KeyboardInterrupt), signals_unblocked():
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     finally:
         with pytest.raises(KeyboardInterrupt):
-            held.end()
+            held.unblock()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -103,13 +103,13 @@ def test_models_without_values() -> None:
 
 MASKED = np.ma.masked_array(N, mask=N[:, :1] == N)  # the first number of each sample
 DATA: dict[str, tuple[Any, Any, str]] = {
-    "float8": (X.to(torch.float8_e4m3fn), Y, r"type torch\.float8_e4m3fn, which are for storing alone.*half"),
+    "float8": (X.to(torch.float8_e4m3fn), Y, r"type torch\.float8_e4m3fn, which torch only stores.*half"),
     "the other float8": (X.to(torch.float8_e5m2), Y, r"type torch\.float8_e5m2"),
     "without values": (X.to("meta"), Y, "on the device 'meta', which has no values"),
     "labels without values": (X, Y.to("meta"), "on the device 'meta', which has no values"),
-    "masked": (MASKED, LABELS, r"masked array, of whose entries \d+ are masked.*filled"),
-    "masked labels": (N, np.ma.masked_array(LABELS, mask=LABELS == 1), "entries 10 are masked"),
-    "objects": (N.astype(object), LABELS, "cannot be made tensors.*give arrays or tensors of numbers"),
+    "masked": (MASKED, LABELS, r"masked array with \d+ masked entries.*filled"),
+    "masked labels": (N, np.ma.masked_array(LABELS, mask=LABELS == 1), "with 10 masked entries"),
+    "objects": (N.astype(object), LABELS, "cannot be converted to tensors.*pass arrays or tensors of numbers"),
 }
 
 
@@ -123,7 +123,7 @@ def test_data_that_cannot_be_learnt_from(case: str) -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantised_data() -> None:
     x = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
-    with pytest.raises(DataError, match=r"training data holds numbers of type torch\.quint8.*tensor\.dequantize"):
+    with pytest.raises(DataError, match=r"training data has numbers of type torch\.quint8.*tensor\.dequantize"):
         Task((x, Y))
 
 
@@ -162,9 +162,9 @@ def test_arrays_that_only_lie_otherwise_are_learnt_from(x: Any) -> None:
 
 SAMPLES: dict[str, tuple[Callable[[int], Any], str]] = {
     "masked": (lambda place: MASKED[place], "masked array"),
-    "backwards": (lambda place: N[place][::-1], "cannot be put together into a batch.*negative"),
+    "backwards": (lambda place: N[place][::-1], "cannot be collated into a batch.*negative"),
     "without values": (lambda place: X[place].to("meta"), "on the device 'meta'"),
-    "float8": (lambda place: X[place].to(torch.float8_e4m3fn), "for storing alone"),
+    "float8": (lambda place: X[place].to(torch.float8_e4m3fn), "which torch only stores"),
 }
 
 

@@ -79,7 +79,7 @@ def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, fa
     name, changes = CASES[case]
     setup = PROBLEMS[problem]
     settings, network, method = started(name, changes, setup, factored=factored)
-    twin = FlatUpdate(name, settings, setup, network.model, Streams(3).derived)
+    twin = FlatUpdate(name, settings, setup, network.model, Streams(3).derive_seed)
     for task in range(3):
         network.heads.add(setup.heads[task], 4 if setup.heads[task] is None else 6)
         method.begin_task()

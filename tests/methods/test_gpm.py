@@ -154,7 +154,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_three_tasks_equal_the_dense_transcription(case: str, problem: str) -> None:
     setup = PROBLEMS[problem]
     settings, network, method = started_on(setup, "gpm", {"basis_samples": 8, **CASES[case]})
-    twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
+    twin = FlatGPM(settings, setup, network.model, Streams(3).derive_seed)
     for task in range(3):
         network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()

@@ -134,7 +134,7 @@ def test_statistics_and_weights_equal_the_loop_s(member: str, form: str, statist
     covered = {key: each for key, each in projected_weights(model).items() if key in problem.covered}
     network = Network(model)
     method = settings.start(network, covered, Streams(3))
-    loop = ReleasedLoop(member, settings, problem, model, Streams(3).derived)
+    loop = ReleasedLoop(member, settings, problem, model, Streams(3).derive_seed)
     loop.statistics = kept
     for task in range(3):
         network.heads.add(heads[task], 6)

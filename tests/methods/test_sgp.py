@@ -42,7 +42,7 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
     setup = PROBLEMS[problem]
     changes = {"basis_samples": 8, "thresholds": "0.7", "threshold_step": 0.05, "alpha": alpha, "lr": 0.05}
     settings, network, method = started_on(setup, "sgp", changes)
-    twin = FlatGPM(settings, setup, network.model, Streams(3).derived)
+    twin = FlatGPM(settings, setup, network.model, Streams(3).derive_seed)
     for task in range(3):
         network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
         method.begin_task()

@@ -114,7 +114,7 @@ def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, lay
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     if issubclass(network, AlexNet):
-        model.shares = (0.0,) * 5
+        model.dropout_rates = (0.0,) * 5
     x = torch.rand(4, *shape, dtype=torch.float64)
     torch.testing.assert_close(model(x), twin(x))
     if len(shape) == 3:
@@ -135,7 +135,7 @@ class EarlyAlexNet(AlexNet):
     """ReLU where the paper has it, dropout and pooling one after the other."""
 
     def forward(self, x: Tensor) -> Tensor:
-        shares = self.shares
+        shares = self.dropout_rates
         x = max_pool2d(dropout(relu(self.conv1(x)), shares[0], self.training), 2)
         x = max_pool2d(dropout(relu(self.norm2(self.conv2(x))), shares[1], self.training), 2)
         x = max_pool2d(dropout(relu(self.conv3(x)), shares[2], self.training), 2)

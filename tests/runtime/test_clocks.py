@@ -44,9 +44,9 @@ def busy(seconds: float) -> None:
 
 
 def test_sleeping_takes_no_processor(one_thread: None) -> None:
-    clock = Clock()
+    clock = Stopwatch()
     time.sleep(0.2)
-    wall, cpu = clock.time
+    wall, cpu = clock.elapsed
     assert wall >= 0.2
     assert cpu is not None
     assert cpu < 0.1
@@ -54,28 +54,31 @@ def test_sleeping_takes_no_processor(one_thread: None) -> None:
 
 def test_another_thread_s_work_is_not_counted(one_thread: None) -> None:
     """With one thread for torch, all of a run's work is in the thread that it was started in."""
-    clock = Clock()
+    clock = Stopwatch()
     other = threading.Thread(target=busy, args=(0.3,))
     other.start()
     other.join()
-    assert (clock.time.cpu or 0) < 0.15
+    assert (clock.elapsed.cpu or 0) < 0.15
     busy(0.2)
-    assert (clock.time.cpu or 0) >= 0.2
+    assert (clock.elapsed.cpu or 0) >= 0.2
 
 
 def test_with_more_threads_all_of_them_are_counted(one_thread: None) -> None:
     torch.set_num_threads(2)
-    clock = Clock()
+    clock = Stopwatch()
     other = threading.Thread(target=busy, args=(0.2,))
     other.start()
     other.join()
-    assert (clock.time.cpu or 0) >= 0.2
+    assert (clock.elapsed.cpu or 0) >= 0.2
 
 
 def test_what_was_not_recorded_stays_unknown() -> None:
-    assert Clock(Time(5.0, None)).time.cpu is None
-    assert by_kind({"train": Time(2.0, 1.0), "memory": Time(3.0, None)}) == ({"train": 2.0, "memory": 3.0}, {})
-    assert by_kind({"train": Time(2.0, 1.0)}) == ({"train": 2.0}, {"train": 1.0})
+    assert Stopwatch(Elapsed(5.0, None)).elapsed.cpu is None
+    assert split_wall_cpu({"train": Elapsed(2.0, 1.0), "memory": Elapsed(3.0, None)}) == (
+        {"train": 2.0, "memory": 3.0},
+        {},
+    )
+    assert split_wall_cpu({"train": Elapsed(2.0, 1.0)}) == ({"train": 2.0}, {"train": 1.0})
 
 
 def test_a_run_records_both(tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ from steppe.methods.a_gem import remove_conflict
 from steppe.methods.base import MethodConfig
 from steppe.projection import coverage
 from steppe.projection.basis import running_sums
-from steppe.runtime.devices import check_device, make_deterministic, to_device, without_fused_rnn
-from steppe.runtime.environment import described, machine
+from steppe.runtime.contexts import without_fused_rnn
+from steppe.runtime.devices import check_device, make_deterministic, to_device
+from steppe.runtime.environment import format_machine, machine_info
 from steppe.runtime.rng import preserve_global_rng
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -120,7 +121,7 @@ def test_a_gem_asks_the_gpu_nothing() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-@pytest.mark.parametrize(("device", "told"), [("cuda:1", "has 1 of them"), ("mps", "'cpu' and 'cuda' only")])
+@pytest.mark.parametrize(("device", "told"), [("cuda:1", "has 1 CUDA device"), ("mps", "not supported")])
 def test_devices_that_are_refused(device: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Learner(nn.Linear(2, 2), steppe.ER(), device=device)
@@ -247,10 +248,10 @@ def test_a_run_begun_on_the_gpu_says_why_it_cannot_go_on(
 
 @pytest.mark.usefixtures("one_gpu")
 def test_the_gpu_is_named() -> None:
-    assert "gpu" not in machine()
-    assert machine("cuda")["gpu"] == "Model 7"
-    assert "Model 7" in described(machine("cuda"))
-    machine.cache_clear()
+    assert "gpu" not in machine_info()
+    assert machine_info("cuda")["gpu"] == "Model 7"
+    assert "Model 7" in format_machine(machine_info("cuda"))
+    machine_info.cache_clear()
 
 
 def test_generators_of_the_device_are_left_as_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,8 +274,8 @@ def test_whoever_computes_there_does_it_repeatably(monkeypatch: pytest.MonkeyPat
         asked.append(device)
         raise KeyboardInterrupt  # before anything gets there
 
-    monkeypatch.setattr("steppe.experiments.run.compute_repeatably", noted)
-    monkeypatch.setattr("steppe.runtime.devices.compute_repeatably", noted)
+    monkeypatch.setattr("steppe.experiments.run.make_deterministic", noted)
+    monkeypatch.setattr("steppe.runtime.devices.make_deterministic", noted)
     with pytest.raises(KeyboardInterrupt):
         run(RunConfig.make("pmnist", "er", ["tasks=2"], seed=0, device="cuda"), tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):

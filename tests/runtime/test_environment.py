@@ -14,26 +14,26 @@ from steppe.report.page import render_page
 from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, run_report
 from steppe.runtime import environment as module
-from steppe.runtime.environment import NOT_RECORDED, described, machine
+from steppe.runtime.environment import NOT_RECORDED, format_machine, machine_info
 
 MADE = {"processor": "an abacus", "cores": 1, "memory_gib": 0.5, "system": "wood"}
 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> None:
-    machine.cache_clear()
+    machine_info.cache_clear()
 
 
 def test_this_machine() -> None:
-    found = machine()
+    found = machine_info()
     assert {"processor", "cores", "system"} <= found.keys()
     assert isinstance(found["cores"], int)
     assert 1 <= found["cores"] <= (os.cpu_count() or 1)
-    assert all(str(value) in described(found) for value in found.values())
+    assert all(str(value) in format_machine(found) for value in found.values())
 
 
 def test_nobody_is_named() -> None:
-    told = json.dumps(machine())
+    told = json.dumps(machine_info())
     for name in (platform.node(), getpass.getuser(), str(Path.home())):
         assert len(name) < 5 or name not in told
 
@@ -54,16 +54,16 @@ def test_the_processor_by_what_the_system_tells(
     monkeypatch.setattr(platform, "processor", lambda: "by platform")
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
-    assert machine()["processor"] == processor
+    assert machine_info()["processor"] == processor
 
 
 def test_what_is_not_told_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sysconf")
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {})
-    found = machine()
+    found = machine_info()
     assert "memory_gib" not in found
     assert str(found["system"]).startswith(platform.system())
-    assert described({}) == described(None) == NOT_RECORDED
+    assert format_machine({}) == format_machine(None) == NOT_RECORDED
 
 
 def test_it_is_shown_where_versions_are(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from steppe.cli.main import main
 from steppe.errors import RunError, UsageError
 from steppe.landscape.measure import _open_landscape
 from steppe.landscape.settings import LandscapeSettings
-from steppe.runtime.files import read_bounded, read_json, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, read_bounded, read_json, write_atomic
 
 
 def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
@@ -80,7 +80,10 @@ def test_json_is_what_it_was(tmp_path: Path) -> None:
 def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(RunError, match=r"cannot write .*a: Too many levels of symbolic links"), writing(tmp_path / "a"):
+    with (
+        pytest.raises(RunError, match=r"cannot write .*a: Too many levels of symbolic links"),
+        explain_write_errors(tmp_path / "a"),
+    ):
         write_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").is_symlink()
 
@@ -99,7 +102,7 @@ def test_what_is_no_file_stays_what_it_is(linked: bool, tmp_path: Path, capsys: 
     for command in commands:
         assert main(command) == 2
         told = capsys.readouterr()
-        assert told.err == f"steppe: {path} is a device, a pipe or a socket, not a file: choose another name.\n"
+        assert told.err == f"steppe: {path} is a device, pipe or socket, not a file; choose another name.\n"
         assert told.out == ""
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     assert not list(tmp_path.glob(".*"))

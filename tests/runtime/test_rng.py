@@ -31,10 +31,10 @@ def test_streams_do_not_shift_one_another() -> None:
 
 
 def test_seeds_and_names_give_different_streams() -> None:
-    seeds = {Streams(seed).derived(name) for seed in range(50) for name in ("a", "b", "1/a", "")}
+    seeds = {Streams(seed).derive_seed(name) for seed in range(50) for name in ("a", "b", "1/a", "")}
     assert len(seeds) == 200
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert Streams(7).derived("order") == Streams(7).derived("order")
+    assert Streams(7).derive_seed("order") == Streams(7).derive_seed("order")
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,7 +10,7 @@ from rich.console import Console
 from steppe.cli.progress import BarDisplay, LineDisplay
 from steppe.experiments.study import Failed
 from steppe.learning.events import RunStarted
-from steppe.runtime.terminal import say, visible
+from steppe.runtime.terminal import escape_controls, say
 
 CLEARS = "\x1b[2J"
 
@@ -30,7 +30,7 @@ CLEARS = "\x1b[2J"
     ],
 )
 def test_what_a_terminal_would_obey_is_written_out(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert escape_controls(text) == shown
 
 
 def test_values_are_printed_visibly(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import math
-import pickle
 import random
 import resource
 import sys
@@ -33,13 +32,13 @@ import torch
 from hostile import closed, opened, rehashed
 from own_models import bright, mlp
 from safetensors.torch import save
-from small_cifar100 import binary, python, small_set
+from small_cifar100 import binary, small_set
 
 import steppe
 from steppe.checkpoint import io as saving
-from steppe.checkpoint.io import parsed_state
+from steppe.checkpoint.io import parse_state
 from steppe.checkpoint.tree import flatten_tree, unflatten_tree
-from steppe.data import cifar100, idx, restricted_pickle
+from steppe.data import cifar100, idx
 from steppe.errors import SteppeError
 
 SLOWEST, GROWTH = 2.0, 300.0  # seconds, megabytes
@@ -122,9 +121,7 @@ class Readers:
 
     def __init__(self, folder: Path) -> None:
         self.images, self.labels = small_set(100, 0)
-        self.binary, self.python = binary(self.images, self.labels), python(self.images, self.labels)
-        few = {b"data": self.images[:2], b"fine_labels": [1, 2], b"coarse_labels": [3, 300], b"batch_label": b"x"}
-        self.pickles = [pickle.dumps(few, protocol) for protocol in (2, 3)]
+        self.binary = binary(self.images, self.labels)
         self.digits = bytes((0, 0, 8, 3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 6)) + bytes(range(120))
         self.file = folder / "learner.safetensors"
         methods = steppe.FSDGPM(buffer=9), steppe.EWC(), steppe.GEM(tasks=2)
@@ -132,10 +129,8 @@ class Readers:
         tree = {"a": {"b": torch.arange(6.0).reshape(2, 3)}, "c": [1, 0.5, "x", range(3), None]}
         self.state = self._written("run", tree)
         self.by_name: dict[str, Callable[[random.Random], object]] = {
-            "idx": lambda chance: idx.parse(changed(self.digits, chance), "digits"),
-            "cifar-100 binary": self._binary,
-            "cifar-100 python": self._python,
-            "pickle": lambda chance: restricted_pickle.read(changed(chance.choice(self.pickles), chance), "file"),
+            "idx": lambda chance: idx.parse_idx(changed(self.digits, chance), "digits"),
+            "cifar-100": self._cifar100,
             "state": self._state,
             "learner": self._changed_learner,
         }
@@ -155,27 +150,24 @@ class Readers:
     @staticmethod
     def _written(kind: str, tree: Any) -> bytes:
         content, tensors = flatten_tree(tree)
-        own = {name: saving._apart(tensor) for name, tensor in tensors.items()}
+        own = {name: saving._cpu_copy(tensor) for name, tensor in tensors.items()}
         said = {"format": saving.FORMAT, "kind": kind, "version": str(saving.VERSION), "content": json.dumps(content)}
         return save(own, metadata={**said, "sha256": saving._digest(said, own)})
 
-    def _binary(self, chance: random.Random) -> object:
-        return cifar100._canonical(cifar100._of_binary(changed(self.binary, chance), "file"), "test", "file")
-
-    def _python(self, chance: random.Random) -> object:
-        return cifar100._canonical(cifar100._of_python(changed(self.python, chance), "file"), "test", "file")
+    def _cifar100(self, chance: random.Random) -> object:
+        return cifar100._canonical_order(cifar100._parse(changed(self.binary, chance), "file"), "test", "file")
 
     def _state(self, chance: random.Random) -> object:
         change = chance.choice([changed, changed_header])
         raw = change(self.state, chance)
-        return parsed_state(rehashed(raw) if chance.random() < 0.8 else raw, "run", "file")
+        return parse_state(rehashed(raw) if chance.random() < 0.8 else raw, "run", "file")
 
     def _changed_learner(self, chance: random.Random) -> object:
         self.file.write_bytes(self._written("learner", changed_tree(chance.choice(self.learners), chance)))
         return steppe.load(self.file, mlp())
 
 
-SHARES = {"idx": 25, "cifar-100 binary": 5, "cifar-100 python": 10, "pickle": 30, "state": 20, "learner": 10}
+SHARES = {"idx": 30, "cifar-100": 15, "state": 40, "learner": 15}
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Pictures(steppe.Benchmark):
 
     def stream(self, seed: int) -> Sequence[steppe.Task]:
         """Tasks of random pictures; those of one class are bright in the same places."""
-        generator = torch.Generator().manual_seed(Streams(seed).derived("pictures"))
+        generator = torch.Generator().manual_seed(Streams(seed).derive_seed("pictures"))
         return [self._task(number, generator) for number in range(self.tasks)]
 
     def _task(self, number: int, generator: torch.Generator) -> steppe.Task:

@@ -251,7 +251,7 @@ def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Probl
     """Three tasks, two glances at each batch (the last one smaller): losses and weights after every update."""
     settings, network, method = started_on(problem, name, changes)
     model = network.model
-    slow = twin(settings, problem, model, Streams(3).derived)
+    slow = twin(settings, problem, model, Streams(3).derive_seed)
     outputs = 4 if problem.heads[0] is None else 6
     for task in range(3):
         network.heads.add(problem.heads[task], outputs)

@@ -1,9 +1,8 @@
-"""A CIFAR-100 of 300 random images, in the forms of the real one."""
+"""A CIFAR-100 of 300 random images, in the publisher's binary format."""
 
 from __future__ import annotations
 
 import hashlib
-import pickle
 import tarfile
 from pathlib import Path
 
@@ -23,16 +22,11 @@ def binary(images: np.ndarray, fine: np.ndarray) -> bytes:
     return b"".join(bytes((cifar100.COARSE[k], k)) + x.tobytes() for x, k in zip(images, fine.tolist(), strict=True))
 
 
-def python(images: np.ndarray, fine: np.ndarray) -> bytes:
-    coarse = [cifar100.COARSE[label] for label in fine.tolist()]
-    return pickle.dumps({b"fine_labels": fine.tolist(), b"coarse_labels": coarse, b"data": images}, 3)
-
-
-def write_folder(directory: Path, kind: str, parts: dict[str, bytes]) -> Path:
-    folder = directory / f"cifar-100-{kind}"
+def write_folder(directory: Path, parts: dict[str, bytes]) -> Path:
+    folder = directory / cifar100.NAME
     folder.mkdir()
     for part, content in parts.items():
-        (folder / (f"{part}.bin" if kind == "binary" else part)).write_bytes(content)
+        (folder / f"{part}.bin").write_bytes(content)
     return folder
 
 

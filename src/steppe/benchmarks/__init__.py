@@ -1,4 +1,4 @@
-"""The benchmarks, one file each; importing this package makes them known by name."""
+"""The benchmarks, one file each; importing this package registers them."""
 
 from steppe.benchmarks.cifar100_split import CIFAR100Split
 from steppe.benchmarks.cifar100_superclass import CIFAR100Superclass

@@ -1,4 +1,4 @@
-"""What a benchmark is: a sequence of tasks, a network, a training protocol, all given by its settings and a seed."""
+"""The base class of benchmarks: a sequence of tasks, a network and a training protocol, from settings and a seed."""
 
 from __future__ import annotations
 
@@ -14,34 +14,40 @@ from steppe.settings import Settings, TrainingConfig
 
 
 class Benchmark(Settings, ABC):
-    """Base of every benchmark's settings."""
+    """Base class of benchmarks. A subclass is a frozen dataclass of settings."""
 
     training: ClassVar[TrainingConfig] = TrainingConfig()
-    """How its tasks are learnt, unless a command says otherwise."""
+    """How its tasks are trained by default."""
 
     @abstractmethod
     def stream(self, seed: int) -> Sequence[Task]:
-        """The tasks in order. They depend on the benchmark's settings and the seed alone."""
+        """The tasks in order, which depend on the settings and the seed only."""
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """A new network, its weights drawn from torch's global generator as its layers do."""
+        """A new network, initialized from torch's global generator."""
 
     def model(self, seed: int) -> nn.Module:
-        """A new network whose weights depend on the seed alone."""
-        with preserve_global_rng(seed=Streams(seed).derived("model")):
+        """A new network, whose weights depend on the seed only.
+
+        Example:
+            >>> from steppe.benchmarks import PMNIST
+            >>> sum(p.numel() for p in PMNIST().model(seed=0).parameters())
+            89400
+        """
+        with preserve_global_rng(seed=Streams(seed).derive_seed("model")):
             return self.network()
 
     @property
     def input_transform(self) -> Callable[[Tensor], Tensor] | None:
-        """What turns stored inputs into the network's; None: bytes become numbers from 0 to 1."""
+        """Turns stored inputs into the network's; None scales bytes to 0 … 1."""
         return None
 
     @property
     def is_canonical(self) -> bool:
-        """Whether these are the tasks that published figures were taken on, as far as settings tell."""
+        """Whether the settings are those of the published results."""
         return self == type(self)()
 
     def remarks(self) -> list[str]:
-        """What a reader of the results must know about the tasks."""
+        """Remarks about the tasks, which are shown with the results."""
         return []

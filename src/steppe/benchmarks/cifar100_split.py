@@ -1,4 +1,4 @@
-"""CIFAR-100 Split: ten tasks of ten classes, in their natural order, every task with outputs of its own; AlexNet."""
+"""CIFAR-100 Split: ten tasks of ten classes, in numerical order, multi-head; AlexNet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout, split_classes
 from steppe.data import cifar100
 from steppe.data.images import ImageSet
-from steppe.data.transforms import Normalise
+from steppe.data.transforms import Normalize
 from steppe.models.alexnet import AlexNet
 from steppe.models.gpm_alexnet import GPMAlexNet
 from steppe.registry import register_benchmark
@@ -20,7 +20,7 @@ from steppe.settings import TrainingConfig, setting
 @register_benchmark("cifar100-split", "CIFAR-100 Split: 10 tasks of 10 classes each, every task with its own head.")
 @dataclass(frozen=True)
 class CIFAR100Split(ImageBenchmark):
-    """Settings of CIFAR-100 Split: 4,750 images to learn from, 250 to validate on and 1,000 to test in each task."""
+    """Settings of CIFAR-100 Split: 4,750 training, 250 validation and 1,000 test images per task."""
 
     training = TrainingConfig(epochs=50, batch_size=64, patience=6)
 
@@ -41,22 +41,22 @@ class CIFAR100Split(ImageBenchmark):
         return split_classes(range(100), self.tasks, 10)
 
     def split(self, seed: int) -> Split:
-        """250 images of each task validate."""
+        """250 validation images per task."""
         return holdout(250, seed)
 
     @property
-    def mixes_tests(self) -> bool:
-        """Where a batch is normalised by itself in tests too."""
+    def shuffles_test_set(self) -> bool:
+        """If test batches are normalized by their own statistics."""
         return self.norm == "every"
 
     @property
-    def input_transform(self) -> Normalise:
-        """Standardised with the usual figures for CIFAR."""
-        return Normalise(
+    def input_transform(self) -> Normalize:
+        """Standardized with the usual values for CIFAR."""
+        return Normalize(
             mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
             std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
         )
 
     def network(self) -> nn.Module:
-        """The paper's AlexNet, or that of GPM's own code."""
+        """The paper's AlexNet, or that of GPM's code."""
         return AlexNet() if self.norm == "second" else GPMAlexNet()

@@ -1,7 +1,7 @@
-"""CIFAR-100 Superclass: twenty tasks, one superclass of five classes each, every task with outputs of its own; LeNet.
+"""CIFAR-100 Superclass: twenty tasks, one superclass of five classes each, multi-head; LeNet.
 
-The paper's figures were taken on images scrambled by a wrong reshape. Here the images are true ones unless the other
-reading is asked for by name, to compare with those figures.
+The paper's results are for images scrambled by a wrong reshape. `reading="scrambled"` reproduces them; the default is
+the true images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout
 from steppe.data import cifar100
 from steppe.data.images import ImageArrays, ImageSet
-from steppe.data.transforms import Normalise
+from steppe.data.transforms import Normalize
 from steppe.models.gpm_lenet import GPMLeNet
 from steppe.models.lenet import LeNet
 from steppe.registry import register_benchmark
@@ -34,7 +34,7 @@ ORDERS = {
 )
 @dataclass(frozen=True)
 class CIFAR100Superclass(ImageBenchmark):
-    """Settings of CIFAR-100 Superclass: 2,375 images to learn from, 125 to validate on and 500 to test in each task."""
+    """Settings of CIFAR-100 Superclass: 2,375 training, 125 validation and 500 test images per task."""
 
     training = TrainingConfig(epochs=50, batch_size=64, patience=6, freeze_norms=True)
 
@@ -52,44 +52,44 @@ class CIFAR100Superclass(ImageBenchmark):
     )
 
     def images(self) -> ImageSet:
-        """CIFAR-100, in the reading asked for."""
+        """CIFAR-100, true or scrambled."""
         images = cifar100.load()
         if self.reading == "true":
             return images
         (train_x, train_y), (test_x, test_y) = images.select("train"), images.select("test")
-        train, test = (cifar100.scrambled(train_x), train_y), (cifar100.scrambled(test_x), test_y)
+        train, test = (cifar100.scramble(train_x), train_y), (cifar100.scramble(test_x), test_y)
         return ImageArrays(train, test, images.classes, "CIFAR-100, scrambled")
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
-        """The superclasses in order; the output rows are a superclass's own, whatever the order."""
-        plans = []
+        """The superclasses in order; each one's head is the same in every order."""
+        specs = []
         for number in ORDERS[self.order][: self.tasks]:
             superclass = cifar100.SUPERCLASSES[number]
-            plans.append(
+            specs.append(
                 TaskSpec(superclass.name.replace("_", " "), superclass.classes, range(5 * number, 5 * number + 5))
             )
-        return plans
+        return specs
 
     def split(self, seed: int) -> Split:
-        """125 images of each task validate."""
+        """125 validation images per task."""
         return holdout(125, seed)
 
     @property
-    def input_transform(self) -> Normalise:
-        """Pixels from 0 to 1, not standardised."""
-        return Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    def input_transform(self) -> Normalize:
+        """Pixels from 0 to 1, not standardized."""
+        return Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
     @property
     def is_canonical(self) -> bool:
-        """Either reading: remarks say what the published figures were taken on."""
+        """Either reading: the remarks say which one the published results are for."""
         return self.replace(reading="true") == type(self)()
 
     def remarks(self) -> list[str]:
-        """Which images these are, beside those of the paper."""
+        """Whether these are the paper's images."""
         if self.reading == "true":
             return ["the published figures were taken on scrambled images; these are the true ones, which are easier."]
         return ["the images are scrambled as in the released code, for comparison only."]
 
     def network(self) -> nn.Module:
-        """The paper's LeNet, or that of GPM's own code."""
+        """The paper's LeNet, or that of GPM's code."""
         return LeNet() if self.norm == "batch" else GPMLeNet()

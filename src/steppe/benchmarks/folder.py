@@ -1,4 +1,4 @@
-"""A user's own images: a folder with one folder of images per class, its classes taken a few at a time."""
+"""A user's own images: a folder with one subfolder per class, a few classes per task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, r
 from steppe.data import folder
 from steppe.data.images import ImageSet
 from steppe.data.task import Augmentation
-from steppe.data.transforms import CropAndFlip, Normalise
+from steppe.data.transforms import CropAndFlip, Normalize
 from steppe.errors import UsageError
 from steppe.models.alexnet import AlexNet
 from steppe.models.four_conv import FourConv
@@ -42,50 +42,50 @@ class ImageFolder(ImageBenchmark):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.path:  # so that a config file works from anywhere
+        if self.path:  # a config file must work from any directory
             object.__setattr__(self, "path", str(expand_path(self.path).resolve()))
 
     @property
     def is_canonical(self) -> bool:
-        """Whatever the folder and the settings: there are no figures to compare with."""
+        """Always: there are no published results."""
         return True
 
     def images(self) -> ImageSet:
         """The images, scaled."""
         if not self.path:
-            raise UsageError("which folder? Write folder:PATH, or --set benchmark.path=PATH.")
+            raise UsageError("the benchmark folder needs a path: folder:PATH, or --set benchmark.path=PATH.")
         return folder.load(Path(self.path), self.size, self.test_share)
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
-        """The classes in turn, named."""
+        """The classes in alphabetical order."""
         names, each = self.images().classes, self.classes_per_task
         possible = len(names) // each
         if possible == 0 or self.tasks > possible:
             raise UsageError(
-                f"{self.path} has {len(names)} classes, which make {possible} task(s) of {each}: "
+                f"{self.path} has {len(names)} classes, enough for {possible} task(s) of {each}; "
                 "lower classes_per_task or tasks."
             )
         return split_classes(range(len(names)), self.tasks or possible, each, names)
 
     def split(self, seed: int) -> Split:
-        """A share of each task's training images, by the seed."""
+        """A random share of each task's training images for validation."""
         return random_subset(len(self.images().select("train")[1]), seed, held_out=self.valid_share)
 
     def augmentation(self) -> Augmentation | None:
-        """A shift by up to an eighth of the side, and a mirror image half of the time."""
+        """Shifts by up to an eighth of the side, and horizontal flips."""
         return CropAndFlip(self.size // 8) if self.augment else None
 
     @property
-    def input_transform(self) -> Normalise:
+    def input_transform(self) -> Normalize:
         """Pixels from −2 to 2."""
-        return Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+        return Normalize(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
     def remarks(self) -> list[str]:
-        """Which classes are left over."""
-        names, plans = self.images().classes, self.task_specs(0)
-        left = names[self.classes_per_task * len(plans) :]
+        """The classes that are left over."""
+        names, specs = self.images().classes, self.task_specs(0)
+        left = names[self.classes_per_task * len(specs) :]
         return [f"classes left over: {', '.join(left)}."] if left else []
 
     def network(self) -> nn.Module:
-        """The network chosen, with an output for every class."""
+        """The chosen network, with an output for each class."""
         return _NETWORKS[self.network_name](len(self.images().classes), self.size)

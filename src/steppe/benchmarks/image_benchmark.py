@@ -1,6 +1,5 @@
-"""Tasks from a set of images, declared as data: which classes, seen how, on which outputs, how many held out.
-
-A benchmark of this form says what its images are and gives one `TaskSpec` per task; everything else follows.
+"""Benchmarks from one set of images, declared by a `TaskSpec` per task: its classes, its head, and its view of the
+images.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from steppe.data.samples import TensorSamples
 from steppe.data.task import Augmentation, Task
 
 View = Callable[[Tensor], Tensor]
-_TESTS_AT_HAND = 2**28  # bytes of test images that are viewed once and kept, rather than at every test
+_MAX_CACHED_TEST_BYTES = 2**28  # for test images whose view is applied once and kept
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task. Its labels are the set's own in a single head; with a head they are its rows, in the order of
-    `classes`.
+    """Declares one task. Without a head, labels are those of the image set; with a head, the first of `classes` has the
+    head's first output, and so on.
     """
 
     name: str
     classes: tuple[int, ...] | None = None
-    """Which classes of the set; None: all of them."""
+    """Classes of the set; None: all."""
     head: range | None = None
     view: View | None = None
-    """What the task sees of a batch of images; None: the images themselves."""
+    """Applied to each batch of images; None: no change."""
 
 
 class ImageBenchmark(Benchmark):
-    """A benchmark whose tasks are declared by plans over one set of images."""
+    """A benchmark whose tasks are declared by specs over one set of images."""
 
     @abstractmethod
     def images(self) -> ImageSet:
@@ -48,67 +47,73 @@ class ImageBenchmark(Benchmark):
         """The tasks in order."""
 
     def split(self, seed: int) -> Split:
-        """Which of a task's images it learns from, and which it validates on; all and none by default."""
-        return everything
+        """How a task's images are split into training and validation; all are for training by default."""
+        return use_all
 
     def augmentation(self) -> Augmentation | None:
-        """How batches vary in training."""
+        """Augmentation of training batches; none by default."""
         return None
 
-    def on_test_set(self) -> int | None:
-        """How many test images each task has, if not all."""
+    def num_test_samples(self) -> int | None:
+        """Use only the first test images of each task, this many; None: all."""
         return None
 
     @property
-    def mixes_tests(self) -> bool:
-        """Whether test images come in mixed order, rather than class by class: for networks whose answers depend on
-        what else is in a batch.
-        """
+    def shuffles_test_set(self) -> bool:
+        """Whether to shuffle the test images, which are sorted by class: for networks that use batch statistics."""
         return False
 
     def stream(self, seed: int) -> Sequence[Task]:
-        """The tasks, with the seed's samples."""
-        images, plans, split = self.images(), self.task_specs(seed), self.split(seed)
-        return [self._task(images, plan, split, len(plans)) for plan in plans]
+        """The tasks, with samples drawn by the seed."""
+        images, specs, split = self.images(), self.task_specs(seed), self.split(seed)
+        return [self._task(images, spec, split, len(specs)) for spec in specs]
 
-    def _task(self, images: ImageSet, plan: TaskSpec, split: Split, tasks: int) -> Task:
-        x, y = _labelled(images.select("train", plan.classes), plan)
-        train, valid = split(y)
-        test_x, test_y = (part[: self.on_test_set()] for part in _labelled(images.select("test", plan.classes), plan))
-        if self.mixes_tests:
-            mixed = _shuffled(len(test_y), 0)  # the same for every seed
-            test_x, test_y = test_x[mixed], test_y[mixed]
+    def _task(self, images: ImageSet, spec: TaskSpec, split: Split, tasks: int) -> Task:
+        x, y = _relabel(images.select("train", spec.classes), spec)
+        train, val = split(y)
+        test_x, test_y = (
+            part[: self.num_test_samples()] for part in _relabel(images.select("test", spec.classes), spec)
+        )
+        if self.shuffles_test_set:
+            shuffled = _shuffle(len(test_y), 0)  # the same for every seed
+            test_x, test_y = test_x[shuffled], test_y[shuffled]
         return Task(
-            TensorSamples(x[train], y[train], plan.view),
-            TensorSamples(test_x, test_y, plan.view, at_hand=tasks * test_x.nbytes <= _TESTS_AT_HAND),
-            val=TensorSamples(x[valid], y[valid], plan.view) if len(valid) else None,
-            head=plan.head,
+            TensorSamples(x[train], y[train], spec.view),
+            TensorSamples(test_x, test_y, spec.view, cache_view=tasks * test_x.nbytes <= _MAX_CACHED_TEST_BYTES),
+            val=TensorSamples(x[val], y[val], spec.view) if len(val) else None,
+            head=spec.head,
             augment=self.augmentation(),
-            name=plan.name,
+            name=spec.name,
         )
 
 
-def _labelled(pair: tuple[Tensor, Tensor], plan: TaskSpec) -> tuple[Tensor, Tensor]:
-    """Labels as rows of the task's head."""
+def _relabel(pair: tuple[Tensor, Tensor], spec: TaskSpec) -> tuple[Tensor, Tensor]:
+    """Map classes to outputs of the task's head."""
     x, y = pair
-    if plan.head is None or plan.classes is None:
+    if spec.head is None or spec.classes is None:
         return x, y
-    rows = torch.zeros(max(plan.classes) + 1, dtype=torch.int64, device="cpu")
-    rows[list(plan.classes)] = torch.tensor(plan.head, device="cpu")
+    rows = torch.zeros(max(spec.classes) + 1, dtype=torch.int64, device="cpu")
+    rows[list(spec.classes)] = torch.tensor(spec.head, device="cpu")
     return x, rows[y]
 
 
 Split = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From a task's labels the places of its training and of its validation images."""
+"""Maps a task's labels to the indices of its training and of its validation images."""
 
 
-def everything(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Train on all, validate on none."""
+def use_all(y: Tensor) -> tuple[Tensor, Tensor]:
+    """All samples for training, none for validation."""
     return torch.arange(len(y), device="cpu"), torch.arange(0, device="cpu")
 
 
 def random_subset(count: int, seed: int, *, held_out: float = 0.0) -> Split:
-    """Train on `count` samples picked by the seed, anew for each task; a share of them validates."""
+    """Draw `count` samples, others for each task.
+
+    Args:
+        count: The number of samples.
+        seed: Decides which ones.
+        held_out: The share of them for validation.
+    """
     choices = torch.Generator().manual_seed(seed)
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,48 +125,57 @@ def random_subset(count: int, seed: int, *, held_out: float = 0.0) -> Split:
 
 
 def holdout(count: int, seed: int) -> Split:
-    """Validate on `count` samples whatever their class, the first of a shuffle by NumPy's legacy generator, which is
-    what the released code draws them by.
+    """Hold out `count` samples of any class for validation: the first ones of a shuffle by NumPy's legacy generator, as
+    in the released code.
     """
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
-        shuffled = _shuffled(len(y), seed)
+        shuffled = _shuffle(len(y), seed)
         return shuffled[count:], shuffled[:count]
 
     return split
 
 
 def holdout_per_class(count: int, seed: int) -> Split:
-    """Validate on `count` samples of every class."""
+    """Hold out `count` samples of each class for validation."""
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
         parts = [(y == label).nonzero().flatten() for label in torch.unique(y)]
-        parts = [part[_shuffled(len(part), seed)] for part in parts]
+        parts = [part[_shuffle(len(part), seed)] for part in parts]
         return torch.cat([part[count:] for part in parts]), torch.cat([part[:count] for part in parts])
 
     return split
 
 
-def _shuffled(count: int, seed: int) -> Tensor:
+def _shuffle(count: int, seed: int) -> Tensor:
     places = np.arange(count)
-    # The legacy generator takes 32 bits; a longer seed is given in two words.
+    # The legacy generator takes 32-bit words.
     np.random.RandomState(seed if seed < 2**32 else [seed % 2**32, seed >> 32]).shuffle(places)
     return torch.from_numpy(places)
 
 
 def split_classes(order: Sequence[int], tasks: int, each: int, names: Sequence[str] = ()) -> list[TaskSpec]:
-    """Tasks of `each` classes, taken in the order given, every task with output rows of its own; called by the
-    classes' names, where these are given, or by their numbers.
+    """Split classes into multi-head tasks.
+
+    Args:
+        order: The classes in order.
+        tasks: The number of tasks.
+        each: Classes per task.
+        names: The classes' names, to name the tasks; else they are named by numbers.
+
+    Example:
+        >>> [spec.name for spec in split_classes(range(10), 2, 2)]
+        ['classes 0, 1', 'classes 2, 3']
     """
-    plans = []
+    specs = []
     for number in range(tasks):
         rows = range(each * number, each * (number + 1))
         classes = tuple(order[rows.start : rows.stop])
         if names:
-            called = ", ".join(names[label] for label in classes)
+            name = ", ".join(names[label] for label in classes)
         elif len(classes) > 2 and classes == tuple(range(classes[0], classes[-1] + 1)):
-            called = f"classes {classes[0]} to {classes[-1]}"
+            name = f"classes {classes[0]} to {classes[-1]}"
         else:
-            called = f"classes {', '.join(map(str, classes))}"
-        plans.append(TaskSpec(called, classes, rows))
-    return plans
+            name = f"classes {', '.join(map(str, classes))}"
+        specs.append(TaskSpec(name, classes, rows))
+    return specs

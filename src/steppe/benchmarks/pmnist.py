@@ -1,7 +1,7 @@
-"""Permuted MNIST: the same digits, every task through its own fixed shuffle of the 784 pixels; one head.
+"""Permuted MNIST: in each task the 784 pixels are permuted differently; single head.
 
-As in GEM, from which the paper's data comes: the permutations are successive draws from a generator seeded with 0, the
-same in all runs, and the first task is permuted too; the run's seed picks the samples.
+As in GEM, where the paper's data comes from, the permutations are drawn from a generator with seed 0, so that they are
+the same in all runs, and the first task is permuted too. The run's seed draws the samples.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import nn
 from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset
 from steppe.data import mnist
 from steppe.data.images import ImageSet
-from steppe.data.samples import Reordering
-from steppe.data.transforms import Normalise
+from steppe.data.samples import PixelPermutation
+from steppe.data.transforms import Normalize
 from steppe.models.mlp import MLP
 from steppe.registry import register_benchmark
 from steppe.settings import TrainingConfig, setting
@@ -40,20 +40,21 @@ class PMNIST(ImageBenchmark):
         return mnist.images()
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
-        """One permutation after another, the same for every seed."""
+        """One permutation per task, the same for every seed."""
         shuffles = torch.Generator().manual_seed(_PERMUTATION_SEED)
         return [
             TaskSpec(
-                f"permutation {number + 1}", view=Reordering(torch.randperm(784, generator=shuffles, device="cpu"))
+                f"permutation {number + 1}",
+                view=PixelPermutation(torch.randperm(784, generator=shuffles, device="cpu")),
             )
             for number in range(self.tasks)
         ]
 
     def split(self, seed: int) -> Split:
-        """The seed's samples."""
+        """Samples drawn by the seed."""
         return random_subset(self.samples, seed)
 
-    def on_test_set(self) -> int:
+    def num_test_samples(self) -> int:
         """The first of the test samples."""
         return self.test_samples
 
@@ -65,7 +66,7 @@ class PMNIST(ImageBenchmark):
 @register_benchmark("pmnist-60k", "Permuted MNIST at length: 10 tasks of 60,000 digits, for the loss-landscape study.")
 @dataclass(frozen=True)
 class PMNIST60k(PMNIST):
-    """Settings of the landscape study's Permuted MNIST: all digits, standardised, a tenth of them to validate on."""
+    """Settings of the landscape study's Permuted MNIST: all digits, standardized, a tenth for validation."""
 
     training = TrainingConfig(epochs=10, batch_size=10, patience=6)
 
@@ -73,10 +74,10 @@ class PMNIST60k(PMNIST):
     samples: int = setting(60_000, "training and validation samples of each task", at_least=10, at_most=60_000)
 
     def split(self, seed: int) -> Split:
-        """The seed's samples, a tenth of them for validation."""
+        """Samples drawn by the seed, a tenth of them for validation."""
         return random_subset(self.samples, seed, held_out=0.1)
 
     @property
-    def input_transform(self) -> Normalise:
-        """Standardised by MNIST's mean and standard deviation."""
-        return Normalise((0.1307,), (0.3081,))
+    def input_transform(self) -> Normalize:
+        """Standardized by MNIST's mean and standard deviation."""
+        return Normalize((0.1307,), (0.3081,))

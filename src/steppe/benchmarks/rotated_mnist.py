@@ -1,4 +1,4 @@
-"""Rotated MNIST: the same digits, every task turned a little further; one head."""
+"""Rotated MNIST: in each task the digits are rotated a little further; single head."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class RotatedMNIST(ImageBenchmark):
         return mnist.images()
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
-        """One angle after another."""
+        """One angle per task."""
         angles = [self.degrees * number for number in range(self.tasks)]
-        return [TaskSpec(f"turned by {angle:g} degrees", view=turned(angle)) for angle in angles]
+        return [TaskSpec(f"turned by {angle:g} degrees", view=rotate(angle)) for angle in angles]
 
     def split(self, seed: int) -> Split:
-        """The seed's samples."""
+        """Samples drawn by the seed."""
         return random_subset(self.samples, seed)
 
     def network(self) -> nn.Module:
@@ -49,10 +49,10 @@ class RotatedMNIST(ImageBenchmark):
         return MLP()
 
 
-def turned(degrees: float) -> Callable[[Tensor], Tensor]:
-    """Turns flat digits, (n, 784), counter-clockwise about their middle, bilinearly; what comes in is black."""
+def rotate(degrees: float) -> Callable[[Tensor], Tensor]:
+    """A view that rotates flat digits, (n, 784), counterclockwise about the center, bilinearly, filling with black."""
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    # From a place in the result to one in the image.
+    # From a position in the result to one in the image.
     back = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]], device="cpu")
 
     def view(images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Split MNIST: the ten digits, two at a time, every pair with outputs of its own."""
+"""Split MNIST: the ten digits, two per task; multi-head."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class SplitMNIST(ImageBenchmark):
         return split_classes(range(10), self.tasks, 2)
 
     def split(self, seed: int) -> Split:
-        """The seed's samples."""
+        """Samples drawn by the seed."""
         return random_subset(self.samples, seed)
 
     def network(self) -> nn.Module:
-        """The paper's MLP, its ten outputs shared out among the tasks."""
+        """The paper's MLP; each task has two of its ten outputs."""
         return MLP()

@@ -1,4 +1,4 @@
-"""TinyImageNet: forty tasks of five classes, in an order drawn by the seed, every task with outputs of its own."""
+"""TinyImageNet: forty tasks of five classes, in an order drawn by the seed; multi-head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, h
 from steppe.data import tiny_imagenet
 from steppe.data.images import ImageSet
 from steppe.data.task import Augmentation
-from steppe.data.transforms import CropAndFlip, Normalise
+from steppe.data.transforms import CropAndFlip, Normalize
 from steppe.errors import DataError
 from steppe.models.four_conv import FourConv
 from steppe.registry import register_benchmark
@@ -24,9 +24,9 @@ _EACH, _CLASSES = 5, 200
 @register_benchmark("tiny-imagenet", "TinyImageNet: 40 tasks of 5 classes each, every task with its own head.")
 @dataclass(frozen=True)
 class TinyImageNet(ImageBenchmark):
-    """Settings of TinyImageNet: 2,250 images to learn from, 250 held out and 250 to test in each task.
+    """Settings of TinyImageNet: 2,250 training, 250 validation and 250 test images per task.
 
-    With fewer of the 200 classes on disk there are as many tasks as they make.
+    With fewer of the 200 classes on disk there are fewer tasks.
     """
 
     training = TrainingConfig(epochs=10, batch_size=10)
@@ -35,15 +35,16 @@ class TinyImageNet(ImageBenchmark):
     augment: bool = setting(True, "crop and flip the training images, as the released code does")
 
     def images(self) -> ImageSet:
-        """TinyImageNet, or what there is of it."""
+        """TinyImageNet, or the classes of it that are there."""
         return tiny_imagenet.load()
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
-        """Five classes after five, from a shuffle by the seed."""
+        """Five classes per task, shuffled by the seed."""
         order = list(range(len(self.images().classes)))
         if len(order) < _EACH:
             raise DataError(
-                f"TinyImageNet: {len(order)} classes are on disk, and a task takes {_EACH}: fetch all of it."
+                f"TinyImageNet has {len(order)} classes on disk, and a task needs {_EACH}; run "
+                "`steppe data fetch tiny-imagenet`."
             )
         random.Random(seed).shuffle(order)
         return split_classes(order, min(self.tasks, len(order) // _EACH), _EACH)
@@ -53,16 +54,16 @@ class TinyImageNet(ImageBenchmark):
         return holdout_per_class(50, seed)
 
     def augmentation(self) -> Augmentation | None:
-        """A shift by up to four pixels, and a mirror image half of the time."""
+        """Shifts by up to four pixels, and horizontal flips."""
         return CropAndFlip(4) if self.augment else None
 
     @property
-    def input_transform(self) -> Normalise:
-        """Standardised with the usual figures for ImageNet."""
-        return Normalise(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    def input_transform(self) -> Normalize:
+        """Standardized with the usual values for ImageNet."""
+        return Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
     def remarks(self) -> list[str]:
-        """How much of the data is there, and whether training images vary."""
+        """How many classes are there, and whether training images are augmented."""
         varied = "are cropped and mirrored at random" if self.augment else "stay as they are"
         seen = f"training images {varied} (augment = {str(self.augment).lower()})."
         found = len(self.images().classes)

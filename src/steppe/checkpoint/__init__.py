@@ -1,1 +1,1 @@
-"""Trees of plain values, and the files they are saved in."""
+"""State trees and the files they are saved in."""

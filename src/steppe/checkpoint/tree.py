@@ -1,7 +1,8 @@
-"""What has to be kept to go on later, as a tree of plain values: lists, dictionaries, numbers, texts, tensors, batches.
+"""State trees: what has to be saved in order to resume, as plain values (lists, dictionaries, numbers, strings,
+tensors, batches).
 
-A part of the library that has such a state gives it by `state_dict` and takes it back by `load_state_dict`. `flatten_tree` turns a
-tree into JSON and named tensors, `unflatten_tree` turns them back; neither makes anything but these kinds of values.
+Parts with such a state have `state_dict` and `load_state_dict`. `flatten_tree` turns a tree into JSON and named
+tensors, and `unflatten_tree` turns these back into a tree of the same kinds of values and nothing else.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from torch import Tensor
 from steppe.errors import short_repr
 from steppe.tensors.batch import Batch
 
-_EMPTY = 10_000_000  # what the sides of an empty tensor may multiply to: room is made by them
-_LONGEST = 1_000_000  # what a range may span: somebody may make a list of it
+_MAX_EMPTY_SIZE = 10_000_000  # product of the nonzero sizes of an empty tensor: torch allocates by them
+_MAX_RANGE = 1_000_000  # a caller may turn a range into a list
 
 State = Any
 """A tree: None, bool, int, float, str, Tensor, Batch, range, lists and dictionaries of them; keys are str or int."""
 
-CANNOT_BE_A_STATE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
-"""What `load_state_dict` stumbles over where a state, though whole, is not one of the thing that is to become it."""
+INVALID_STATE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+"""What `load_state_dict` may raise for a well-formed state of something else."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Something whose state can be taken and given back."""
+    """Has a state that can be saved and restored."""
 
     def state_dict(self) -> State:
-        """What it is now; the tensors are its own, not copies."""
+        """The current state; tensors are not copied."""
         ...
 
     def load_state_dict(self, state: State) -> None:
-        """Become what it was."""
+        """Restore a state."""
         ...
 
 
 def clone_tree(tree: State, device: torch.device | str) -> State:
-    """The same tree with tensors of its own, on the device."""
+    """A copy of the tree, its tensors copied to the device."""
     if isinstance(tree, Tensor):
         return tree.detach().to(device, copy=True)
     if isinstance(tree, Batch):
@@ -53,53 +54,65 @@ def clone_tree(tree: State, device: torch.device | str) -> State:
 
 
 def flatten_tree(tree: State) -> tuple[Any, dict[str, Tensor]]:
-    """The tree as JSON, with its tensors beside it, each by the way that leads to it."""
+    """Split a tree into JSON and tensors, named by their path in the tree.
+
+    Raises:
+        TypeError: It contains a value or key of another type.
+
+    Example:
+        >>> flatten_tree({"step": 3, "w": torch.tensor([1.0])})
+        ({'items': [['step', 3], ['w', {'tensor': 'w'}]]}, {'w': tensor([1.])})
+    """
     tensors: dict[str, Tensor] = {}
 
-    def named(tensor: Tensor, way: tuple[str, ...]) -> str:
-        name = "/".join(way) or "value"
-        while name in tensors:  # a key may hold a slash
+    def add(tensor: Tensor, keys: tuple[str, ...]) -> str:
+        name = "/".join(keys) or "value"
+        while name in tensors:  # a key may contain a slash
             name += "'"
         tensors[name] = tensor
         return name
 
-    def pack(node: State, *way: str) -> Any:
+    def pack(node: State, *keys: str) -> Any:
         if node is None or isinstance(node, (bool, int, str)):
             return node
         if isinstance(node, float):
             return node if math.isfinite(node) else {"float": str(node)}
         if isinstance(node, Tensor):
-            return {"tensor": named(node, way)}
+            return {"tensor": add(node, keys)}
         if isinstance(node, Batch):
-            return {"batch": [named(getattr(node, part), (*way, part)) for part in ("x", "y", "task")]}
+            return {"batch": [add(getattr(node, part), (*keys, part)) for part in ("x", "y", "task")]}
         if isinstance(node, range):
             return {"range": [node.start, node.stop]}
         if isinstance(node, (list, tuple)):
-            return [pack(item, *way, str(place)) for place, item in enumerate(node)]
+            return [pack(item, *keys, str(place)) for place, item in enumerate(node)]
         if isinstance(node, Mapping):
-            return {"items": [[_key(key), pack(value, *way, str(key))] for key, value in node.items()]}
-        raise TypeError(f"a {type(node).__name__} cannot be kept in a state")
+            return {"items": [[_check_key(key), pack(value, *keys, str(key))] for key, value in node.items()]}
+        raise TypeError(f"a state cannot contain a {type(node).__name__}")
 
     return pack(tree), tensors
 
 
-def _key(key: object) -> str | int:
+def _check_key(key: object) -> str | int:
     if isinstance(key, (str, int)) and not isinstance(key, bool):
         return key
-    raise TypeError(f"a {type(key).__name__} cannot be a key in a state")
+    raise TypeError(f"a key in a state cannot be a {type(key).__name__}")
 
 
 def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> State:
-    """The tree again, its tensors as new ones on the device. Whatever is not such a tree raises ValueError."""
+    """Rebuild a tree from `flatten_tree`'s results, with copies of the tensors on the device.
+
+    Raises:
+        ValueError: These are not such results.
+    """
     taken: set[str] = set()
 
     def tensor(name: object) -> Tensor:
-        if not isinstance(name, str) or name not in tensors or name in taken:  # twice: memory without end
-            raise ValueError(f"there is no tensor {short_repr(name)}, or it is named twice")
+        if not isinstance(name, str) or name not in tensors or name in taken:  # twice: could fill the memory
+            raise ValueError(f"tensor {short_repr(name)} is missing or used twice")
         taken.add(name)
-        if math.prod(side for side in tensors[name].shape if side) > max(_EMPTY, tensors[name].numel()):
-            raise ValueError(f"the tensor {short_repr(name)} is empty, and yet of an enormous shape")
-        return tensors[name].to(device, copy=True)  # memory of its own, aligned as every other tensor's
+        if math.prod(side for side in tensors[name].shape if side) > max(_MAX_EMPTY_SIZE, tensors[name].numel()):
+            raise ValueError(f"tensor {short_repr(name)} is empty but has an enormous shape")
+        return tensors[name].to(device, copy=True)  # newly allocated, so aligned like any other tensor
 
     def unpack(node: Any) -> State:
         if node is None or isinstance(node, (bool, int, float, str)):
@@ -115,32 +128,32 @@ def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.devic
             if kind == "batch" and isinstance(value, list) and len(value) == 3:
                 return Batch(*(tensor(name) for name in value))
             if kind == "range" and isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
-                if not value[0] <= value[1] <= value[0] + _LONGEST:
-                    raise ValueError(f"a range from {short_repr(value[0])} to {short_repr(value[1])} cannot be")
+                if not value[0] <= value[1] <= value[0] + _MAX_RANGE:
+                    raise ValueError(f"invalid range from {short_repr(value[0])} to {short_repr(value[1])}")
                 return range(*value)
             if kind == "items" and isinstance(value, list):
-                return dict(_pair(pair, unpack) for pair in value)
-        raise ValueError("it holds something that no state holds")
+                return dict(_unpack_item(pair, unpack) for pair in value)
+        raise ValueError("it contains something that no state contains")
 
     return unpack(tree)
 
 
-def _pair(pair: Any, unpack: Any) -> tuple[str | int, State]:
+def _unpack_item(pair: Any, unpack: Any) -> tuple[str | int, State]:
     if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)):
-        raise ValueError("it holds something that no state holds")
+        raise ValueError("it contains something that no state contains")
     return pair[0], unpack(pair[1])
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The type of numbers that a state names."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} is no type of numbers")
-    return found
+    """The dtype that a state names; ValueError if there is none."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {name!r}")
+    return dtype
 
 
 def as_names(names: State) -> list[str] | None:
-    """Names of layers or weights, or None where an older state does not say."""
+    """Check names of layers or weights from a state; None in older states."""
     if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         return names
-    raise ValueError("there is something else than names of layers or weights")
+    raise ValueError("expected names of layers or weights")

@@ -56,10 +56,12 @@ def add(commands: Commands) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     from steppe.data import store
-    from steppe.data.catalogue import SETS
+    from steppe.data.catalogue import DATA_SETS
 
-    directory.use_directory(options.data)
-    rows = [(entry.name, store.state(entry.name), entry.content, entry.licence) for entry in SETS.values()]
+    directory.set_data_directory(options.data)
+    rows = [
+        (entry.name, store.describe_status(entry.name), entry.content, entry.licence) for entry in DATA_SETS.values()
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -70,30 +72,30 @@ def _list(options: argparse.Namespace) -> int:
 def _fetch(options: argparse.Namespace) -> int:
     from steppe.cli.progress import show_progress
     from steppe.data import store
-    from steppe.data.catalogue import find
+    from steppe.data.catalogue import find_data_set
 
-    directory.use_directory(options.data, create=True)
+    directory.set_data_directory(options.data, create=True)
     for name in options.names:
         find(name)  # report unknown names before any download
     for name in options.names:
         with show_progress(name) as progress:
             store.fetch(name, progress, lambda line: say(line, file=sys.stderr, flush=True))
-        say(store.where(name))
+        say(store.locate(name))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
     from steppe.cli.progress import show_progress
     from steppe.data import store
-    from steppe.data.catalogue import SETS, find
+    from steppe.data.catalogue import DATA_SETS, find_data_set
 
-    directory.use_directory(options.data)
+    directory.set_data_directory(options.data)
     for name in options.names:
-        find(name)
+        find_data_set(name)
     code = 0
-    for name in options.names or SETS:
-        if not options.names and SETS[name].archives and not store.found(name):
-            say(f"{name}: {store.state(name)}")
+    for name in options.names or DATA_SETS:
+        if not options.names and DATA_SETS[name].archive and not store.find_copies(name):
+            say(f"{name}: {store.describe_status(name)}")
             continue
         with show_progress(name) as progress:
             checks = store.verify(name, progress)
@@ -104,11 +106,11 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _where(options: argparse.Namespace) -> int:
-    directory.use_directory(options.data)
+    directory.set_data_directory(options.data)
     if options.names is None:
         say(directory.data_directory())
         return 0
     from steppe.data import store
 
-    say(store.where(options.names))
+    say(store.locate(options.names))
     return 0

@@ -13,7 +13,7 @@ from steppe.cli.finished_runs import load_finished_runs
 from steppe.cli.options import parse_path, parse_task_numbers
 from steppe.errors import UsageError
 from steppe.figures import FIGURES, Choices
-from steppe.runtime.files import inside
+from steppe.runtime.files import require_inside
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\

@@ -19,7 +19,7 @@ from steppe.cli.options import (
     parse_path,
     parse_task_numbers,
 )
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
 from steppe.fast.malloc import keep_freed_memory
 from steppe.landscape.settings import LandscapeSettings
@@ -147,7 +147,7 @@ def measure(
     from steppe.landscape.measure import measure
     from steppe.results.layout import LANDSCAPE
     from steppe.runtime.devices import make_deterministic
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
 
     make_deterministic(device)
     keep_freed_memory()

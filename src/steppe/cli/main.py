@@ -16,7 +16,7 @@ from steppe.cli import data, figures, landscape, listing, report, reproduce, res
 from steppe.cli.commands import Commands
 from steppe.errors import SteppeError, one_line, os_error_text
 from steppe.runtime.signals import Terminated, raise_on_termination
-from steppe.runtime.terminal import say, visible
+from steppe.runtime.terminal import escape_controls, say
 from steppe.version import __version__
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -82,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports invalid arguments in one line, like all other errors."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"steppe: {visible(' '.join(message.splitlines()))} (see {self.prog} --help).\n")
+        self.exit(2, f"steppe: {escape_controls(' '.join(message.splitlines()))} (see {self.prog} --help).\n")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ from rich.progress import Progress as Bars
 
 from steppe.experiments.study import Failed, Finished, Message
 from steppe.learning.events import EpochEnded, Progress, RunStarted, TaskEnded
-from steppe.runtime.terminal import say, visible
+from steppe.runtime.terminal import escape_controls, say
 
 _LINE_EVERY = 30.0  # seconds between lines within a long task
 
@@ -187,13 +187,13 @@ class BarDisplay(Display):
     def _show(self, number: int, message: Message) -> None:
         state = self._states[number]
         if number not in self._ids:
-            self._ids[number] = self._bars.add_task("", name=visible(state.name), total=None)
+            self._ids[number] = self._bars.add_task("", name=escape_controls(state.name), total=None)
         if isinstance(message, (RunStarted, TaskEnded)):
             for remark in message.remarks:
-                self._bars.console.print(visible(f"{state.name}: {remark}"), markup=False, highlight=False)
+                self._bars.console.print(escape_controls(f"{state.name}: {remark}"), markup=False, highlight=False)
         total = state.batches or None
         done = total if total and isinstance(message, Finished) else state.done
-        self._bars.update(self._ids[number], total=total, completed=done, description=visible(state.describe()))
+        self._bars.update(self._ids[number], total=total, completed=done, description=escape_controls(state.describe()))
 
 
 def make_display(names: Sequence[str]) -> Display:

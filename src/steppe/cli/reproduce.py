@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
 def _reproduce(options: argparse.Namespace) -> int:
     from steppe.experiments.recipes import RECIPES
 
-    use_directory(options.data)
+    set_data_directory(options.data)
     for name in ("samples", "jobs"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -113,7 +113,7 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     from steppe.experiments.run import validate_configs
     from steppe.experiments.run_directory import lock_directory
     from steppe.experiments.study import write_plan
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
 
     seeds, changes, code = _seeds(options, recipe), _changes(options), 0
     for part in recipe.parts:

@@ -22,7 +22,7 @@ from steppe.cli.options import (
 )
 from steppe.cli.run import do_run
 from steppe.cli.study import do_study
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _resume(options: argparse.Namespace) -> int:
     from steppe.experiments.truncate import truncate_runs
     from steppe.results.layout import CONFIG, PLAN, RESULT
 
-    use_directory(options.data)
+    set_data_directory(options.data)
     out = options.directory
     validate_jobs(options.jobs)
     if (out / CONFIG).exists():

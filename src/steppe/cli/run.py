@@ -17,7 +17,7 @@ from steppe.cli.options import (
     unused_path,
 )
 from steppe.cli.study import run_many
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
 from steppe.runtime.terminal import say
 
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
     from steppe.experiments.plugins import require_known_names
 
-    use_directory(options.data)
+    set_data_directory(options.data)
     if options.config is not None:
         conflicting = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
         if any(getattr(options, name) is not None for name in conflicting) or options.set:
@@ -94,7 +94,7 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     from steppe.report.page import write_report
     from steppe.results.layout import PAGE
     from steppe.results.tables import summary
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
     from steppe.runtime.signals import deferred_signals
 
     every = 60 * options.checkpoint_every
@@ -102,7 +102,7 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
         with deferred_signals() as stop:
             result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every, stop=stop)
         display(0, Finished(result))
-    write_report([out], inside(out, out / PAGE), f"steppe report {out}")
+    write_report([out], require_inside(out, out / PAGE), f"steppe report {out}")
     say(summary(result))
     say(f"  Results are in {out}; open {out / PAGE} in a browser.")
     return 0

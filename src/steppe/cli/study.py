@@ -20,7 +20,7 @@ from steppe.cli.options import (
     unused_path,
     validate_jobs,
 )
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
 from steppe.runtime.terminal import say
 
@@ -55,7 +55,7 @@ def _study(options: argparse.Namespace) -> int:
     from steppe.registry import METHODS, find_benchmark
     from steppe.results.published import methods_with_figures
 
-    use_directory(options.data)
+    set_data_directory(options.data)
     load_plugins(options.plugin)
     benchmark, _ = split_benchmark_name(options.benchmark)
     find_benchmark(benchmark)
@@ -109,7 +109,7 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     from steppe.results.layout import PAGE
     from steppe.results.tables import markdown
     from steppe.runtime.environment import usable_cores
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
 
     shared = any(job.config.device == "cuda" for job in jobs)  # they would share the memory of one GPU
     workers = min(options.jobs or (1 if shared else max(usable_cores(), 1)), len(jobs))
@@ -126,7 +126,7 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     results = [outcome.results[number] for number in sorted(outcome.results)]
     if results:
         write_tables(out, results, command)
-        write_report([out], inside(out, out / PAGE), f"steppe report {out}")
+        write_report([out], require_inside(out, out / PAGE), f"steppe report {out}")
         say(markdown(results), end="")
         say(f"\nResults are in {out}; open {out / PAGE} in a browser. Tables: table.md, table.tex, table.json.")
     for number, failure in sorted(outcome.failures.items()):

@@ -1,1 +1,1 @@
-"""Data that travels with the package, and the forms in which a user's own data is accepted."""
+"""Data sets (bundled and downloaded), tasks, and the forms in which users' own data is accepted."""

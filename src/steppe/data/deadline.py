@@ -1,4 +1,4 @@
-"""A time after which connections end, whatever the server is at: one that sends a byte now and then is never silent."""
+"""A time limit for connections: a socket's timeout never fires for a server that sends a byte now and then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 class Deadline:
-    """Opens addresses; when the time has come, what was opened is shut down, and reads as if the server had left."""
+    """Opens URLs, and shuts down their connections after `seconds`, as if the server had closed them."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
@@ -23,32 +23,32 @@ class Deadline:
         self._opener = urllib.request.build_opener(*_handlers(self))
 
     @property
-    def over(self) -> bool:
-        """Whether the time has come."""
+    def is_over(self) -> bool:
+        """Whether the time is over."""
         return time.monotonic() >= self._ends
 
     def open(self, request: urllib.request.Request, timeout: float) -> http.client.HTTPResponse:
-        """The answer to a request; `timeout` is how long the server may be silent."""
+        """The response to a request; `timeout` is how long the server may be silent."""
         answer: http.client.HTTPResponse = self._opener.open(request, timeout=timeout)
         return answer
 
-    def callback(self, connection: socket.socket) -> None:
-        """Shut this one down, too."""
+    def watch(self, connection: socket.socket) -> None:
+        """Shut down this connection at the deadline, too."""
         with self._lock:
             self._sockets.append(connection)
-        if self.over:
+        if self.is_over:
             self._shut()
 
     def _shut(self) -> None:
         with self._lock:
             connections, self._sockets = self._sockets, []
         for connection in connections:
-            with contextlib.suppress(OSError, ValueError):  # closed already
+            with contextlib.suppress(OSError, ValueError):  # already closed
                 connection.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, the clock runs."""
+        """Start the time; inside, it runs."""
         self._timer.start()
         try:
             yield
@@ -57,17 +57,17 @@ class Deadline:
 
 
 def _handlers(deadline: Deadline) -> list[urllib.request.BaseHandler]:
-    """How urllib is to connect, so that sockets are known before a server has sent its first line."""
+    """Handlers for urllib that register their sockets before the server has sent anything."""
 
     class Plain(http.client.HTTPConnection):
         def connect(self) -> None:
             super().connect()
-            deadline.callback(self.sock)
+            deadline.watch(self.sock)
 
     class Secure(http.client.HTTPSConnection):
         def connect(self) -> None:
             super().connect()
-            deadline.callback(self.sock)
+            deadline.watch(self.sock)
 
     class PlainHandler(urllib.request.HTTPHandler):
         def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:

@@ -1,4 +1,4 @@
-"""A set of labelled images as every benchmark sees it: classes by number, training and test images as bytes."""
+"""Labelled images as the benchmarks use them: numbered classes, training and test images as bytes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class ImageSet(ABC):
 
     @abstractmethod
     def select(self, part: Part, classes: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """The images of these classes, class by class in the order asked for, and their labels as int64; without
-        `classes` all images, in the set's own order.
+        """Images and their labels (int64).
+
+        Args:
+            part: "train" or "test".
+            classes: The classes, whose images follow each other in this order; None: all images in their own order.
         """
 
 
@@ -36,9 +39,11 @@ class ImageArrays(ImageSet):
         self._parts = {"train": train, "test": test}
         for part, (x, y) in self._parts.items():
             if x.dtype != torch.uint8 or len(x) != len(y):
-                raise DataError(f"{name}: the {part} images are {len(x)} of {x.dtype} with {len(y)} labels.")
+                raise DataError(
+                    f"{name}: expected uint8 {part} images with labels, got {len(x)} {x.dtype} and {len(y)} labels."
+                )
             if len(y) and (int(y.min()) < 0 or int(y.max()) >= len(self.classes)):
-                raise DataError(f"{name}: a label of the {part} images is not one of the {len(self.classes)} classes.")
+                raise DataError(f"{name}: the {part} labels go beyond the {len(self.classes)} classes.")
 
     def select(self, part: Part, classes: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         x, y = self._parts[part]

@@ -1,4 +1,4 @@
-"""MNIST, all 70,000 images, as the package carries it (LeCun, Cortes, Burges; CC BY-SA 3.0)."""
+"""MNIST, all 70,000 images, bundled (LeCun, Cortes, Burges; CC BY-SA 3.0)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MNIST(NamedTuple):
 
 @functools.cache
 def images() -> ImageArrays:
-    """The digits as a set of images, (n, 784)."""
+    """MNIST as a set of images, (n, 784)."""
     digits = load()
     train, test = (digits.train_x, digits.train_y), (digits.test_x, digits.test_y)
     return ImageArrays(train, test, [str(digit) for digit in range(10)], "MNIST")
@@ -41,16 +41,20 @@ def images() -> ImageArrays:
 
 @functools.cache
 def load() -> MNIST:
-    """Read the four files that travel with the package, each checked by its hash; read once per process."""
-    train_x, train_y, test_x, test_y = (idx.parse(_verified(name), name) for name in _SHA256)
+    """Read and check the four bundled files, once per process.
+
+    Raises:
+        DataError: A file is missing or damaged.
+    """
+    train_x, train_y, test_x, test_y = (idx.parse_idx(_read_verified(name), name) for name in _SHA256)
     return MNIST(train_x.flatten(1), train_y.long(), test_x.flatten(1), test_y.long())
 
 
-def _verified(name: str) -> bytes:
+def _read_verified(name: str) -> bytes:
     try:
         packed = files("steppe.data").joinpath("mnist", name).read_bytes()
     except OSError as error:
-        raise DataError(f"{name} is missing from the installed package: install steppe again.") from error
+        raise DataError(f"{name} is missing from the installed package; reinstall steppe.") from error
     if hashlib.sha256(packed).hexdigest() != _SHA256[name]:
-        raise DataError(f"{name} of the installed package is damaged (its hash differs): install steppe again.")
+        raise DataError(f"{name} of the installed package is damaged (wrong hash); reinstall steppe.")
     return gzip.decompress(packed)

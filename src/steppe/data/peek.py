@@ -1,8 +1,8 @@
-"""What a `DataLoader` will give first, found without drawing anything from anybody's generator.
+"""Look at the first samples of a `DataLoader` without drawing from any random number generator.
 
-Its dataset's first place tells nothing where the loader has a sampler of its own: that may never give this place, or
-give names or lists of places instead of numbers. So the sampler itself is asked; or rather a copy of it, that draws
-from copies of its generators, as its owner's order must not depend on whether somebody has had a look.
+The dataset's item 0 will not do if the loader has its own sampler: that may never yield 0, or may yield names or lists
+instead of indices. So the sampler is asked; more precisely a copy of it with copied generators, since looking must not
+change the order of the samples.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from steppe.runtime.rng import preserve_global_rng
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
-class _OnceOnlyError(Exception):
-    """An iterator: what is taken from it is gone."""
+class _IteratorError(Exception):
+    """The sampler holds an iterator, which can be read only once."""
 
 
 @contextmanager
-def global_generators_kept() -> Iterator[None]:
-    """Samplers, datasets and collating functions may draw inside from torch's, Python's and NumPy's global generators,
-    which are then as they were.
-    """
+def preserve_all_global_rngs() -> Iterator[None]:
+    """Restore the global generators of torch, Python and NumPy afterwards, which data loading may draw from."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with preserve_global_rng():
@@ -43,48 +41,49 @@ def global_generators_kept() -> Iterator[None]:
 
 
 def first_samples(loader: DataLoader[Any], count: int) -> Any:
-    """What the loader would give its collating function, of so many samples or as many as there are; where it does not
-    make batches itself, the dataset's first batch.
+    """What the loader would pass to its collate function.
+
+    Args:
+        loader: The loader.
+        count: The number of samples, if there are as many; ignored if the dataset makes the batches itself.
     """
     if loader.batch_sampler is None:
-        return loader.dataset[next(_places(loader, loader.sampler))]
-    places = list(islice(_places(loader, loader.batch_sampler), count))
+        return loader.dataset[next(_indices(loader, loader.sampler))]
+    places = list(islice(_indices(loader, loader.batch_sampler), count))
     together = getattr(loader.dataset, "__getitems__", None)
     return together(places) if together else [loader.dataset[place] for place in places]
 
 
-def _places(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
-    """The places that come first; never none."""
-    if _gives_every_place(loader, sampler):
+def _indices(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
+    """The indices in the sampler's order, at least one."""
+    if _is_default_sampler(loader, sampler):
         return iter(range(len(loader.dataset)))  # type: ignore[arg-type]
     try:
-        given = iter(_copied(sampler, {}))
-    except (_OnceOnlyError, TypeError, copy.Error):  # nothing is known of it but that it will give some place
+        given = iter(_copy_sampler(sampler, {}))
+    except (_IteratorError, TypeError, copy.Error):  # it cannot be copied: any index will do
         return iter(range(len(loader.dataset)))  # type: ignore[arg-type]
     places = given if loader.batch_sampler is None else chain.from_iterable(given)
     try:
         return chain([next(places)], places)
     except StopIteration:
-        raise DataError("gave no batch (a DataLoader that drops its last?).") from None
+        raise DataError("yields no batch (drop_last with too few samples?).") from None
 
 
-def _gives_every_place(loader: DataLoader[Any], sampler: Any) -> bool:
-    """Whether the sampler is what a loader has by default, shuffling or not: then any place serves, and the first one
-    costs nothing and is always the same.
-    """
+def _is_default_sampler(loader: DataLoader[Any], sampler: Any) -> bool:
+    """Whether it is a loader's default sampler, shuffling or not: then index 0 is as good as any, and cheaper."""
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler
     return type(sampler) in (RandomSampler, SequentialSampler) and sampler.data_source is loader.dataset
 
 
-def _copied(part: Any, known: dict[int, Any], *, sampler: bool = True) -> Any:
-    """A sampler, or a part of one, that gives what the other would, and leaves the other as it is: with copies of its
-    generators, of its samplers, and of lists of places, which some shuffle. Whatever else it holds they share.
+def _copy_sampler(part: Any, known: dict[int, Any], *, sampler: bool = True) -> Any:
+    """Copy a sampler, or a part of one, with its generators, inner samplers and lists of indices (which some samplers
+    shuffle). Everything else is shared.
     """
     if id(part) in known:
         return known[id(part)]
     if isinstance(part, Iterator):
-        raise _OnceOnlyError
+        raise _IteratorError
     twin: Any
     if isinstance(part, _GENERATORS):
         twin = copy.deepcopy(part)
@@ -94,11 +93,11 @@ def _copied(part: Any, known: dict[int, Any], *, sampler: bool = True) -> Any:
         twin = copy.copy(part)
         for key, inner in part.items() if isinstance(part, dict) else enumerate(part):
             if not isinstance(inner, (int, str)):
-                twin[key] = _copied(inner, known, sampler=False)
+                twin[key] = _copy_sampler(inner, known, sampler=False)
     elif (sampler or isinstance(part, Sampler)) and hasattr(part, "__dict__") and not isinstance(part, torch.Tensor):
         twin = copy.copy(part)
         for name, inner in vars(part).items():
-            vars(twin)[name] = _copied(inner, known, sampler="sampler" in name)
+            vars(twin)[name] = _copy_sampler(inner, known, sampler="sampler" in name)
     else:
         return part
     known[id(part)] = twin

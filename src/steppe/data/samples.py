@@ -1,4 +1,4 @@
-"""Labelled samples in the three forms users have them: tensors, a `Dataset`, a `DataLoader`."""
+"""Labelled samples in the three forms that users have: tensors, a `Dataset`, a `DataLoader`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from steppe.data.peek import first_samples, global_generators_kept
+from steppe.data.peek import first_samples, preserve_all_global_rngs
 from steppe.data.tensors import as_tensor, check_dense, check_unmasked
 from steppe.errors import DataError, one_line
 from steppe.runtime.devices import to_device
 
 Pair = tuple[Tensor, Tensor]
-_FEW = 8  # inputs that a digest looks at
+_DIGEST_INPUTS = 8  # inputs that are hashed
 
 
 class Samples(ABC):
-    """A finite set of labelled samples that can be walked through in batches."""
+    """A finite set of labelled samples that is read in batches."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def take(self, indices: Tensor) -> Pair:
-        """The samples at these places."""
+        """The samples with these indices."""
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
-        """Every sample once, in batches (the last may be smaller); shuffled by `order` where one is given. The order is
-        drawn at once, and the first `skip` batches of it are passed over.
+        """Iterate over all samples once.
+
+        Args:
+            size: Samples in a batch; the last one may be smaller.
+            order: Shuffles the samples, at the call; None keeps their order.
+            skip: Batches at the beginning to leave out.
         """
         count = len(self)
         indices = (
@@ -42,76 +46,87 @@ class Samples(ABC):
         return (self.take(pick) for pick in torch.split(indices, size)[skip:])
 
     def first(self, count: int = 1) -> Pair:
-        """The first samples, or as many as there are, to learn shapes from; draws nothing from any generator."""
+        """The first samples, at most `count`, to find out shapes; draws from no random number generator."""
         if len(self) == 0:
-            raise DataError("is empty: it holds no sample.")
+            raise DataError("is empty.")
         return next(self.batches(count, None))
 
     def count_batches(self, size: int) -> int:
-        """How many batches a walk takes."""
+        """The number of batches of one pass."""
         return -(-len(self) // size)
 
     def digest(self) -> str | None:
-        """What tells these samples from others, where it can be had without walking through them; None elsewhere."""
+        """A hash that identifies the data, or None if it would take a pass through them."""
         return None
 
 
-class Reordering:
-    """A view of samples, (n, numbers), that shows the numbers of each in another order."""
+class PixelPermutation:
+    """Permutes the features of flat samples, (n, features).
+
+    Example:
+        >>> PixelPermutation(torch.tensor([2, 0, 1]))(torch.tensor([[5, 6, 7]]))
+        tensor([[7, 5, 6]])
+    """
 
     def __init__(self, order: Tensor) -> None:
         self.order = order
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The samples as seen."""
+        """The permuted samples."""
         return x[:, to_device(self.order, x.device)]
 
 
 class TensorSamples(Samples):
-    """Samples held in memory as two tensors.
+    """Samples in memory as two tensors.
 
-    `view` turns stored samples into those of the task (a pixel permutation, say), batch by batch, so that many tasks
-    can share one copy of the images. With `at_hand` all of them are turned when they are first walked through in order,
-    and kept.
+    Args:
+        x: Inputs.
+        y: Labels, class numbers.
+        view: Turns stored inputs into the task's (a pixel permutation, say), batch by batch, so that many tasks can
+            share one copy of the images.
+        cache_view: Apply the view to all inputs at the first pass in order, and keep the result.
+
+    Raises:
+        DataError: They are not dense tensors of equal length, labels are not integers, or inputs are not finite.
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None, *, at_hand: bool = False
+        self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None, *, cache_view: bool = False
     ) -> None:
         check_dense(x, y)
         if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
             raise DataError(
-                f"holds inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}: "
-                "give as many labels as inputs, in one dimension."
+                f"has inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; "
+                "expected one class number per input."
             )
-        self.x, self.y, self.view = _ordinary(x.detach()), _ordinary(checked_labels(y)), view
-        self._at_hand = at_hand and view is not None
+        self.x, self.y, self.view = _without_inference_mode(x.detach()), _without_inference_mode(as_labels(y)), view
+        self._cache_view = cache_view and view is not None
         check_finite(x)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, indices: Tensor) -> Pair:
-        return self._seen(self.x[to_device(indices, self.x.device)]), self.y[to_device(indices, self.y.device)]
+        return self._apply_view(self.x[to_device(indices, self.x.device)]), self.y[to_device(indices, self.y.device)]
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         if order is not None:
             return super().batches(size, order, skip)
-        if self._at_hand:
-            return self._turned.batches(size, None, skip)
+        if self._cache_view:
+            return self._cached.batches(size, None, skip)
         starts = range(skip * size, len(self), size)
         return (self._part(slice(start, start + size)) for start in starts)
 
     def first(self, count: int = 1) -> Pair:
         if len(self) == 0:
-            raise DataError("is empty: it holds no sample.")
-        return self._part(slice(0, count))  # of `at_hand` samples not all need to be turned for that
+            raise DataError("is empty.")
+        return self._part(slice(0, count))  # without applying a cached view to all
 
     def digest(self) -> str:
-        """A hash of all labels and of a few inputs. Of real numbers only the leading digits count: the last ones may
-        come out otherwise where the same data is made on another machine.
+        """A hash of all labels and a few inputs, rounded to bfloat16: the last digits of the same data may differ when
+        it is computed on another machine.
         """
-        few = self.x[sorted({place * (len(self) - 1) // (_FEW - 1) for place in range(_FEW)})].cpu()
+        few = self.x[sorted({place * (len(self) - 1) // (_DIGEST_INPUTS - 1) for place in range(_DIGEST_INPUTS)})].cpu()
         few = few.to(torch.bfloat16) if few.is_floating_point() else few
         total = hashlib.sha256(str(tuple(self.x.shape)).encode())
         for part in (self.y.cpu(), few):
@@ -119,26 +134,26 @@ class TensorSamples(Samples):
         return total.hexdigest()
 
     @functools.cached_property
-    def _turned(self) -> TensorSamples:
+    def _cached(self) -> TensorSamples:
         return TensorSamples(self.x if self.view is None else self.view(self.x), self.y)
 
     def _part(self, pick: slice) -> Pair:
         x = self.x[pick]
         if x.is_floating_point():
-            x = x.clone()  # a model may work in place, and the user's data must not change
-        return self._seen(x), self.y[pick]
+            x = x.clone()  # a model may work in place
+        return self._apply_view(x), self.y[pick]
 
-    def _seen(self, x: Tensor) -> Tensor:
+    def _apply_view(self, x: Tensor) -> Tensor:
         return x if self.view is None else self.view(x)
 
 
 class DatasetSamples(Samples):
-    """Samples of a map-style `Dataset` that gives (input, label) pairs; read and collated as they are needed."""
+    """Samples of a map-style `Dataset` of (input, label) pairs, read and collated when needed."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         if not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
             raise DataError(
-                "is a Dataset without a length, or an IterableDataset: give a map-style Dataset, a DataLoader or "
+                "is a Dataset without a length, or an IterableDataset; pass a map-style Dataset, a DataLoader or "
                 "tensors."
             )
         self.dataset = dataset
@@ -147,49 +162,60 @@ class DatasetSamples(Samples):
         return len(cast(Sized, self.dataset))
 
     def take(self, indices: Tensor) -> Pair:
-        return _checked_pair(_collated(default_collate, [self.dataset[int(i)] for i in indices]), indices)
+        return _check_pair(_collate(default_collate, [self.dataset[int(i)] for i in indices]), indices)
 
 
 class LoaderSamples(Samples):
-    """Samples that a `DataLoader` gives; its own batch size and order are kept, as its owner set them."""
+    """Samples of a `DataLoader`, with its own batch size and order."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
         try:
             self._length = len(cast(Sized, loader.dataset))
         except TypeError as error:
-            raise DataError("is a DataLoader over a dataset without a length: give one with a length.") from error
+            raise DataError("is a DataLoader over a dataset without a length; pass one with a length.") from error
 
     def __len__(self) -> int:
         return self._length
 
     def take(self, indices: Tensor) -> Pair:
-        raise DataError("is a DataLoader, whose samples come in its own order: give a Dataset or tensors here.")
+        raise DataError("is a DataLoader, whose samples cannot be indexed; pass a Dataset or tensors.")
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         pairs = iter(self.loader)
         for _ in range(skip):  # the loader alone knows its order
             next(pairs, None)
-        return (_checked_pair(pair) for pair in pairs)
+        return (_check_pair(pair) for pair in pairs)
 
     def first(self, count: int = 1) -> Pair:
         if len(self) == 0:
-            raise DataError("is empty: it holds no sample.")
+            raise DataError("is empty.")
         if isinstance(self.loader.dataset, IterableDataset):
-            raise DataError("is a DataLoader over an IterableDataset: give one over a map-style Dataset, or tensors.")
-        with global_generators_kept():
+            raise DataError("is a DataLoader over an IterableDataset; pass one over a map-style Dataset, or tensors.")
+        with preserve_all_global_rngs():
             given = first_samples(self.loader, count)
-            return _checked_pair(_collated(self.loader.collate_fn or default_collate, given))
+            return _check_pair(_collate(self.loader.collate_fn or default_collate, given))
 
     def count_batches(self, size: int) -> int:
         try:
             return len(self.loader)
         except TypeError as error:
-            raise DataError("is a DataLoader whose sampler has no length: give the sampler a __len__.") from error
+            raise DataError("is a DataLoader whose sampler has no length; add __len__ to the sampler.") from error
 
 
 def as_samples(source: object) -> Samples:
-    """The samples behind whatever form the user gave."""
+    """Wrap data in any of the accepted forms.
+
+    Args:
+        source: A pair (inputs, labels) of tensors, arrays or lists, a map-style `Dataset` or a `DataLoader`.
+
+    Raises:
+        DataError: It is none of these.
+
+    Example:
+        >>> len(as_samples((torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))))
+        4
+    """
     if isinstance(source, Samples):
         return source
     if isinstance(source, DataLoader):
@@ -199,56 +225,62 @@ def as_samples(source: object) -> Samples:
     if isinstance(source, (tuple, list)) and len(source) == 2:
         return TensorSamples(as_tensor(source[0]), as_tensor(source[1]))
     raise DataError(
-        f"is given as {type(source).__name__}: give a pair (inputs, labels) of tensors or arrays, "
+        f"has the type {type(source).__name__}; expected a pair (inputs, labels) of tensors or arrays, "
         "a Dataset or a DataLoader."
     )
 
 
-def checked_labels(y: Tensor) -> Tensor:
-    """Labels as int64 class numbers; anything that is not a whole number is refused."""
+def as_labels(y: Tensor) -> Tensor:
+    """Labels as int64; DataError if they are not integers."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"has labels of type {y.dtype}: give class numbers as integers.")
+        raise DataError(f"has labels of type {y.dtype}; expected integer class numbers.")
     return y.long()
 
 
 def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
-    """Refuse inputs with NaN or infinity, naming such a sample by its place in the data where that is known."""
+    """Check that inputs have no NaN or infinity.
+
+    Args:
+        x: A batch.
+        indices: The samples' indices in the data, for the error.
+
+    Raises:
+        DataError: It has; the first such sample is named.
+    """
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         row = int((~torch.isfinite(x).reshape(len(x), -1).all(1)).nonzero()[0])
         place = row if indices is None else int(indices[row])
-        raise DataError(f"holds NaN or infinity in its inputs, first in sample {place}: clean the data.")
+        raise DataError(f"has NaN or infinity in its inputs, first in sample {place}; clean the data.")
 
 
-def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:
+def _collate(collate: Callable[[Any], Any], samples: Any) -> Any:
     for sample in samples if isinstance(samples, (list, tuple)) else []:
         check_unmasked(*(sample if isinstance(sample, (list, tuple)) else [sample]))
     try:
         return collate(samples)
     except (TypeError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"cannot be put together into a batch ({one_line(error)}): let every sample be a tensor or array, all "
-            "of one shape, with a class number (of images: add a transform such as ToTensor; of sequences: pad them)."
+            f"cannot be collated into a batch ({one_line(error)}); every sample must be a tensor or array of the same "
+            "shape with a class number (for images, add a transform such as ToTensor; pad sequences)."
         ) from error
 
 
-def _checked_pair(pair: Any, indices: Tensor | None = None) -> Pair:
+def _check_pair(pair: Any, indices: Tensor | None = None) -> Pair:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
-        raise DataError("gives something else than (input, label) pairs of tensors or numbers.")
+        raise DataError("does not yield (input, label) pairs of tensors or numbers.")
     x, y = pair
     check_dense(x, y)
     if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
         raise DataError(
-            f"gives a batch of inputs of shape {tuple(x.shape)} with labels of shape {tuple(y.shape)}: "
-            "give one class number with each input."
+            f"yields a batch of inputs of shape {tuple(x.shape)} with labels of shape {tuple(y.shape)}; "
+            "expected one class number per input."
         )
     check_finite(x, indices)
-    return _ordinary(x.detach()), _ordinary(checked_labels(y))
+    return _without_inference_mode(x.detach()), _without_inference_mode(as_labels(y))
 
 
-def _ordinary(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of one made under `torch.inference_mode`: no gradient can be taken through such a one, and
-    a copy made under it would be no better.
-    """
+def _without_inference_mode(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if it was created under `torch.inference_mode`, which autograd cannot use."""
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):

@@ -1,4 +1,4 @@
-"""The data sets in the data directory: what is there, whether it is whole, and getting what is not."""
+"""The data sets in the data directory: find, fetch and verify them."""
 
 from __future__ import annotations
 
@@ -11,178 +11,194 @@ from filelock import FileLock, Timeout
 
 from steppe.data import cifar100, mnist, tiny_imagenet
 from steppe.data.archives import unpack
-from steppe.data.catalogue import SETS, Archive, DataSet, find
-from steppe.data.directory import data_directory, filling, missing
-from steppe.data.download import Progress, differs, download, parts
+from steppe.data.catalogue import DATA_SETS, Archive, DataSet, find_data_set
+from steppe.data.directory import data_directory, explain_storage_errors, missing_error
+from steppe.data.download import Progress, download, find_mismatch, part_paths
 from steppe.data.tiny_imagenet import TinyImageNet
 from steppe.errors import DataError, os_error_text
 
 Report = Callable[[str], None]
-"""Told in a line what is being done."""
+"""Receives a line about what is being done."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A form of a data set in the data directory, and the archive that it is or comes from."""
+class Copy:
+    """A copy of a data set in the data directory: the publisher's folder or archive."""
 
     path: Path
     archive: Archive
 
     @property
-    def packed(self) -> bool:
+    def is_packed(self) -> bool:
+        """Whether it is the archive."""
         return self.path.name == self.archive.name
 
 
 @dataclass(frozen=True)
-class Check:
-    """What came of checking one form of a data set."""
+class CheckResult:
+    """The result of checking a copy; `text` says what was checked, or what is wrong."""
 
     path: Path
-    whole: bool
+    is_complete: bool
     text: str
 
 
-def found(name: str) -> list[Found]:
-    """The forms of a data set that are there, the one that is read first: folders before archives."""
-    directory, archives = data_directory(), find(name).archives
-    folders = [Found(directory / archive.folder, archive) for archive in archives]
-    packed = [Found(directory / archive.name, archive) for archive in archives]
-    return [form for form in folders + packed if form.path.exists()]
+def find_copies(name: str) -> list[Copy]:
+    """The copies of a data set that exist, the one that is read first: the folder before the archive."""
+    directory, archive = data_directory(), find_data_set(name).archive
+    if archive is None:
+        return []
+    copies = [Copy(directory / archive.folder, archive), Copy(directory / archive.name, archive)]
+    return [copy for copy in copies if copy.path.exists()]
 
 
-def where(name: str) -> Path:
-    """The file or folder that the data set is read from."""
-    entry = find(name)
-    if not entry.archives:
+def locate(name: str) -> Path:
+    """The file or folder that the data set is read from.
+
+    Raises:
+        DataError: It is not there.
+    """
+    entry = find_data_set(name)
+    if entry.archive is None:
         return Path(mnist.__file__).parent / name
-    forms = found(name)
-    if not forms:
-        raise missing(entry.title, name)
-    return forms[0].path
+    copies = find_copies(name)
+    if not copies:
+        raise missing_error(entry.title, name)
+    return copies[0].path
 
 
-def state(name: str) -> str:
-    """In a few words whether the data set is there; looks at names only, `verify` reads it."""
-    entry = find(name)
-    if not entry.archives:
-        return "in the package"
-    forms = found(name)
-    if forms:
-        return "there" + (" (packed)" if forms[0].packed else _share(forms[0]))
-    for archive in entry.archives:
-        part = data_directory() / f"{archive.name}.part"
-        if part.exists():
-            return f"fetched in part ({100 * part.stat().st_size // archive.size} %)"
-    return f"not there ({entry.archives[0].size / 1e6:.0f} MB to fetch)"
+def describe_status(name: str) -> str:
+    """Whether the data set is there, in a few words. Only looks at file names; `verify` reads the files."""
+    archive = find_data_set(name).archive
+    if archive is None:
+        return "bundled"
+    copies = find_copies(name)
+    if copies:
+        return "there" + (" (packed)" if copies[0].is_packed else _partial_remark(copies[0]))
+    part = data_directory() / f"{archive.name}.part"
+    if part.exists():
+        return f"partly fetched ({100 * part.stat().st_size // archive.size} %)"
+    return f"not there ({archive.size / 1e6:.0f} MB to fetch)"
 
 
-def verify(name: str, progress: Progress = lambda done, total: None) -> list[Check]:
-    """Read every form of the data set that is there and say of each whether it is whole."""
-    entry = find(name)
-    if not entry.archives:
+def verify(name: str, progress: Progress = lambda done, total: None) -> list[CheckResult]:
+    """Read and check every copy of a data set.
+
+    Args:
+        name: The data set.
+        progress: Called with what is done and the total.
+
+    Raises:
+        DataError: There is no copy.
+    """
+    entry = find_data_set(name)
+    if entry.archive is None:
         mnist.load.cache_clear()
         mnist.load()
-        return [Check(where(name), True, "every file has its hash")]
-    forms = found(name)
-    if not forms:
-        raise missing(entry.title, name)
-    return [_check(entry, form, progress) for form in forms]
+        return [CheckResult(locate(name), True, "every file has its hash")]
+    copies = find_copies(name)
+    if not copies:
+        raise missing_error(entry.title, name)
+    return [_check(entry, copy, progress) for copy in copies]
 
 
 def fetch(name: str, progress: Progress = lambda done, total: None, report: Report = lambda line: None) -> Path:
-    """Make sure that the data set is there and whole; returns the folder.
+    """Make sure that a data set is there and complete.
 
-    An archive that lies in the data directory already is used rather than fetched anew, and stays; what was fetched is
-    removed once it is unpacked, by the next call where this one is stopped. A set that is whole needs no writing.
+    An archive that the user put into the data directory is used and kept. A downloaded one is removed once it is
+    unpacked (by the next call, if this one is interrupted). If the set is complete, nothing is written.
+
+    Args:
+        name: The data set.
+        progress: Called with the bytes done and their total.
+        report: Called with a line about each step.
+
+    Returns:
+        The data set's folder.
+
+    Raises:
+        DataError: No mirror has it, it cannot be written, or another process is fetching it.
     """
-    entry = find(name)
-    if not entry.archives:
-        return where(name)
-    with ExitStack() as held:
+    entry = find_data_set(name)
+    archive = entry.archive
+    if archive is None:
+        return locate(name)
+    with ExitStack() as stack:
         try:
-            held.enter_context(_alone(name))
-        except DataError:  # nothing can be written here, or another process is at it: no matter if all is there
-            folder = _whole_folder(entry, progress, report)
+            stack.enter_context(_locked(name))
+        except DataError:  # read-only directory, or another process is fetching: fine if the set is complete
+            folder = _complete_folder(entry, progress, report)
             if folder is None:
                 raise
             return folder
-        folder = _whole_folder(entry, progress, report) or _bring(entry, progress, report)
-        _tidy(entry, report)
+        folder = _complete_folder(entry, progress, report) or _unpack_archive(entry, archive, progress, report)
+        _remove_leftovers(archive, report)
     return folder
 
 
-def _whole_folder(entry: DataSet, progress: Progress, report: Report) -> Path | None:
-    """The folder that holds all of the data set, if one does."""
-    for form in found(entry.name):
-        if form.packed:
+def _complete_folder(entry: DataSet, progress: Progress, report: Report) -> Path | None:
+    """The folder, if it contains the complete data set."""
+    for copy in find_copies(entry.name):
+        if copy.is_packed:
             continue
-        check = _check(entry, form, progress)
-        if check.whole and not _share(form):
-            report(f"{entry.title} is in {form.path} already: {check.text}.")
-            return form.path
-        report(f"{form.path} is not the whole set ({check.text}).")
+        check = _check(entry, copy, progress)
+        if check.is_complete and not _partial_remark(copy):
+            report(f"{entry.title} is in {copy.path} already: {check.text}.")
+            return copy.path
+        report(f"{copy.path} is not complete ({check.text}).")
     return None
 
 
-def _bring(entry: DataSet, progress: Progress, report: Report) -> Path:
-    """Unpack an archive, fetched where there is none, and check what comes of it."""
-    archive, path = _archive(entry, progress, report)
+def _unpack_archive(entry: DataSet, archive: Archive, progress: Progress, report: Report) -> Path:
+    """Unpack the archive, fetched if needed, and check the result."""
+    path = _obtain_archive(entry, archive, progress, report)
     report(f"unpacking {archive.name}")
     folder = unpack(path, archive.folder)
-    check = _check(entry, Found(folder, archive), progress)
-    if not check.whole:
-        raise DataError(f"{entry.title} was unpacked, but is not whole: {check.text}")
+    check = _check(entry, Copy(folder, archive), progress)
+    if not check.is_complete:
+        raise DataError(f"{entry.title} was unpacked but is not complete: {check.text}")
     report(f"{entry.title} is in {folder}: {check.text}.")
     return folder
 
 
-def _tidy(entry: DataSet, report: Report) -> None:
-    """Remove what fetching left behind; the set is there without it, so that a refusal is only told."""
-    for archive in entry.archives:
-        for path in parts(archive, data_directory()):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                report(f"{path} is of no more use, but cannot be removed: {os_error_text(error)}.")
-
-
-def _archive(entry: DataSet, progress: Progress, report: Report) -> tuple[Archive, Path]:
-    """An archive of the data set that is right, and where it lies."""
-    directory = data_directory()
-    for archive in entry.archives:
-        path = directory / archive.name
-        if path.exists():
-            problem = differs(path, archive)
-            report(f"{path} " + ("is the publisher's" if problem is None else f"is passed over: {problem}"))
-            if problem is None:
-                return archive, path
-    failures = []
-    for archive in entry.archives:
-        report(f"fetching {archive.name} ({archive.size / 1e6:.0f} MB; {entry.origin}; {entry.licence})")
+def _remove_leftovers(archive: Archive, report: Report) -> None:
+    """Remove partial downloads. If that fails, the data set is still there: only report it."""
+    for path in part_paths(archive, data_directory()):
         try:
-            path = download(archive, directory, progress)
-        except DataError as error:
-            failures.append(str(error))
-            continue
-        with filling(directory):
-            (directory / archive.name).unlink(missing_ok=True)  # passed over above: damaged, and now replaced
-        return archive, path
-    raise DataError("\n".join(failures))
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            report(f"{path} is no longer needed but cannot be removed: {os_error_text(error)}.")
 
 
-def _check(entry: DataSet, form: Found, progress: Progress) -> Check:
+def _obtain_archive(entry: DataSet, archive: Archive, progress: Progress, report: Report) -> Path:
+    """The path of the publisher's archive, the user's own or a downloaded one."""
+    directory = data_directory()
+    own = directory / archive.name
+    if own.exists():
+        problem = find_mismatch(own, archive)
+        report(f"{own} " + ("is the publisher's" if problem is None else f"is not used: {problem}"))
+        if problem is None:
+            return own
+    report(f"fetching {archive.name} ({archive.size / 1e6:.0f} MB; {entry.origin}; {entry.licence})")
+    path = download(archive, directory, progress)
+    with explain_storage_errors(directory):
+        own.unlink(missing_ok=True)  # damaged, and now replaced
+    return path
+
+
+def _check(entry: DataSet, form: Copy, progress: Progress) -> CheckResult:
     try:
-        if form.packed:
-            problem = differs(form.path, form.archive)
-            return Check(form.path, problem is None, problem or "the publisher's archive, by its hash")
-        return Check(form.path, True, _READERS[entry.name](form.path, progress))
+        if form.is_packed:
+            problem = find_mismatch(form.path, form.archive)
+            return CheckResult(form.path, problem is None, problem or "the publisher's archive, by its hash")
+        return CheckResult(form.path, True, _READERS[entry.name](form.path, progress))
     except DataError as error:
-        return Check(form.path, False, str(error))
+        return CheckResult(form.path, False, str(error))
 
 
 def _cifar100(path: Path, progress: Progress) -> str:
-    cifar100.read(cifar100.Form(path, binary="binary" in path.name))
-    return "60,000 images, each by its hash"
+    cifar100.read(path)
+    return "60,000 images, all with the publisher's hashes"
 
 
 def _tiny_imagenet(path: Path, progress: Progress) -> str:
@@ -194,8 +210,8 @@ def _tiny_imagenet(path: Path, progress: Progress) -> str:
 _READERS: dict[str, Callable[[Path, Progress], str]] = {"cifar-100": _cifar100, "tiny-imagenet": _tiny_imagenet}
 
 
-def _share(form: Found) -> str:
-    """A remark where a folder of TinyImageNet holds some of the classes only."""
+def _partial_remark(form: Copy) -> str:
+    """A remark if a folder of TinyImageNet has only some of the classes."""
     if form.path.name != tiny_imagenet.NAME:
         return ""
     count = sum(1 for _ in form.path.glob("train/n*"))
@@ -203,16 +219,20 @@ def _share(form: Found) -> str:
 
 
 @contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """Refuse to fetch what another process is fetching; the lock goes with its holder, however that ends."""
+def _locked(name: str) -> Iterator[None]:
+    """Hold the lock for fetching a data set, which is freed with the process, however that ends.
+
+    Raises:
+        DataError: Another process holds it, or the directory is not writable.
+    """
     directory = data_directory()
-    with filling(directory):
+    with explain_storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / f".{name}.lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise DataError(f"{SETS[name].title} is being fetched by another process: wait for it.") from None
+            raise DataError(f"{DATA_SETS[name].title} is being fetched by another process; wait for it.") from None
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A task: what is to be learnt next, and on which outputs of the model."""
+"""A task: data to learn next, and which of the model's outputs it uses."""
 
 from __future__ import annotations
 
@@ -12,32 +12,54 @@ from steppe.data.samples import Samples, as_samples
 from steppe.errors import DataError
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
-"""Makes new variants of a batch of stored inputs, on their device, drawing from the generator alone, which is one of
-the CPU wherever the inputs are."""
+"""Returns a random variant of a batch of stored inputs, on their device; draws only from the generator, a CPU one."""
 
 
 def check_head(head: range | None, outputs: int | None = None) -> None:
-    """Refuse what is no range of output rows, or reaches beyond those there are."""
+    """Check that a head is a valid range of output rows; None is.
+
+    Args:
+        head: The head.
+        outputs: The model's number of outputs, if known.
+
+    Raises:
+        DataError: It is not.
+    """
     if head is None:
         return
     if not isinstance(head, range):
-        raise DataError(f"the head is {head!r}: give a range of output rows, such as range(10, 20).")
+        raise DataError(f"invalid head {head!r}; expected a range of output rows, such as range(10, 20).")
     if head.step != 1 or head.start < 0 or len(head) == 0:
-        raise DataError(f"the head {head} is not a non-empty range of output rows with step 1.")
+        raise DataError(f"invalid head {head}; expected a non-empty range of output rows with step 1.")
     if outputs is not None and head.stop > outputs:
         raise DataError(
-            f"the head {head} reaches beyond the model's {outputs} outputs: "
+            f"the head {head} exceeds the model's {outputs} outputs; "
             "enlarge the model's last layer or correct the head."
         )
 
 
 class Task:
-    """Labelled samples to learn from, samples to test on, and the head.
+    """Training and test data of one task, and the outputs that it uses.
 
-    `train`, `test` and `val` are pairs (inputs, labels) of tensors or arrays, `Dataset`s or `DataLoader`s. Labels
-    are rows of the model's output. `head` is the range of rows that this task may use: None (single head) is all of
-    them; with `head=range(10, 20)` loss and prediction look at rows 10 to 19 alone. `augment` varies each batch of
-    training inputs, in the form they are stored in, every time it is seen; replay keeps the variants.
+    Data are pairs (inputs, labels) of tensors or arrays, `Dataset`s or `DataLoader`s. Labels are indices of the model's
+    outputs.
+
+    Args:
+        train: Training data.
+        test: Test data, for `evaluate`.
+        val: Validation data, for learning rate decay and early stopping.
+        head: The outputs that the task uses: with `range(10, 20)`, loss and prediction see logits 10 to 19 only. None
+            (single head) is all of them.
+        augment: Returns a random variant of each training batch, in stored form; replay keeps the variants.
+        name: Names the task in errors, events and tables.
+
+    Raises:
+        DataError: The data or the head is invalid.
+
+    Example:
+        >>> x, y = torch.randn(8, 4), torch.tensor([0, 1] * 4)
+        >>> Task((x, y), head=range(2), name="even and odd")
+        Task('even and odd', 8 samples, head=range(0, 2))
     """
 
     def __init__(
@@ -51,54 +73,54 @@ class Task:
         name: str = "task",
     ) -> None:
         self.name, self.head, self.augment = name, head, augment
-        with self._named():
+        with self._name_errors():
             check_head(head)
         self.train = self._part("training", train)
         self.test = None if test is None else self._part("test", test)
         self.val = None if val is None else self._part("validation", val)
 
     def _part(self, part: str, source: object) -> Samples:
-        with self.blamed(part):
+        with self.error_context(part):
             samples = as_samples(source)
             if len(samples) == 0:
-                raise DataError("is empty: it holds no sample.")
+                raise DataError("is empty.")
         return samples
 
     @contextmanager
-    def blamed(self, part: str) -> Iterator[None]:
-        """Errors of the data inside name the task and the part."""
+    def error_context(self, part: str) -> Iterator[None]:
+        """Prefix a DataError inside with the task and the part of its data ("training", "test" or "validation")."""
         try:
             yield
         except DataError as error:
             raise DataError(f"{self.name}: the {part} data {error}") from error
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors inside name the task."""
+    def _name_errors(self) -> Iterator[None]:
+        """Prefix a DataError inside with the task."""
         try:
             yield
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from error
 
     def check_head(self, outputs: int) -> None:
-        """Refuse a head that a model with so many outputs does not have."""
-        with self._named():
+        """DataError if a model with this number of outputs does not have the head."""
+        with self._name_errors():
             check_head(self.head, outputs)
 
     def check_labels(self, y: Tensor, outputs: int) -> None:
-        """Refuse labels outside the task's head; the error is for `blamed` to complete."""
+        """DataError, to be prefixed by `error_context`, if labels are outside the task's head."""
         rows = self.head if self.head is not None else range(outputs)
         if len(y) == 0:
             return
         low, high = int(y.min()), int(y.max())
         if low < rows.start or high >= rows.stop:
             remedy = (
-                f"labels are rows of the model's output; if they count from 0 within the task, add {rows.start}."
+                f"labels index the model's outputs; if yours start at 0 within the task, add {rows.start}."
                 if self.head is not None and high - low < len(rows)
                 else "enlarge the head or correct the labels."
             )
             raise DataError(
-                f"has labels {low} to {high}, outside the head, rows {rows.start} to {rows.stop - 1}: {remedy}"
+                f"has labels {low} to {high}, outside the head, rows {rows.start} to {rows.stop - 1}; {remedy}"
             )
 
     def __repr__(self) -> str:

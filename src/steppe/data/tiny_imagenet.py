@@ -1,8 +1,8 @@
-"""TinyImageNet (Stanford CS231n): 64 × 64 images, 500 to train on and 50 to test on (the official validation images)
-of each class.
+"""TinyImageNet (Stanford CS231n): 64 × 64 images; in each class 500 for training and 50 for testing (the official
+validation images).
 
-Read from the publisher's folder or zip file. Decoding all of it takes a while and a gigabyte, so a class is decoded
-when it is asked for.
+Read from the publisher's folder or zip file. Decoding everything takes a while and a gigabyte of memory, so a class is
+decoded when it is first used.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from steppe.data.archives import read_file, reading
+from steppe.data.archives import explain_read_errors, read_file
 from steppe.data.decoding import decode
-from steppe.data.directory import data_directory, missing
+from steppe.data.directory import data_directory, missing_error
 from steppe.data.images import ImageSet, Part
 from steppe.errors import DataError
 
 NAME = "tiny-imagenet-200"
 PER_CLASS: dict[Part, int] = {"train": 500, "test": 50}
 _SIDE = 64
-_LARGEST_FILE = 1_000_000  # bytes of one JPEG; the publisher's largest has a few thousand
+_LARGEST_FILE = 1_000_000  # bytes of one JPEG; the publisher's have a few thousand
 _LARGEST_TEXT = 10_000_000
-_MOST_FILES = 200_000
-_KEPT = 100  # classes kept decoded, training or test images: at most 600 MB
+_MAX_FILES = 200_000
+_MAX_CACHED = 100  # decoded classes, training or test images: at most 600 MB
 _WNID = re.compile(r"n\d{8}")
-_AGAIN = "get it again with `steppe data fetch tiny-imagenet`."
+_AGAIN = "fetch it again with `steppe data fetch tiny-imagenet`."
 
 
 class Source(ABC):
-    """Where the files are; names are relative to the publisher's top folder."""
+    """Where the files are read from; names are relative to the publisher's top folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, name: str, limit: int) -> bytes:
-        """The content of one file."""
+        """The content of one file of at most `limit` bytes."""
 
 
 class FolderSource(Source):
@@ -65,32 +65,39 @@ class FolderSource(Source):
 
 
 class ZipSource(Source):
-    """The publisher's zip file, read in place."""
+    """The publisher's zip file, read without unpacking it."""
 
     def names(self) -> Iterable[str]:
-        inside = _opened(self.path, os.getpid()).namelist()
-        if len(inside) > _MOST_FILES:
-            raise DataError(f"{self.path} holds {len(inside):,} files, more than the publisher's: {_AGAIN}")
+        inside = _open_zip(self.path, os.getpid()).namelist()
+        if len(inside) > _MAX_FILES:
+            raise DataError(f"{self.path} contains {len(inside):,} files, more than the publisher's; {_AGAIN}")
         return [name.removeprefix(f"{NAME}/") for name in inside if name.endswith(".JPEG")]
 
     def read(self, name: str, limit: int) -> bytes:
-        archive = _opened(self.path, os.getpid())
-        with reading(self.path), archive.open(f"{NAME}/{name}") as file:
+        archive = _open_zip(self.path, os.getpid())
+        with explain_read_errors(self.path), archive.open(f"{NAME}/{name}") as file:
             content = file.read(limit + 1)
         if len(content) > limit:
-            raise DataError(f"{self.path}: {name} unpacks to more than {limit:,} bytes: {_AGAIN}")
+            raise DataError(f"{self.path}: {name} unpacks to more than {limit:,} bytes; {_AGAIN}")
         return content
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(path: Path, process: int) -> zipfile.ZipFile:
-    """One open file for each process: a forked one that read through its parent's would move the parent's place."""
-    with reading(path):
+def _open_zip(path: Path, process: int) -> zipfile.ZipFile:
+    """One open file per process: a forked process that shared its parent's would move the parent's file position."""
+    with explain_read_errors(path):
         return zipfile.ZipFile(path)
 
 
 class TinyImageNet(ImageSet):
-    """The classes that a source holds, by their sorted WordNet numbers."""
+    """The classes of a source, sorted by WordNet ID.
+
+    Args:
+        source: Where the files are.
+
+    Raises:
+        DataError: Images are missing.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -106,7 +113,17 @@ class TinyImageNet(ImageSet):
         return torch.cat(images) if images else torch.empty(0, 3, _SIDE, _SIDE, dtype=torch.uint8, device="cpu"), labels
 
     def decode_all(self, progress: Callable[[int, int], None]) -> int:
-        """Decode every image once and keep none; returns their number. A broken one is an error that names it."""
+        """Decode every image once, without keeping it.
+
+        Args:
+            progress: Called with the number done and the total.
+
+        Returns:
+            The number of images.
+
+        Raises:
+            DataError: An image is damaged.
+        """
         names = [name for part in self._files.values() for wnid in self.classes for name in part[wnid]]
         for done, name in enumerate(names, 1):
             self._image(name)
@@ -115,48 +132,52 @@ class TinyImageNet(ImageSet):
         return len(names)
 
     def _class(self, part: Part, label: int) -> Tensor:
-        """All images of one class, by file name; (n, 3, 64, 64)."""
+        """All images of one class, sorted by file name; (n, 3, 64, 64)."""
         key = (part, label)
         if key not in self._decoded:
             names = self._files[part][self.classes[label]]
             self._decoded[key] = torch.stack([self._image(name) for name in names])
-            if len(self._decoded) > _KEPT:
+            if len(self._decoded) > _MAX_CACHED:
                 self._decoded.popitem(last=False)
         return self._decoded[key]
 
     def _image(self, name: str) -> Tensor:
         raw = self._source.read(name, _LARGEST_FILE)
-        return decode(raw, f"{self._source.path}: {name}", ("JPEG",), exactly=(_SIDE, _SIDE))
+        return decode(raw, f"{self._source.path}: {name}", ("JPEG",), exact_size=(_SIDE, _SIDE))
 
     def _check(self) -> None:
-        """Refuse a source that lacks images: half an archive must not pass for a smaller data set."""
+        """DataError if images are missing: half an archive must not pass for a smaller data set."""
         path = self._source.path
         listed = set(self._source.read("wnids.txt", _LARGEST_TEXT).decode("utf-8", "replace").split())
         if not listed or listed != set(self.classes):
             raise DataError(
-                f"{path} has images of {len(self.classes)} classes, wnids.txt names {len(listed)}: {_AGAIN}"
+                f"{path} has images of {len(self.classes)} classes, but wnids.txt lists {len(listed)}; {_AGAIN}"
             )
         for part, count in PER_CLASS.items():
             for wnid in self.classes:
-                if (found := len(self._files[part][wnid])) != count:
-                    raise DataError(f"{path} has {found} {part} images of class {wnid} instead of {count}: {_AGAIN}")
+                if (number := len(self._files[part][wnid])) != count:
+                    raise DataError(f"{path} has {number} {part} images of class {wnid}, expected {count}; {_AGAIN}")
 
 
 def load() -> TinyImageNet:
-    """The data set in the data directory, from the folder or else the zip file; opened once per process."""
+    """TinyImageNet from the data directory, as a folder, else as the zip file; opened once per process.
+
+    Raises:
+        DataError: It is not there or incomplete.
+    """
     return _load(data_directory().resolve())
 
 
 @functools.lru_cache(maxsize=1)
 def _load(directory: Path) -> TinyImageNet:
-    found = sources(directory)
-    if not found:
-        raise missing("TinyImageNet", "tiny-imagenet")
-    return TinyImageNet(found[0])
+    available = find_sources(directory)
+    if not available:
+        raise missing_error("TinyImageNet", "tiny-imagenet")
+    return TinyImageNet(available[0])
 
 
-def sources(directory: Path) -> list[Source]:
-    """The forms that are in a directory, the one that `load` takes first."""
+def find_sources(directory: Path) -> list[Source]:
+    """The sources in a directory, the one that `load` uses first."""
     known = [FolderSource(directory / NAME), ZipSource(directory / f"{NAME}.zip")]
     return [source for source in known if source.path.exists()]
 
@@ -173,7 +194,7 @@ def _by_class(source: Source) -> dict[Part, defaultdict[str, list[str]]]:
             files["train"][middle[0]].append(name)
         elif first == "val" and middle == ["images"]:
             if last not in classes:
-                raise DataError(f"{source.path}: val_annotations.txt does not say what {last} shows: {_AGAIN}")
+                raise DataError(f"{source.path}: val_annotations.txt has no class for {last}; {_AGAIN}")
             files["test"][classes[last]].append(name)
     return files
 
@@ -183,5 +204,5 @@ def _annotations(source: Source) -> dict[str, str]:
     text = source.read("val/val_annotations.txt", _LARGEST_TEXT).decode("utf-8", "replace")
     rows = [line.split("\t") for line in text.splitlines() if line.strip()]
     if any(len(row) < 2 or not _WNID.fullmatch(row[1]) for row in rows):
-        raise DataError(f"{source.path}: val_annotations.txt has a line without a file and its class: {_AGAIN}")
+        raise DataError(f"{source.path}: val_annotations.txt has a line without a file or its class; {_AGAIN}")
     return {row[0]: row[1] for row in rows}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
+from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.data.task import Task
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
@@ -26,7 +26,7 @@ from steppe.learning.task_group import TaskGroup
 from steppe.results.layout import CHECKPOINTS, CONFIG, REPORT, RESULT
 from steppe.results.schema import RunResult, StageCost
 from steppe.results.tables import run_report
-from steppe.runtime.clocks import NONE, Clock, Time, by_kind
+from steppe.runtime.clocks import ZERO, Elapsed, Stopwatch, split_wall_cpu
 from steppe.runtime.contexts import gc_frozen
 from steppe.runtime.devices import make_deterministic, resolve_device
 from steppe.runtime.environment import described, machine, printable
@@ -114,7 +114,7 @@ class _Run:
     """The state of a run, and the loop over its tasks."""
 
     def __init__(
-        self, config: RunConfig, out: Path | None, callback: Callback, checkpoint_every: float, stop: Stop
+        self, config: RunConfig, out: Path | None, callback: Callback, checkpoint_every: float, stop: StopCheck
     ) -> None:
         self._config, self._out, self._callback, self._every, self._stop = config, out, callback, checkpoint_every, stop
         # Read now: the files may change while the run goes on.
@@ -177,7 +177,7 @@ class _Run:
             clock = Clock(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
-            seconds, cpu = by_kind({"evaluate": clock.time})
+            seconds, cpu = split_wall_cpu({"evaluate": clock.elapsed})
             spent = {**learnt.seconds, **seconds}
             cpu = {**learnt.cpu_seconds, **cpu} if learnt.cpu_seconds and cpu else {}
             own = {"seconds": spent, "bytes": learnt.bytes, "updates": learnt.updates}
@@ -197,13 +197,13 @@ class _Run:
 
         Returns the time it took. Within a resumed task it was done before.
         """
-        clock = Clock()
+        clock = Stopwatch()
         if not self._learner.has_pending_task:
             if place == 0:
                 self._matrix.untrained = self._learner.evaluate(self._tasks)
             elif self._matrix.untrained and len(self._matrix.ahead) < place:
                 self._matrix.ahead += self._learner.evaluate(self._tasks[place])
-        return clock.time
+        return clock.elapsed
 
     def _emit(self, event: Event) -> None:
         """Log and show an event; save a checkpoint after each task, every so often within one, and before stopping."""
@@ -223,7 +223,7 @@ class _Run:
         state = {
             "config": self._config.as_dict(),
             "versions": self._versions,
-            "machine": machine(self._config.device),
+            "machine": machine_info(self._config.device),
             "stage": self._stage,
             "rows": [None if row is None else len(row) for row in self._matrix.rows],
             "accuracies": _flatten(self._matrix.rows),  # a compact tensor: a thousand tasks give half a million values

@@ -39,8 +39,8 @@ class RunDirectory:
         """Create the directory if it does not exist, and write the configuration."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_atomic(inside(path, path / CONFIG), config.as_toml().encode())
-            inside(path, path / CHECKPOINTS).mkdir(exist_ok=True)
+            write_atomic(require_inside(path, path / CONFIG), config.as_toml().encode())
+            require_inside(path, path / CHECKPOINTS).mkdir(exist_ok=True)
         return cls(path)
 
     def log(self, record: dict[str, Any]) -> None:
@@ -70,10 +70,10 @@ class RunDirectory:
         with self._log() as file:
             os.fsync(file.fileno())
             length = file.tell()
-        place = inside(self.path, self._state_file(numbers[-1] + 1 if numbers else 1))
+        place = require_inside(self.path, self._state_file(numbers[-1] + 1 if numbers else 1))
         write_state(place, "run", {**state, "log": length})
         for number in numbers if alone else numbers[: -(_STATES - 1)]:
-            with writing(self.path):
+            with explain_write_errors(self.path):
                 self._remove(self._state_file(number))
 
     def last_state(
@@ -203,7 +203,7 @@ def lock_directory(path: Path, remedy: str = "wait for it, or choose another --o
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; choose another --out.")
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    with writing(path):
+    with explain_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         _refuse_links(path)
         lock = FileLock(path / _LOCK)
@@ -229,7 +229,7 @@ def _refuse_links(path: Path) -> None:
     """Raise an error now, not at the end, if a file to be written is a link out of the directory or not a file."""
     names = (_LOCK, CONFIG, LOG, RESULT, CHECKPOINTS, REPORT, PAGE, PLAN, *TABLES, *BESIDE)
     for file in [*(path / name for name in names), *(path / CHECKPOINTS).glob("*.safetensors")]:
-        inside(path, file)
+        require_inside(path, file)
 
 
 def require_free(path: Path, *, for_study: bool = False) -> None:

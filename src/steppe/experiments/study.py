@@ -20,7 +20,7 @@ from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, Task
 from steppe.results.layout import CONFIG, PLAN, RESULT, TABLES
 from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, latex, markdown
-from steppe.runtime.files import inside, read_json, read_toml, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, read_json, read_toml, require_inside, write_atomic
 from steppe.runtime.signals import Terminated, deferred_signals
 
 
@@ -206,9 +206,9 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
             "--out."
         )
     runs = [{"out": str(job.out.relative_to(out)), "config": job.config.as_dict()} for job in jobs]
-    with writing(out / PLAN):
+    with explain_write_errors(out / PLAN):
         write_atomic(
-            inside(out, out / PLAN), (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode()
+            require_inside(out, out / PLAN), (json.dumps({"command": command, "runs": runs}, indent=1) + "\n").encode()
         )
 
 
@@ -263,8 +263,8 @@ def _resolve_in_study(out: Path, name: str) -> Path:
 def write_tables(out: Path, results: Sequence[RunResult], command: str) -> None:
     """Write the study's table as Markdown, LaTeX and JSON."""
     for name, text in zip(TABLES, (markdown(results), latex(results), as_json(results, command)), strict=True):
-        with writing(out / name):
-            write_atomic(inside(out, out / name), text.encode())
+        with explain_write_errors(out / name):
+            write_atomic(require_inside(out, out / name), text.encode())
 
 
 def _run_job(send: Send, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
+from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.data.task import Task
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig

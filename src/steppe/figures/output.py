@@ -59,6 +59,6 @@ def save(figure: Any, files: list[Path]) -> None:
     """
     contents = [render(figure, file.suffix) for file in files]
     for file, data in zip(files, contents, strict=True):
-        with writing(file):
+        with explain_write_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(file, data)

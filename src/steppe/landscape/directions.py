@@ -88,4 +88,4 @@ def _normal(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
-    return torch.Generator().manual_seed(Streams(seed).derived(purpose))
+    return torch.Generator().manual_seed(Streams(seed).derive_seed(purpose))

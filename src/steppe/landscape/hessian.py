@@ -68,7 +68,7 @@ def top_eigenvalue(network: Network, batch: Batch, seed: int = 0) -> float | Non
 
     if count == 1:  # too small for the iteration
         return float(product(numpy.ones(1))[0])
-    generator = torch.Generator().manual_seed(Streams(seed).derived("landscape hessian"))
+    generator = torch.Generator().manual_seed(Streams(seed).derive_seed("landscape hessian"))
     start = torch.randn(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
     if not product(start).any():  # zero along a random direction: zero along all
         return 0.0

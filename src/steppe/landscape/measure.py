@@ -28,7 +28,7 @@ from steppe.landscape.settings import LandscapeSettings
 from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.results.layout import CONFIG, RESULT
-from steppe.runtime.files import resolve_target, writing
+from steppe.runtime.files import explain_write_errors, resolve_target
 from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.tensors.batch import Batch
 from steppe.version import versions
@@ -271,9 +271,11 @@ class _Measurement:
         task, count = self.tasks[place], self.settings.samples
         indices = torch.arange(len(task.train), device="cpu")
         if count < len(indices):
-            generator = torch.Generator().manual_seed(Streams(self.settings.seed).derived(f"landscape samples {place}"))
+            generator = torch.Generator().manual_seed(
+                Streams(self.settings.seed).derive_seed(f"landscape samples {place}")
+            )
             indices = torch.randperm(len(indices), generator=generator, device="cpu")[:count].sort().values
-        with task.blamed("training"):
+        with task.error_context("training"):
             x, y = task.train.take(indices)
         return self.network.prepare(Batch(x, y, torch.full_like(y, place)))
 

@@ -257,7 +257,7 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
             continue
-        with task.blamed(words):
+        with task.error_context(words):
             first, label = part.first()
             if isinstance(part, TensorSamples):
                 task.check_labels(part.y, outputs)
@@ -268,7 +268,7 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
             raise DataError(
                 f"{task.name}: {words} inputs have shape {shape}, training inputs {kind[0]}: give both the same shape."
             )
-        with task.blamed(words):
+        with task.error_context(words):
             check_scaled_alike(first, kind, network)
     return kind, outputs
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steppe.data.samples import Pair, Reordering, TensorSamples
+from steppe.data.samples import Pair, PixelPermutation, TensorSamples
 from steppe.data.task import Task, check_head
 from steppe.data.tensors import as_tensor, check_dense
 from steppe.errors import DataError, DivergedError
@@ -23,8 +23,8 @@ from steppe.methods.base import Method
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.runtime.devices import to_device
-from steppe.runtime.session import breathe
-from steppe.runtime.signals import signals_let_through
+from steppe.runtime.session import yield_point
+from steppe.runtime.signals import signals_unblocked
 
 BATCH = 512  # larger ones fall out of the cache
 _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
@@ -117,7 +117,7 @@ def predictions(x: Tensor, head: range | None, network: Network, method: Method 
         if bool(compared.isnan().any()):
             raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
         found.append(predicted(compared, head))
-        breathe()
+        yield_point()
     return torch.cat(found).to(x.device)
 
 
@@ -166,11 +166,11 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
         raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
     count = _Count(task, network.device)
     for x, y in _test_batches(task, network):
-        with task.blamed("test"):
+        with task.error_context("test"):
             found = scores(x, network, method, kind)
         _check(task, y, found.shape[1])
         count.add(found, to_device(y, network.device))
-        breathe()
+        yield_point()
     return count.percent()
 
 
@@ -178,11 +178,11 @@ def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
     assert task.test is not None
     batches, given = iter(task.test.batches(eval_batch_size(network.model, len(task.test), BATCH), None)), 0
     while True:
-        with task.blamed("test"):
-            with signals_let_through():
+        with task.error_context("test"):
+            with signals_unblocked():
                 pair = next(batches, None)
             if pair is None and given == 0:
-                raise DataError("gave no batch (a DataLoader that drops its last?).")
+                raise DataError("yields no batch (drop_last with too few samples?).")
         if pair is None:
             return
         given += len(pair[1])
@@ -192,7 +192,7 @@ def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
 def _check(task: Task, y: Tensor, outputs: int) -> None:
     """Refuse a head that the model does not have, and labels that the head does not: nothing could be right."""
     task.check_head(outputs)
-    with task.blamed("test"):
+    with task.error_context("test"):
         task.check_labels(y, outputs)
 
 
@@ -200,7 +200,7 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
     """Accuracies, by place, on tasks that see the same samples."""
     x, count = tests[0].samples.x, len(tests[0].samples)
     if kind is not None:
-        with tests[0].task.blamed("test"):
+        with tests[0].task.error_context("test"):
             check_scaled_alike(x, kind, network)
     first = chain.first_weights([test.order for test in tests])
     for test in tests:
@@ -212,7 +212,7 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
         outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
         for row, output in enumerate(outputs):
             counts[row].add(output, labels[row][part])
-        breathe()
+        yield_point()
     return {test.place: right.percent() for test, right in zip(tests, counts, strict=True)}
 
 
@@ -232,7 +232,7 @@ def _by_samples(tasks: Sequence[Task]) -> list[list[_Test]]:
     for place, task in enumerate(tasks):
         test = task.test
         if (
-            type(test) is TensorSamples and type(test.view) is Reordering and test.x.ndim == 2
+            type(test) is TensorSamples and type(test.view) is PixelPermutation and test.x.ndim == 2
         ):  # no kind of a user's own
             same = test.x.data_ptr(), test.x.shape, test.x.stride(), test.x.dtype, test.x.device
             found.setdefault(same, []).append(_Test(place, task, test, test.view.order))

@@ -38,9 +38,9 @@ from steppe.network.eval_batches import min_eval_batch
 from steppe.network.heads import check_mask_size
 from steppe.projection.coverage import find_covered_weights, warn_shared_head
 from steppe.projection.layers import ProjectedWeight
-from steppe.runtime.clocks import by_kind
+from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
-from steppe.runtime.rng import Borrowed, preserve_global_rng
+from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch

@@ -31,9 +31,9 @@ from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight, projected_weights
+from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import Streams
 from steppe.runtime.session import Session
-from steppe.runtime.turns import Turn
 
 _Result = TypeVar("_Result")
 

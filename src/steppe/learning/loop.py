@@ -20,10 +20,10 @@ from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.methods.parts.single_sample import is_batch_norm_size_error, single_sample_error
 from steppe.network.network import Network
-from steppe.runtime.clocks import Clock, Time
+from steppe.runtime.clocks import Elapsed, Stopwatch
 from steppe.runtime.rng import Streams
-from steppe.runtime.session import breathe
-from steppe.runtime.signals import signals_let_through
+from steppe.runtime.session import yield_point
+from steppe.runtime.signals import signals_unblocked
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
 
@@ -70,7 +70,7 @@ class TrainingLoop:
         self._over = False
         self._losses = _Losses(group.name, 0, 0)
         self._streams_before: State = None  # as they were when the epoch began
-        self._clock, self._seconds_before = Clock(), 0.0
+        self._clock, self._seconds_before = Stopwatch(), 0.0
 
     @property
     def name(self) -> str:
@@ -78,9 +78,9 @@ class TrainingLoop:
         return self._group.name
 
     @property
-    def time(self) -> Time:
+    def time(self) -> Elapsed:
         """How long it has taken, breaks left out."""
-        return self._clock.time
+        return self._clock.elapsed
 
     @property
     def best(self) -> Mapping[str, Tensor]:
@@ -106,7 +106,7 @@ class TrainingLoop:
                 self._method.after_batch(batch)
             self.updates += training.updates_per_batch
             self._batch += 1
-            breathe(learner=True)
+            yield_point(learner=True)
             now = time.perf_counter()
             if now - reported > _REPORT_EVERY:
                 reported = now
@@ -169,7 +169,7 @@ class TrainingLoop:
         if self._validation is not None:
             self._validation.load_state_dict(state["validation"])
         before, self._seconds_before = state["seconds"]
-        self._clock = Clock(Time(before, state.get("cpu_seconds")))  # older states do not say
+        self._clock = Stopwatch(Elapsed(before, state.get("cpu_seconds")))  # older states do not say
 
 
 class Validation:
@@ -234,7 +234,7 @@ class Validation:
 
 def _fetched(batches: Iterator[Batch]) -> Batch | None:
     """The next batch, whose reading is the user's own affair: a signal is handled at once."""
-    with signals_let_through():
+    with signals_unblocked():
         return next(batches, None)
 
 

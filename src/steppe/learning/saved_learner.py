@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.checkpoint.io import read_state
-from steppe.checkpoint.tree import CANNOT_BE_A_STATE, State
+from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.errors import RunError, UsageError, one_line
 from steppe.learning.learner import Learner
 from steppe.methods.base import MethodConfig
@@ -88,7 +88,7 @@ def _load(
     except Exception as error:
         if undo is not None:
             undo()
-        if not isinstance(error, CANNOT_BE_A_STATE):
+        if not isinstance(error, INVALID_STATE_ERRORS):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise RunError(f"{path} does not contain a resumable learner: {reason}.") from error

@@ -16,7 +16,7 @@ from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.runtime.devices import to_device
 from steppe.runtime.rng import Streams
-from steppe.runtime.session import breathe
+from steppe.runtime.session import yield_point
 from steppe.tensors.batch import Batch
 
 
@@ -40,7 +40,7 @@ class TaskGroup:
     def count_batches(self, size: int) -> int:
         """How many batches one pass takes."""
         if len(self.tasks) == 1:
-            with self.tasks[0].blamed("training"):
+            with self.tasks[0].error_context("training"):
                 return self.tasks[0].train.count_batches(size)
         return -(-sum(len(task.train) for task in self.tasks) // size)
 
@@ -55,13 +55,13 @@ class TaskGroup:
             count = sum(len(task.train) for task in self.tasks)
             picks = torch.split(torch.randperm(count, generator=order, device="cpu"), size)[skip:]
             return self._mixed(picks, streams, outputs, device)
-        with self.tasks[0].blamed("training"):
+        with self.tasks[0].error_context("training"):
             pairs = self.tasks[0].train.batches(size, order, skip)
         return self._single(pairs, streams, outputs, device)
 
     def _single(self, pairs: Iterator[Pair], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
         while True:
-            with self.tasks[0].blamed("training"):
+            with self.tasks[0].error_context("training"):
                 pair = next(pairs, None)
             if pair is None:
                 return
@@ -75,7 +75,7 @@ class TaskGroup:
             owners = owner[pick]
             parts = []
             for number in torch.unique(owners).tolist():
-                with self.tasks[number].blamed("training"):
+                with self.tasks[number].error_context("training"):
                     pair = self.tasks[number].train.take(pick[owners == number] - start[number])
                 parts.append(self._part(number, pair, streams, outputs, device))
             yield Batch.union(parts)
@@ -85,7 +85,7 @@ class TaskGroup:
         task = self.tasks[number]
         x, y = pair
         if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
-            with task.blamed("training"):
+            with task.error_context("training"):
                 task.check_labels(y, outputs)
         x, y = to_device(x, device), to_device(y, device)
         if task.augment is not None:
@@ -116,9 +116,9 @@ class TaskGroup:
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)
                         count += len(y)
-                        breathe()
+                        yield_point()
                     if count == before:
-                        raise DataError("gave no batch (a DataLoader that drops its last?).")
+                        raise DataError("yields no batch (drop_last with too few samples?).")
         return float(total) / count
 
 

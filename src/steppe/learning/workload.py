@@ -12,7 +12,7 @@ from steppe.errors import UsageError, short_repr
 from steppe.methods.base import Method
 from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
-from steppe.runtime.threads import multiplications, suited
+from steppe.runtime.threads import choose_num_threads, count_multiplications
 
 _TINY = 2**20
 """Multiplications that take no longer than changing the number of threads and back, some 0.1 ms."""

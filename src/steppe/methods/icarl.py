@@ -30,7 +30,7 @@ from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.runtime.session import breathe
+from steppe.runtime.session import yield_point
 from steppe.settings import setting
 from steppe.tensors.batch import Batch, index_of
 
@@ -178,7 +178,7 @@ class _ICaRL(Method):
             self._pool = [pool]  # keep the pool until the end, in case this is interrupted
             logits = self._logits(pool)
             for label in sorted(set(pool.y.tolist())):
-                breathe()
+                yield_point()
                 rows = (pool.y == label).nonzero().squeeze(1)
                 chosen = herd(logits[rows.to(logits.device)], quota).to(rows.device)
                 kept[label] = pool[rows[chosen]]
@@ -201,7 +201,7 @@ class _ICaRL(Method):
         with torch.no_grad(), self.network.mode(training=False):
             parts = []
             for x in torch.split(batch.x, _CHUNK):
-                breathe()
+                yield_point()
                 parts.append(self.network.input_copies.call(self.network.prepare_inputs(x)))
         return torch.cat(parts)
 

@@ -1,1 +1,1 @@
-"""The paper's networks, with plain forwards."""
+"""The networks of the paper and of GPM's code."""

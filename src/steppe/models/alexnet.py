@@ -12,16 +12,26 @@ from steppe.models.layers.dropout import dropout, dropout_pool_relu
 
 
 class AlexNet(nn.Module):
-    """For square RGB images of `size` pixels a side; torch's default initialisation."""
+    """AlexNet for square RGB images, with torch's default initialization.
 
-    shares = (0.2, 0.2, 0.5, 0.5, 0.5)
-    """What dropout takes of the output of each hidden layer."""
+    Args:
+        outputs: Logits.
+        size: Pixels a side, at least 19.
+
+    Example:
+        >>> import torch
+        >>> AlexNet()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
+    """
+
+    dropout_rates = (0.2, 0.2, 0.5, 0.5, 0.5)
+    """Dropout probability after each hidden layer."""
 
     def __init__(self, outputs: int = 100, size: int = 32) -> None:
         super().__init__()
         side = (((size - 3) // 2 - 2) // 2 - 1) // 2  # 32 → 29 → 14 → 12 → 6 → 5 → 2
         if side < 1:
-            raise ModelError(f"size = {size}: images are too small for the AlexNet, which needs 19 pixels a side.")
+            raise ModelError(f"size = {size} is too small for the AlexNet; it needs at least 19 pixels a side.")
         self.conv1 = nn.Conv2d(3, 64, 4, bias=False)
         self.norm1: nn.Module = nn.Identity()
         self.conv2 = nn.Conv2d(64, 128, 3, bias=False)
@@ -36,10 +46,10 @@ class AlexNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images, (n, 3, size, size)."""
-        x = dropout_pool_relu(self.norm1(self.conv1(x)), self.shares[0], self.training)
-        x = dropout_pool_relu(self.norm2(self.conv2(x)), self.shares[1], self.training)
-        x = dropout_pool_relu(self.norm3(self.conv3(x)), self.shares[2], self.training)
-        x = dropout(relu(self.norm4(self.hidden1(x.flatten(1)))), self.shares[3], self.training)
-        x = dropout(relu(self.norm5(self.hidden2(x))), self.shares[4], self.training)
+        x = dropout_pool_relu(self.norm1(self.conv1(x)), self.dropout_rates[0], self.training)
+        x = dropout_pool_relu(self.norm2(self.conv2(x)), self.dropout_rates[1], self.training)
+        x = dropout_pool_relu(self.norm3(self.conv3(x)), self.dropout_rates[2], self.training)
+        x = dropout(relu(self.norm4(self.hidden1(x.flatten(1)))), self.dropout_rates[3], self.training)
+        x = dropout(relu(self.norm5(self.hidden2(x))), self.dropout_rates[4], self.training)
         output: Tensor = self.head(x)
         return output

@@ -1,4 +1,4 @@
-"""The paper's network for TinyImageNet: four strided convolutions, two hidden layers, no biases, no normalisation
+"""The paper's network for TinyImageNet: four strided convolutions, two hidden layers, no biases, no normalization
 (2,871,520 parameters with 200 outputs).
 """
 
@@ -13,7 +13,12 @@ _CHANNELS, _HIDDEN = 160, 640
 
 
 class FourConv(nn.Module):
-    """For square RGB images of `size` pixels a side; weights from N(0, 2 / fan-in)."""
+    """Four convolutions for square RGB images; weights from N(0, 2 / fan-in).
+
+    Args:
+        outputs: Logits.
+        size: Pixels a side.
+    """
 
     def __init__(self, outputs: int = 200, size: int = 64) -> None:
         super().__init__()

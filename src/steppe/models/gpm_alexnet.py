@@ -1,5 +1,5 @@
-"""The AlexNet of GPM's own code for CIFAR-100 Split: as the paper's, but with BatchNorm after every hidden layer, which
-normalises each batch by itself, in tests too (6,713,216 parameters with 100 outputs).
+"""The AlexNet of GPM's code for CIFAR-100 Split: the paper's with BatchNorm after every hidden layer, by each batch's
+own statistics, in tests too (6,713,216 parameters with 100 outputs).
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from steppe.models.alexnet import AlexNet
 
 
 class GPMAlexNet(AlexNet):
-    """For square RGB images of `size` pixels a side; torch's default initialisation.
+    """AlexNet with BatchNorm throughout, with torch's default initialization.
 
-    What it says of an image depends on the others in its batch: these should be of the same task, and of all classes.
+    Predictions depend on the rest of the batch, which should have all classes of one task.
+
+    Args:
+        outputs: Logits.
+        size: Pixels a side, at least 19.
     """
 
     def __init__(self, outputs: int = 100, size: int = 32) -> None:

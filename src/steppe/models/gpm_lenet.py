@@ -1,5 +1,5 @@
-"""The LeNet of GPM's own code for CIFAR-100 Superclass: as the paper's, but with local response normalisation after
-ReLU in the place of BatchNorm before it (3,036,500 parameters with 100 outputs).
+"""The LeNet of GPM's code for CIFAR-100 Superclass: the paper's with local response normalization after ReLU instead of
+BatchNorm before it (3,036,500 parameters with 100 outputs).
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from steppe.models.lenet import LeNet
 
 
 class GPMLeNet(LeNet):
-    """For square RGB images of `size` pixels a side; weights start from He's uniform distribution."""
+    """LeNet with local response normalization, with He's uniform initialization.
+
+    Args:
+        outputs: Logits.
+        size: Pixels a side.
+    """
 
     def __init__(self, outputs: int = 100, size: int = 32) -> None:
         super().__init__(outputs, size)

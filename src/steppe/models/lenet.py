@@ -11,7 +11,12 @@ from steppe.models.layers.batch_norm import FoldedBatchNorm2d
 
 
 class LeNet(nn.Module):
-    """For square RGB images of `size` pixels a side; torch's default initialisation."""
+    """LeNet for square RGB images, with torch's default initialization.
+
+    Args:
+        outputs: Logits.
+        size: Pixels a side.
+    """
 
     def __init__(self, outputs: int = 100, size: int = 32) -> None:
         super().__init__()
@@ -32,6 +37,6 @@ class LeNet(nn.Module):
         return output
 
     def _features(self, x: Tensor) -> Tensor:
-        # ReLU and pooling in either order give the same, bit for bit; after pooling there is a quarter of the numbers.
+        # ReLU and pooling commute bit for bit; after pooling there is a quarter of the values.
         x = relu(max_pool2d(self.norm1(self.conv1(x)), 3, stride=2, padding=1))
         return relu(max_pool2d(self.norm2(self.conv2(x)), 3, stride=2, padding=1))

@@ -1,4 +1,4 @@
-"""The paper's MLP for Permuted MNIST: 784-100-100-10, ReLU, no biases, one head (89,400 parameters)."""
+"""The paper's MLP for Permuted MNIST: 784-100-100-10, ReLU, no biases (89,400 parameters)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from torch.nn.functional import relu
 
 
 class MLP(nn.Module):
-    """Two hidden layers; torch's default initialisation."""
+    """MLP with two hidden layers, with torch's default initialization.
+
+    Args:
+        inputs: Features of a flat image.
+        hidden: Units of each hidden layer.
+        outputs: Logits.
+    """
 
     def __init__(self, inputs: int = 784, hidden: int = 100, outputs: int = 10) -> None:
         super().__init__()

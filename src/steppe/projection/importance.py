@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
+from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
 
 
 class ImportanceRule(Protocol):

@@ -268,7 +268,7 @@ class GradientMemory:
         ):
             for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
-                breathe()
+                yield_point()
         for name, representation in representations.items():
             if not representation.is_finite():  # the last update diverged, and no loss was computed since
                 raise LayerDivergedError(

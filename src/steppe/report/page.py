@@ -21,7 +21,7 @@ from steppe.report import markup
 from steppe.report.finished_run import Collection, collect
 from steppe.report.sections import Section, build_sections
 from steppe.report.series import section_series
-from steppe.runtime.files import write_atomic, writing
+from steppe.runtime.files import explain_write_errors, write_atomic
 from steppe.version import __version__
 
 # In order of dependency.

@@ -64,7 +64,7 @@ def read_events(run: Path) -> Iterator[dict[str, Any]]:
         if len(line) > _MAX_RECORD_BYTES:
             continue
         try:
-            event = parsed_json(line)
+            event = parse_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):

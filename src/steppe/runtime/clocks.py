@@ -1,8 +1,8 @@
-"""How long something takes: on the clock on the wall, and of the processor.
+"""Wall-clock and CPU time.
 
-Seconds on the wall count whatever else the machine was doing; seconds of the processor do not. These are the calling
-thread's where torch computes with one thread, so that runs in several threads of a process do not count each other's
-work; with more threads they are the whole process's, as the work is then in threads that nobody else can tell apart.
+Wall-clock time includes whatever else the machine was doing; CPU time does not. With one torch thread it is that of the
+calling thread, so that runs in several threads of a process do not count each other's work. With more it is that of the
+whole process, because the work is in threads that cannot be told apart.
 """
 
 from __future__ import annotations
@@ -14,41 +14,50 @@ from typing import NamedTuple
 import torch
 
 
-class Time(NamedTuple):
-    """Seconds on the wall, and of the processor: None where a part of them was not recorded."""
+class Elapsed(NamedTuple):
+    """Seconds of wall-clock and of CPU time; `cpu` is None where part of it was not recorded."""
 
     wall: float
     cpu: float | None
 
-    def minus(self, other: Time) -> Time:
-        """What has passed since the other."""
-        return Time(self.wall - other.wall, None if self.cpu is None or other.cpu is None else self.cpu - other.cpu)
+    def minus(self, other: Elapsed) -> Elapsed:
+        """The difference."""
+        return Elapsed(self.wall - other.wall, None if self.cpu is None or other.cpu is None else self.cpu - other.cpu)
 
-    def plus(self, other: Time) -> Time:
-        """Both together."""
-        return Time(self.wall + other.wall, None if self.cpu is None or other.cpu is None else self.cpu + other.cpu)
-
-
-NONE = Time(0.0, 0.0)
+    def plus(self, other: Elapsed) -> Elapsed:
+        """The sum (`+` would concatenate tuples)."""
+        return Elapsed(self.wall + other.wall, None if self.cpu is None or other.cpu is None else self.cpu + other.cpu)
 
 
-class Clock:
-    """Time that passes, in addition to that of before."""
+ZERO = Elapsed(0.0, 0.0)
 
-    def __init__(self, before: Time = NONE) -> None:
+
+class Stopwatch:
+    """Measures time from its creation.
+
+    Args:
+        before: Time to add, from an interrupted part of the same work.
+    """
+
+    def __init__(self, before: Elapsed = ZERO) -> None:
         self._processor = time.thread_time if torch.get_num_threads() == 1 else time.process_time
         self._before, self._started = before, self._now()
 
     @property
-    def time(self) -> Time:
-        """So far; to be asked in the thread that made the clock."""
+    def elapsed(self) -> Elapsed:
+        """Time so far; read it in the thread that created the stopwatch."""
         return self._before.plus(self._now().minus(self._started))
 
-    def _now(self) -> Time:
-        return Time(time.perf_counter(), self._processor())
+    def _now(self) -> Elapsed:
+        return Elapsed(time.perf_counter(), self._processor())
 
 
-def by_kind(times: Mapping[str, Time]) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds on the wall, and of the processor, by kind; the latter for all kinds or for none."""
+def split_wall_cpu(times: Mapping[str, Elapsed]) -> tuple[dict[str, float], dict[str, float]]:
+    """Wall-clock and CPU seconds by kind of work; the latter are empty unless known for every kind.
+
+    Example:
+        >>> split_wall_cpu({"train": Elapsed(2.0, 1.0), "memory": Elapsed(3.0, None)})
+        ({'train': 2.0, 'memory': 3.0}, {})
+    """
     cpu = {kind: spent.cpu for kind, spent in times.items() if spent.cpu is not None}
     return {kind: spent.wall for kind, spent in times.items()}, cpu if len(cpu) == len(times) else {}

@@ -1,34 +1,39 @@
-"""State of the process that an update wants otherwise, changed for a while and given back; lengths kept in bounds."""
+"""Context managers for process-wide state that an update needs to be different: denormals, autocast, garbage
+collection, attention and RNN kernels.
+"""
 
 from __future__ import annotations
 
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Numbers too small to matter count as zero inside.
+    """Treat denormal numbers as zero inside.
 
-    Momentum of inputs that are always zero decays into denormals, which slow a step of the MLP nearly twofold.
+    Momentum of inputs that are always zero decays into denormals, which make an update of the MLP nearly twice as slow.
     """
-    found = _flushing()
+    before = _flushes_denormals()
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(found)
+        torch.set_flush_denormal(before)
 
 
-class Shared:
-    """State of the whole process that work wants otherwise: changed by the first thread that begins, given back by the
-    last one that ends, however their times overlap.
+class SharedOverride:
+    """A change to state of the whole process that several threads can have in effect at once: the first one that enters
+    makes it, the last one that leaves undoes it.
+
+    Args:
+        change: Makes the change and returns a function that undoes it.
     """
 
     def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
@@ -38,7 +43,7 @@ class Shared:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Changed inside."""
+        """Have the change in effect inside."""
         counted = False
         try:
             with self._lock:
@@ -55,84 +60,81 @@ class Shared:
 
 
 def _freeze() -> Callable[[], None]:
-    if gc.get_freeze_count():  # the program's own, which nobody may undo
+    if gc.get_freeze_count():  # frozen by the program itself: unfreezing is up to it
         return lambda: None
     gc.freeze()
     return gc.unfreeze
 
 
-gc_frozen = Shared(_freeze)
-"""What is loaded by now is not walked through by Python's garbage collector inside.
+gc_frozen = SharedOverride(_freeze)
+"""Keeps Python's garbage collector from scanning what is loaded already.
 
-Updates make many small objects, so it runs often; with torch loaded its walks take a twelfth of a small update.
+Updates create many small objects, so that it runs often; with torch loaded, its scans take a twelfth of a small update.
 """
 
 
 @contextmanager
 def no_autocast_cache() -> Iterator[None]:
-    """Inside, autocast keeps no copies of weights: around whole updates, it would go on with those of the first."""
-    found = torch.is_autocast_cache_enabled()
+    """Disable autocast's cache of cast weights inside: around a whole update it would keep serving the old weights."""
+    before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(found)
+        torch.set_autocast_cache_enabled(before)
 
 
 @contextmanager
 def neutral_autograd(device: torch.device) -> Iterator[None]:
-    """Inside, the caller's own inference mode and autocast do not count: precision is the network's business."""
+    """Disable the caller's inference mode and autocast inside: the network chooses its own precision."""
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         yield
 
 
 @contextmanager
 def training_context(device: torch.device) -> Iterator[None]:
-    """The process as updates want it, whatever their caller has set for himself."""
+    """The process state that updates need, whatever the caller has set."""
     with neutral_autograd(device), torch.enable_grad(), flush_denormals(), no_autocast_cache():
         yield
 
 
-def _attention_written_out() -> Callable[[], None]:
-    kept = ExitStack()
-    kept.enter_context(sdpa_kernel(SDPBackend.MATH))
-    return kept.close
+def _use_math_attention() -> Callable[[], None]:
+    stack = ExitStack()
+    stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    return stack.close
 
 
-def _recurrence_written_out() -> Callable[[], None]:
-    found, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+def _disable_cudnn() -> Callable[[], None]:
+    before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
 
     def undo() -> None:
-        torch.backends.cudnn.enabled = found
+        torch.backends.cudnn.enabled = before
 
     return undo
 
 
-_ATTENTION, _RECURRENCE = Shared(_attention_written_out), Shared(_recurrence_written_out)
+_MATH_ATTENTION, _NO_CUDNN = SharedOverride(_use_math_attention), SharedOverride(_disable_cudnn)
+
+
+@contextmanager
+def without_fused_rnn(model: nn.Module) -> Iterator[None]:
+    """Run recurrent layers without cuDNN inside: its kernels have one derivative, and in train mode only."""
+    with ExitStack() as stack:
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(_NO_CUDNN())
+        yield
 
 
 @contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """The model's forwards inside can be differentiated twice: the quick kernels of attention, and of recurrent layers
-    on CUDA, have one derivative only.
+    """Run the model's forwards inside on kernels with a second derivative, which the fused kernels of attention, and of
+    recurrent layers on CUDA, lack.
     """
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    with _ATTENTION(), _RECURRENCE() if recurrent else nullcontext():
+    with _MATH_ATTENTION(), without_fused_rnn(model):
         yield
 
 
-def _flushing() -> bool:
-    """Whether denormals are flushed now; torch can set it but not tell it."""
+def _flushes_denormals() -> bool:
+    """Whether denormals are flushed now; torch has no getter."""
     smallest = torch.full((1,), torch.finfo(torch.float64).tiny, dtype=torch.float64, device="cpu")
     return not bool(smallest / 2)
-
-
-def clip_ratio(length: float, bound: float) -> float:
-    """By what something of this length must be multiplied to be no longer than the bound; 1 at most."""
-    factor = bound / (length + 1e-6)
-    return factor if factor < 1.0 else 1.0
-
-
-def clip_ratio_tensor(length: Tensor, bound: float) -> Tensor:
-    """The same for a length that is still on its device, which nobody has to wait for."""
-    return (bound / (length + 1e-6)).clamp(max=1.0)

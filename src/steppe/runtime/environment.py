@@ -1,5 +1,5 @@
-"""The machine that a result was had on: its processor, cores, memory, GPU and operating system. No names of hosts or
-users, no paths.
+"""The machine that a result was computed on: processor, cores, memory, GPU and operating system. No host names, user
+names or paths.
 """
 
 from __future__ import annotations
@@ -16,53 +16,60 @@ Machine = dict[str, str | int | float]
 
 NOT_RECORDED = "machine not recorded"
 _CPUINFO = Path("/proc/cpuinfo")
-_NAMES = ("model name", "cpu model", "cpu", "Hardware")  # of the processor in it, by architecture
+_MODEL_KEYS = ("model name", "cpu model", "cpu", "Hardware")  # in /proc/cpuinfo, by architecture
 
 
 @functools.cache
-def machine(device: str = "cpu") -> Machine:
-    """What times, and the last bits of numbers, may depend on, of work on the device; what the system does not tell is
-    left out.
+def machine_info(device: str = "cpu") -> Machine:
+    """What timings, and the last bits of results, may depend on. Unknown entries are omitted.
+
+    Args:
+        device: The device of the work; for a GPU its name is included.
     """
-    found: Machine = {"processor": printable(_processor()), "cores": usable_cores(), "system": printable(_system())}
+    info: Machine = {"processor": printable(_processor()), "cores": usable_cores(), "system": printable(_system())}
     if device != "cpu":
         import torch
 
-        found["gpu"] = printable(torch.cuda.get_device_name(device))
+        info["gpu"] = printable(torch.cuda.get_device_name(device))
     if memory := _memory():
-        found["memory_gib"] = round(memory / 2**30, 1)
-    return {name: value for name, value in found.items() if value}
+        info["memory_gib"] = round(memory / 2**30, 1)
+    return {name: value for name, value in info.items() if value}
 
 
-def described(found: Mapping[str, Any] | None) -> str:
-    """A machine in words; results of older versions have none."""
-    if not found:
+def format_machine(info: Mapping[str, Any] | None) -> str:
+    """The result of `machine_info` as text; results of older versions have none.
+
+    Example:
+        >>> format_machine({"processor": "Xeon", "cores": 2, "memory_gib": 16.0})
+        'Xeon, 2 cores, 16.0 GiB'
+    """
+    if not info:
         return NOT_RECORDED
-    cores = found.get("cores")
-    memory = found.get("memory_gib")
+    cores = info.get("cores")
+    memory = info.get("memory_gib")
     parts = [
-        found.get("processor"),
+        info.get("processor"),
         cores and f"{cores} core{'' if cores == 1 else 's'}",
         memory and f"{memory} GiB",
-        found.get("gpu"),
-        found.get("system"),
+        info.get("gpu"),
+        info.get("system"),
     ]
     return ", ".join(str(part) for part in parts if part) or NOT_RECORDED
 
 
 def processor_maker() -> str:
-    """By the name that x86 processors tell, such as GenuineIntel; empty where the system does not tell."""
-    told = _cpuinfo().get("vendor_id") or platform.processor()  # which on Windows ends with it
-    return told.split()[-1] if told else ""
+    """The vendor ID of an x86 processor, such as GenuineIntel; empty if unknown."""
+    vendor = _cpuinfo().get("vendor_id") or platform.processor()  # on Windows, the vendor is its last word
+    return vendor.split()[-1] if vendor else ""
 
 
 def _processor() -> str:
-    told = _cpuinfo()
-    return next((told[name] for name in _NAMES if told.get(name)), "") or platform.processor() or platform.machine()
+    info = _cpuinfo()
+    return next((info[key] for key in _MODEL_KEYS if info.get(key)), "") or platform.processor() or platform.machine()
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What Linux tells of the last of its processors; empty elsewhere."""
+    """Linux's entry for the last processor; empty on other systems."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -71,12 +78,12 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use; 0 where the system does not tell."""
+    """How many cores this process may use; 0 if unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 
 def _memory() -> int:
-    """Bytes of it in the machine, 0 where the system does not tell."""
+    """The machine's memory in bytes; 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -84,7 +91,7 @@ def _memory() -> int:
 
 
 def _system() -> str:
-    """The operating system with its version; of Linux the distribution."""
+    """The operating system and its version; on Linux the distribution."""
     if platform.system() == "Darwin":
         return f"macOS {platform.mac_ver()[0]}"
     try:
@@ -94,5 +101,5 @@ def _system() -> str:
 
 
 def printable(text: str) -> str:
-    """A text that somebody else wrote, on one line and without what a terminal would take for commands."""
+    """Text from outside on one line, without characters that a terminal would interpret."""
     return "".join(sign for sign in re.sub(r"\s+", " ", text) if sign.isprintable()).strip()

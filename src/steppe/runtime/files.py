@@ -1,4 +1,8 @@
-"""Files: written whole or not at all, and never outside the directory they belong to; read within bounds."""
+"""Files: atomic writes that stay inside their directory, and reads with limits on size and nesting.
+
+Run directories may come from somebody else, so links in them are not followed out of them, and no file can make the
+process wait for a pipe or run out of memory.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +19,36 @@ from typing import Any
 
 from steppe.errors import RunError, UsageError, has_control_characters, os_error_text, short_repr
 
-MOST_BYTES = 32_000_000
-"""Of a JSON file: the result of a thousand tasks has 15 MB, the plan of ten thousand runs as many."""
-MOST_BYTES_OF_TOML = 64_000
-_MOST_CONTAINERS = 1_000_000  # lists and objects of a JSON file: each takes 60 to 200 bytes, from as few as three
-_MOST_TEXTS = 2_000_000
-_DEEPEST = 300  # levels of lists and objects
-_MOST_DOTS = 100  # in a line of TOML: a key of n parts costs n², in time and in memory
-_MOST_BRACKETS = 200  # in TOML, which has no use for more in a configuration
+MAX_BYTES = 32_000_000
+"""Limit for JSON files: the result of a thousand tasks has 15 MB, as has the plan of ten thousand runs."""
+MAX_TOML_BYTES = 64_000
+_MAX_CONTAINERS = 1_000_000  # lists and objects in a JSON file: 60 to 200 bytes of memory each
+_MAX_STRINGS = 2_000_000
+_MAX_DEPTH = 300  # levels of lists and objects
+_MAX_DOTS = 100  # in a line of TOML: a key of n parts takes n² time and memory
+_MAX_BRACKETS = 200  # in TOML: no configuration needs more
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _BINARY = getattr(os, "O_BINARY", 0)
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # to open a pipe that nobody writes to would wait for ever
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # else opening a pipe without a writer blocks forever
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all: beside its place, flushed, then moved, all of it down to
-    the disk. Where the path is a link, the file that it leads to is written.
+    """Write a file completely or not at all: to a temporary file beside it, flushed to the disk, then renamed. If the
+    path is a link, its target is written.
+
+    Args:
+        path: The file.
+        content: Its new content.
+
+    Raises:
+        OSError: The disk refused.
+        UsageError: The path is a device, a pipe or a socket.
     """
     place = resolve_target(path)
     if place.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     draft = place.with_name(f".{place.name}.part")
-    draft.unlink(missing_ok=True)  # of a write that was killed; or a link or a pipe, which must not be written to
+    draft.unlink(missing_ok=True)  # left by a killed write; or a link or pipe, which must not be written to
     try:
         with draft.open("xb") as file:
             file.write(content)
@@ -49,19 +61,22 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def resolve_target(path: Path) -> Path:
-    """Where a file is to be written: behind the links. A device or a pipe would be gone, with a file in its place, and
-    is refused.
+    """The file that a path leads to through links.
+
+    Raises:
+        UsageError: It is a device, a pipe or a socket, which renaming would replace by a file.
+        OSError: The links form a circle.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise UsageError(f"{path} is a device, a pipe or a socket, not a file: choose another name.")
+        raise UsageError(f"{path} is a device, pipe or socket, not a file; choose another name.")
     place = Path(os.path.realpath(path))
-    if place.is_symlink():  # links in a circle lead nowhere
+    if place.is_symlink():  # links in a circle
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return place
 
 
 def _flush_directory(path: Path) -> None:
-    """Make a new name in a directory last, where the system can."""
+    """Flush a directory's entries to the disk, where the system can."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -71,44 +86,53 @@ def _flush_directory(path: Path) -> None:
 
 
 def expand_path(path: str) -> Path:
-    """A path with the home directory in the place of its ~, which a user must have; ./~ is a name as any other."""
+    """The path with a leading ~ expanded to the home directory; ./~ is an ordinary name.
+
+    Raises:
+        UsageError: It contains NUL, or there is no such home directory.
+    """
     if "\0" in path:
-        raise UsageError(f"{short_repr(path)} cannot be a path: no file can have the character NUL in its name.")
+        raise UsageError(f"invalid path {short_repr(path)}: file names cannot contain NUL.")
     if not path.startswith("~"):
         return Path(path)
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UsageError(f"{path}: there is no such home directory: write the path out.") from error
+        raise UsageError(f"{path}: no such home directory; write out the path.") from error
 
 
-def inside(root: Path, path: Path) -> Path:
-    """The path, which lies in a directory of ours, to be written to, made or removed.
-
-    The directory may be a stranger's: a link in it must not lead us out of it, to files of the user's.
+def require_inside(root: Path, path: Path) -> Path:
+    """Check that a path we are about to write, create or remove lies in the directory, through links, too.
 
     Args:
         root: The directory, which may be a link itself: the user named it.
-        path: A file or directory in it, there or not.
+        path: A file or directory in it, existing or not.
+
+    Returns:
+        The path.
 
     Raises:
-        RunError: The path leads out of the directory, or is a device, a pipe or a socket.
+        RunError: It leads out of the directory, or is a device, a pipe or a socket.
     """
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(root)):
-        told = short_repr(real) if has_control_characters(real) else real
-        raise RunError(f"{path} leads out of {root}, to {told}: remove that link; nothing is written through it.")
+        target = short_repr(real) if has_control_characters(real) else real
+        raise RunError(f"{path} leads out of {root}, to {target}; remove that link (nothing is written through it).")
     try:
         mode = Path(real).stat().st_mode
-    except OSError:  # it is not there, or whoever writes will be told why it cannot be
+    except OSError:  # it does not exist, or writing to it will raise the reason
         return path
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise RunError(f"{path} is {_kind(mode)}, not a file: remove it.")
+        raise RunError(f"{path} is {_kind(mode)}, not a file; remove it.")
     return path
 
 
-def append_to(path: Path) -> int:
-    """A descriptor that appends to a file, which is made if it is not there; a pipe does not make us wait."""
+def open_append(path: Path) -> int:
+    """Open a file for appending, creating it if needed, and return the descriptor.
+
+    Raises:
+        OSError: It cannot be opened, or is not a regular file.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NONBLOCK | _BINARY, 0o666)
     try:
         _require_regular(descriptor)
@@ -118,15 +142,15 @@ def append_to(path: Path) -> int:
     return descriptor
 
 
-def read_bounded(path: Path, limit: int | None = MOST_BYTES) -> bytes:
-    """A regular file's content, without waiting for a pipe, and without more of it in memory than is allowed.
+def read_bounded(path: Path, limit: int | None = MAX_BYTES) -> bytes:
+    """The content of a regular file of limited size.
 
     Args:
         path: The file, or a link to it.
-        limit: The most bytes it may have; None for no limit but its size.
+        limit: The largest size in bytes; None for no limit.
 
     Raises:
-        OSError: There is no such file, it cannot be read, or it is a directory, a device, a pipe or a socket.
+        OSError: It does not exist, cannot be read, or is not a regular file.
         ValueError: It is larger than the limit.
     """
     _refuse_special(path.stat().st_mode)  # before it is opened: opening a device may do something
@@ -141,45 +165,56 @@ def read_bounded(path: Path, limit: int | None = MOST_BYTES) -> bytes:
     return content
 
 
-def read_json(path: Path, limit: int = MOST_BYTES) -> Any:
-    """What a JSON file holds, read within the bounds of `read_bounded` and `parsed_json`."""
-    return parsed_json(read_bounded(path, limit))
+def read_json(path: Path, limit: int = MAX_BYTES) -> Any:
+    """The content of a JSON file, with the limits of `read_bounded` and `parse_json`."""
+    return parse_json(read_bounded(path, limit))
 
 
-def parsed_json(content: bytes) -> Any:
-    """What a JSON text holds. Refused by ValueError, before anything is made of it, is a text with so many lists,
-    objects and texts in it, or so many within each other, that it would fill the memory.
+def parse_json(content: bytes) -> Any:
+    """Parse JSON of limited complexity.
+
+    Raises:
+        ValueError: It is invalid, or has so many strings, lists and objects, or such deep nesting, that it would fill
+            the memory.
+
+    Example:
+        >>> parse_json(b'{"acc": [97.5, 98]}')
+        {'acc': [97.5, 98]}
     """
-    if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b'"') > 2 * _MOST_TEXTS:
-        raise ValueError("it has more lists, objects or texts than such a file can have")
+    if content.count(b"[") + content.count(b"{") > _MAX_CONTAINERS or content.count(b'"') > 2 * _MAX_STRINGS:
+        raise ValueError("it has too many lists, objects or strings")
     depth = 0
     for token in _TOKEN.finditer(content):
         sign = token.group()
         depth += (sign in (b"[", b"{")) - (sign in (b"]", b"}"))
-        if depth > _DEEPEST:
-            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
     return json.loads(content.decode("utf-8-sig"))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds; ValueError where it is larger, or nested deeper, than a configuration can be."""
-    return parsed_toml(read_bounded(path, MOST_BYTES_OF_TOML).decode("utf-8-sig"))
+    """The content of a TOML file, with the limits of `parse_toml` and on its size."""
+    return parse_toml(read_bounded(path, MAX_TOML_BYTES).decode("utf-8-sig"))
 
 
-def parsed_toml(text: str) -> dict[str, Any]:
-    """What a TOML text holds; ValueError where it is nested deeper than a configuration can be."""
-    if max((line.count(".") for line in text.split("\n")), default=0) > _MOST_DOTS:
-        raise ValueError(f"it has a line with more than {_MOST_DOTS} dots")
-    if text.count("[") + text.count("{") > _MOST_BRACKETS:
-        raise ValueError(f"it has more than {_MOST_BRACKETS} brackets")
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML of the complexity that a configuration may have.
+
+    Raises:
+        ValueError: It is invalid or too complex.
+    """
+    if max((line.count(".") for line in text.split("\n")), default=0) > _MAX_DOTS:
+        raise ValueError(f"it has a line with more than {_MAX_DOTS} dots")
+    if text.count("[") + text.count("{") > _MAX_BRACKETS:
+        raise ValueError(f"it has more than {_MAX_BRACKETS} brackets")
     return tomllib.loads(text)
 
 
 def _require_regular(descriptor: int) -> int:
-    """The size of an open file; refused where it is none."""
-    found = os.fstat(descriptor)
-    _refuse_special(found.st_mode)
-    return found.st_size
+    """The size of an open file; OSError unless it is a regular file."""
+    status = os.fstat(descriptor)
+    _refuse_special(status.st_mode)
+    return status.st_size
 
 
 def _refuse_special(mode: int) -> None:
@@ -193,13 +228,13 @@ def _kind(mode: int) -> str:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into an error that says what to do."""
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError inside into a RunError that names the path and says what to do."""
     try:
         yield
     except OSError as error:
-        raise RunError(f"cannot write {path}: {os_error_text(error)}: mend that, or choose another place.") from error
+        raise RunError(f"cannot write {path}: {os_error_text(error)}; fix that, or choose another location.") from error
     except ValueError as error:
         if "\0" not in str(path):
             raise
-        raise UsageError(f"{short_repr(str(path))} cannot be a path: no file can have NUL in its name.") from error
+        raise UsageError(f"invalid path {short_repr(str(path))}: file names cannot contain NUL.") from error

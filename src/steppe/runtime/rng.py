@@ -1,7 +1,11 @@
-"""One seed, many independent named streams: nothing random in `steppe` comes from anywhere else.
+"""Random numbers: one seed, many independent named streams, and torch's global generators.
 
-Each purpose (task data, order of samples, replay, model weights, dropout) has its own generator derived from the
-seed and the purpose's name, so what one part draws never shifts what another part sees.
+Each purpose (order of samples, replay, model weights, dropout, …) has its own generator, derived from the seed and the
+purpose's name, so that what one part draws never shifts what another part sees. Nothing random in `steppe` comes from
+anywhere else.
+
+Dropout can only draw from torch's global generators. A learner therefore puts its own stream in their place while it
+works, and holds `GLOBAL_RNG_LOCK` meanwhile.
 """
 
 from __future__ import annotations
@@ -14,137 +18,152 @@ from typing import Any, Literal
 
 import torch
 
-from steppe.runtime.turns import GENERATORS
+from steppe.runtime.locks import FairLock
+
+GLOBAL_RNG_LOCK = FairLock()
+"""Held by the thread whose sequence torch's global generators run."""
 
 _CPU = torch.device("cpu")
 
 
 class Streams:
-    """The named generators of one run."""
+    """The named random number generators of one run.
+
+    The names are hashed into the seeds: renaming a stream changes all numbers drawn from it.
+
+    Example:
+        >>> streams = Streams(0)
+        >>> streams.generator("order") is streams.generator("order")
+        True
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._generators: dict[str, torch.Generator] = {}
         self._pickers: dict[str, random.Random] = {}
         self._ambient: list[torch.Tensor] = []
-        self._borrowed: list[torch.Generator] = []  # torch's global generators while they run this run's streams
+        self._installed: list[torch.Generator] = []  # torch's global generators, while they run this run's stream
 
-    def derived(self, name: str) -> int:
-        """A 63-bit seed for the named purpose."""
+    def derive_seed(self, name: str) -> int:
+        """A 63-bit seed for the purpose `name`."""
         digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
 
     def generator(self, name: str) -> torch.Generator:
-        """The CPU generator for the named purpose; the same object every time."""
+        """The CPU generator for the purpose `name`; the same object every time."""
         if name not in self._generators:
-            self._generators[name] = torch.Generator().manual_seed(self.derived(name))
+            self._generators[name] = torch.Generator().manual_seed(self.derive_seed(name))
         return self._generators[name]
 
     def python_rng(self, name: str) -> random.Random:
-        """Python's generator for the named purpose, which picks a few indices out of many cheaply."""
+        """Python's generator for the purpose `name`; cheaper than torch's for drawing a few indices out of many."""
         if name not in self._pickers:
-            self._pickers[name] = random.Random(self.derived(name))
+            self._pickers[name] = random.Random(self.derive_seed(name))
         return self._pickers[name]
 
     @contextmanager
     def as_global_rng(self, device: torch.device) -> Iterator[None]:
-        """Put this run's streams in the place of torch's global generators, of the CPU and of the device (dropout can
-        use no others), then give the user's global state back as it was.
+        """Let torch's global generators, the CPU's and the device's, run this run's stream inside; the user's state is
+        restored afterwards.
         """
-        with _borrowing(Borrowed(device, self)):
+        with _acquired(GlobalRNG(device, self)):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every stream has got to."""
-        ambient = [generator.get_state() for generator in self._borrowed] if self._borrowed else self._ambient
+        """The state of every stream."""
+        ambient = [generator.get_state() for generator in self._installed] if self._installed else self._ambient
         return {
             "generators": {name: generator.get_state() for name, generator in self._generators.items()},
-            "pickers": {name: _words(picker) for name, picker in self._pickers.items()},
+            "pickers": {name: _python_rng_state(picker) for name, picker in self._pickers.items()},
             "ambient": ambient,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Every stream goes on from there, in the generators that were handed out; one that the state does not know had
-        not been drawn from.
+        """Restore every stream, in the generator objects handed out so far. Streams that the state lacks had not been
+        drawn from, and start anew.
         """
         for name in self._generators.keys() - state["generators"].keys():
-            self._generators[name].manual_seed(self.derived(name))
+            self._generators[name].manual_seed(self.derive_seed(name))
         for name in self._pickers.keys() - state["pickers"].keys():
-            self._pickers[name].seed(self.derived(name))
+            self._pickers[name].seed(self.derive_seed(name))
         for name, value in state["generators"].items():
             self.generator(name).set_state(value.cpu())
         for name, words in state["pickers"].items():
             version, *inner = words.tolist()
             self.python_rng(name).setstate((version, tuple(inner), None))
         self._ambient = [value.cpu() for value in state["ambient"]]
-        for generator, value in zip(self._borrowed, self._ambient, strict=False):
+        for generator, value in zip(self._installed, self._ambient, strict=False):
             generator.set_state(value)
 
 
-def _words(picker: random.Random) -> torch.Tensor:
-    """The state of Python's generator as numbers; what it keeps between two Gaussian draws is never there, as nothing
-    here draws them.
-    """
+def _python_rng_state(picker: random.Random) -> torch.Tensor:
+    """The state of a Python generator as a tensor, without the part for Gaussian draws, which nothing here makes."""
     version, inner, _ = picker.getstate()
     return torch.tensor([version, *inner], device="cpu")
 
 
-class Borrowed:
-    """torch's global generators, of the CPU and of the device, while they run another sequence than their user's: that
-    of some streams, or one from a seed, or the user's own, of which nothing is then used up. One thread at a time may
-    borrow them. Every step can be taken again where it was broken off.
+class GlobalRNG:
+    """torch's global generators, the CPU's and the device's, running a sequence other than the user's.
+
+    `acquire` waits for `GLOBAL_RNG_LOCK`, saves the user's state and installs the sequence; `release` puts the user's
+    state back. Acquired again, the sequence continues where it stopped. Every step can be repeated after an exception.
+
+    Args:
+        device: The device whose generator is installed besides the CPU's.
+        streams: Run the stream of these.
+        seed: Without `streams`: start from this seed; None continues from the user's own state.
     """
 
     def __init__(self, device: torch.device, streams: Streams | None = None, seed: int | None = None) -> None:
         self._generators = _global_generators(device)
         self._streams, self._seed = streams, seed
-        self._own: list[torch.Tensor] = []  # where the sequence has got to, if it is no stream's
-        self._found: list[torch.Tensor] = []
+        self._own: list[torch.Tensor] = []  # the sequence's state between `release` and `acquire`
+        self._user: list[torch.Tensor] = []
         self._stage: Literal["out", "entering", "in", "leaving"] = "out"
         self._depth: int | None = None
 
-    def begin(self) -> None:
-        """Wait for one's turn, and let them run the other sequence."""
-        self._depth = GENERATORS.depth
-        GENERATORS.take()
-        self._found = [generator.get_state() for generator in self._generators]
+    def acquire(self) -> None:
+        """Wait for the lock, and install the sequence."""
+        self._depth = GLOBAL_RNG_LOCK.depth
+        GLOBAL_RNG_LOCK.acquire()
+        self._user = [generator.get_state() for generator in self._generators]
         self._stage = "entering"
         own = self._own if self._streams is None else self._streams._ambient
-        seed = self._seed if self._streams is None else self._streams.derived("ambient")
+        seed = self._seed if self._streams is None else self._streams.derive_seed("ambient")
         for place, generator in enumerate(self._generators):
             if place < len(own):
                 generator.set_state(own[place])
             elif seed is not None:
                 generator.manual_seed(seed)
         if self._streams is not None:
-            self._streams._borrowed = self._generators
+            self._streams._installed = self._generators
         self._stage = "in"
 
-    def end(self) -> None:
-        """Give them back as they were; to be begun again, the sequence goes on from where it is."""
+    def release(self) -> None:
+        """Restore the user's state, and release the lock; does nothing the second time."""
         if self._depth is None:
             return
         if self._stage == "in":
             self._own = [generator.get_state() for generator in self._generators]
             if self._streams is not None:
-                self._streams._ambient, self._streams._borrowed = self._own, []
+                self._streams._ambient, self._streams._installed = self._own, []
             self._stage = "leaving"
         if self._stage != "out":
-            for generator, state in zip(self._generators, self._found, strict=True):
+            for generator, state in zip(self._generators, self._user, strict=True):
                 generator.set_state(state)
             self._stage = "out"
         if self._streams is not None:
-            self._streams._borrowed = []
-        GENERATORS.reduce_to(self._depth)
+            self._streams._installed = []
+        GLOBAL_RNG_LOCK.release_to(self._depth)
 
 
 @contextmanager
-def _borrowing(borrowed: Borrowed) -> Iterator[None]:
+def _acquired(rng: GlobalRNG) -> Iterator[None]:
     try:
-        borrowed.begin()
+        rng.acquire()
         yield
     finally:
-        borrowed.end()
+        rng.release()
 
 
 @contextmanager
@@ -152,7 +171,7 @@ def preserve_global_rng(device: torch.device = _CPU, seed: int | None = None) ->
     """Whatever draws from torch's global generators inside, the CPU's and the device's, seeded or not, leaves them as
     they were found.
     """
-    with _borrowing(Borrowed(device, seed=seed)):
+    with _acquired(GlobalRNG(device, seed=seed)):
         yield
 
 

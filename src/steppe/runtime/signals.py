@@ -1,4 +1,9 @@
-"""Being asked to stop, by Ctrl-C or SIGTERM (which `kill` and schedulers send): what can be kept is kept first."""
+"""Ctrl-C and SIGTERM (which `kill` and schedulers send): state that can be saved is saved before the process stops.
+
+Two levels. The command line defers the first signal (`deferred_signals`) and stops at the next checkpoint. A learner
+blocks all signals whose handlers may raise (`BlockedSignals`) and delivers them at points where its state is
+consistent, so that KeyboardInterrupt never splits an update; see `steppe.runtime.session`.
+"""
 
 from __future__ import annotations
 
@@ -9,54 +14,58 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import ClassVar
 
-Stop = Callable[[], BaseException | None]
-"""What to stop with, if one was asked to; None as long as nobody has."""
+StopCheck = Callable[[], BaseException | None]
+"""Returns the exception to stop with once a stop was requested, else None."""
 
 _Handler = Callable[[int, FrameType | None], None]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: everything stops as it does by Ctrl-C."""
+    """SIGTERM, which stops everything the way Ctrl-C does."""
 
 
-def never() -> None:
-    """Nobody asks to stop."""
+def never_stop() -> None:
+    """A `StopCheck` that never requests a stop."""
 
 
 @contextmanager
 def raise_on_termination() -> Iterator[None]:
-    """Meanwhile SIGTERM raises `Terminated`, so that whatever is open gets closed."""
-    with _handled({signal.SIGTERM: _raise}):
+    """Raise `Terminated` on SIGTERM inside, so that files are closed and temporary ones removed."""
+    with _handlers_installed({signal.SIGTERM: _raise}):
         yield
 
 
 @contextmanager
-def deferred_signals() -> Iterator[Stop]:
-    """Meanwhile the first signal to stop is only noted: whoever works looks for it where the work can be kept. Another
-    one ends it at once.
+def deferred_signals() -> Iterator[StopCheck]:
+    """Only record the first SIGINT or SIGTERM inside; the second one raises at once.
+
+    Yields:
+        A function that returns the recorded exception, or None: ask it where the work can be saved.
     """
-    noted: list[BaseException] = []
+    recorded: list[BaseException] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if noted:
+    def record(number: int, frame: FrameType | None) -> None:
+        if recorded:
             _raise(number, frame)
-        noted.append(_meant(number))
+        recorded.append(_exception_for(number))
 
-    with _handled({signal.SIGINT: note, signal.SIGTERM: note}):
-        yield lambda: noted[0] if noted else None
+    with _handlers_installed({signal.SIGINT: record, signal.SIGTERM: record}):
+        yield lambda: recorded[0] if recorded else None
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    raise _meant(number)
+    raise _exception_for(number)
 
 
-def _meant(number: int) -> BaseException:
+def _exception_for(number: int) -> BaseException:
     return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
 
 
 @contextmanager
-def _handled(handlers: Mapping[int, _Handler]) -> Iterator[None]:
-    """Handle these signals, but for those that are ignored, as Ctrl-C is in the background. Only a main thread can."""
+def _handlers_installed(handlers: Mapping[int, _Handler]) -> Iterator[None]:
+    """Install handlers, except for signals that are ignored, as SIGINT is in a background job. Only the main thread
+    can.
+    """
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
@@ -71,80 +80,82 @@ def _handled(handlers: Mapping[int, _Handler]) -> Iterator[None]:
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-"""Those for which programs have handlers that raise."""
+"""Signals for which programs install handlers that raise."""
 
 
-class _Held:
-    """Signals of this process that wait until it suits the work that is being done."""
+class _Blocking:
+    """Whether this process's signals are blocked, and which of them are pending."""
 
-    now = False
-    waiting: ClassVar[list[tuple[_Handler, int, FrameType | None]]] = []
+    active = False
+    pending: ClassVar[list[tuple[_Handler, int, FrameType | None]]] = []
 
 
-class HeldSignals:
-    """From `begin` to `end` what a program does on signals (Ctrl-C raises KeyboardInterrupt) waits for a safe point, so
-    that it cannot split an update. Signals reach Python's main thread alone; in others this does nothing.
+class BlockedSignals:
+    """Blocks signals from `block` to `unblock`: their handlers run at the next `deliver_pending_signals`.
+
+    As with POSIX signal masks, a blocked signal stays pending; unlike them, this works on Python's handlers, so that
+    long calls into torch need no attention. Signals reach Python's main thread alone; elsewhere this does nothing.
     """
 
     def __init__(self) -> None:
         self._begun, self._before = False, False
-        self._own: dict[int, tuple[_Handler, _Handler]] = {}
+        self._handlers: dict[int, tuple[_Handler, _Handler]] = {}
 
-    def begin(self) -> None:
-        """Hold them from now on."""
+    def block(self) -> None:
+        """Block them from now on."""
         if self._begun or not _in_main_thread():
             return
-        self._before, self._begun = _Held.now, True
-        if not _Held.now:
+        self._before, self._begun = _Blocking.active, True
+        if not _Blocking.active:
             for number in _SIGNALS:
-                found = signal.getsignal(number)
-                if callable(found):
-                    self._own[number] = found, _holding(found)
-                    signal.signal(number, self._own[number][1])
-            _Held.now = True
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler, _blocking_handler(handler)
+                    signal.signal(number, self._handlers[number][1])
+            _Blocking.active = True
 
-    def end(self) -> None:
-        """Give the handlers back, and let them do what has been waiting. To be called again if it is broken off."""
+    def unblock(self) -> None:
+        """Restore the handlers and deliver what is pending; can be called again after an exception."""
         if not self._begun:
             return
-        for number, (found, ours) in self._own.items():
-            if signal.getsignal(number) is ours:  # else somebody has set another one since
-                signal.signal(number, found)
-        _Held.now, self._begun = self._before, False
-        if not _Held.now:
-            safe_point()
+        for number, (handler, ours) in self._handlers.items():
+            if signal.getsignal(number) is ours:  # else the user has installed another one since
+                signal.signal(number, handler)
+        _Blocking.active, self._begun = self._before, False
+        if not _Blocking.active:
+            deliver_pending_signals()
 
 
-def safe_point() -> None:
-    """Let signals that have been waiting do what they are meant to: everything is whole here."""
-    if _Held.waiting and _in_main_thread():
-        with signals_let_through():
-            while _Held.waiting:
-                handler, number, frame = _Held.waiting.pop(0)
+def deliver_pending_signals() -> None:
+    """Run the handlers of pending signals; call it where all state is consistent, since they may raise."""
+    if _Blocking.pending and _in_main_thread():
+        with signals_unblocked():
+            while _Blocking.pending:
+                handler, number, frame = _Blocking.pending.pop(0)
                 handler(number, frame)
 
 
-class signals_let_through:  # noqa: N801 - used like a function
-    """Inside, the user's own code runs, and a signal is handled at once. A class costs less than a generator."""
+class signals_unblocked:  # noqa: N801 - used like a function
+    """Handle signals at once inside, where the user's own code runs. A class costs less than a generator."""
 
     def __enter__(self) -> None:
         self._main = _in_main_thread()
         if self._main:
-            self._before, _Held.now = _Held.now, False
+            self._before, _Blocking.active = _Blocking.active, False
 
     def __exit__(self, *raised: object) -> None:
         if self._main:
-            _Held.now = self._before
+            _Blocking.active = self._before
 
 
-def _holding(found: _Handler) -> _Handler:
-    def hold(number: int, frame: FrameType | None) -> None:
-        if _Held.now:
-            _Held.waiting.append((found, number, frame))
+def _blocking_handler(handler: _Handler) -> _Handler:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if _Blocking.active:
+            _Blocking.pending.append((handler, number, frame))
         else:
-            found(number, frame)
+            handler(number, frame)
 
-    return hold
+    return handle
 
 
 def _in_main_thread() -> bool:

@@ -1,8 +1,8 @@
 """How many of torch's threads a model's work is spread over.
 
-Spreading costs a meeting of all threads at every operation, and where another program has the cores each meeting waits
-for it: a hundred small updates took 1.1 s with one thread, and 130 s with two on a busy machine. So the work of small
-models stays on one thread. What is small is counted, not measured, as results depend on the number in their last bits.
+Each operation that is spread over threads has to wait for all of them. On a busy machine that is slow: a hundred small
+updates took 1.1 s with one thread and 130 s with two. So small models run on one thread. What is small is computed from
+the layers' sizes, not measured, because results depend on the number of threads in their last bits.
 """
 
 from __future__ import annotations
@@ -15,22 +15,32 @@ from torch.nn.modules.conv import _ConvNd
 
 from steppe.runtime.hooks import temporary_hooks
 
-SMALL = 2**27
-"""Multiplications of a batch's forward up to which one thread does it: some 10 ms of a core's time."""
+SINGLE_THREAD_LIMIT = 2**27
+"""Multiplications in a batch's forward up to which one thread is used: about 10 ms of one core."""
 _LAYERS = (nn.Linear, nn.Bilinear, _ConvNd)
-_CHANGING = threading.Lock()
+_LOCK = threading.Lock()
 
 
-def suited(to_dense: int, batch: int) -> int:
-    """How many threads suit batches of samples each of which takes so many multiplications: one for small work, torch's
-    own number for other.
+def choose_num_threads(multiplications: int, batch: int) -> int:
+    """The number of threads for batches of a given size.
+
+    Args:
+        multiplications: Multiplications in one sample's forward, from `count_multiplications`.
+        batch: Samples in a batch.
+
+    Returns:
+        1 for small work, else torch's current number.
     """
-    return 1 if to_dense * batch <= SMALL else torch.get_num_threads()
+    return 1 if multiplications * batch <= SINGLE_THREAD_LIMIT else torch.get_num_threads()
 
 
-def multiplications(model: nn.Module, prepared: Tensor) -> int:
-    """How often a forward multiplies for each of a few prepared samples: every weight once for each place where its
-    layer is applied, and all weights once at the least, as a model may use them otherwise than by its layers.
+def count_multiplications(model: nn.Module, inputs: Tensor) -> int:
+    """Multiplications in one sample's forward: each weight once for each position that its layer is applied to, and at
+    least once each, as a model may use weights outside its layers.
+
+    Args:
+        model: The model, which is run once.
+        inputs: A few samples as the model takes them.
     """
     counted, least = 0, sum(weight.numel() for weight in model.parameters())
 
@@ -52,32 +62,32 @@ def multiplications(model: nn.Module, prepared: Tensor) -> int:
     return max(counted // max(len(prepared), 1), least)
 
 
-def use_threads(count: int) -> int:
-    """Let this thread's operations be spread over so many from now on; returns the number so far.
+def set_num_threads(count: int) -> int:
+    """Let operations of the calling thread use `count` threads; returns the previous number.
 
-    torch keeps the number for each thread, and beside it the one that threads begin with. That one is left as it is:
-    a thread that comes and goes meanwhile puts it back.
+    torch keeps this number per thread, plus a default for new threads, which `torch.set_num_threads` sets as well. Here
+    the default stays: a helper thread that started with it puts it back.
     """
-    found = torch.get_num_threads()
-    if found == count:
-        return found
+    before = torch.get_num_threads()
+    if before == count:
+        return before
     known, changed = threading.Lock(), threading.Lock()
     known.acquire()
     changed.acquire()
 
-    def keep() -> None:
-        first = torch.get_num_threads()
+    def restore_default() -> None:
+        default = torch.get_num_threads()
         known.release()
         changed.acquire()
-        torch.set_num_threads(first)
+        torch.set_num_threads(default)
 
-    with _CHANGING:
-        keeper = threading.Thread(target=keep, daemon=True)
-        keeper.start()
+    with _LOCK:
+        helper = threading.Thread(target=restore_default, daemon=True)
+        helper.start()
         known.acquire()
         try:
             torch.set_num_threads(count)
         finally:
             changed.release()
-        keeper.join()
-    return found
+        helper.join()
+    return before

@@ -1,7 +1,8 @@
-"""Warnings that point at the user's own line, however deep in `steppe` they arise."""
+"""Warnings that point at the user's own line, however deep in `steppe` they are raised."""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -10,7 +11,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def warn_user(message: str) -> None:
-    """Warn at the innermost line outside `steppe`, which is the call that the user can change."""
+    """Warn at the innermost stack frame outside `steppe`: the call that the user can change."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
