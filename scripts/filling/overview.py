@@ -139,7 +139,7 @@ def _programs(folder: Path) -> str:
 def _program_line(file: Path, told: dict[str, Any]) -> list[str]:
     program, command = _program(str(told["command"]))
     what = (ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-    where = described(told.get("machine")).removeprefix("machine ")
+    where = format_machine(told.get("machine")).removeprefix("machine ")
     return [f"`{file.name}`", " ".join(what.split()), f"`{command}`", where, short_commit(told["versions"])]
 
 

@@ -15,7 +15,7 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.recipes import RECIPES, Part
 from steppe.experiments.run_directory import RESULT, find_runs, read_result
 from steppe.results.schema import RunResult
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 SHORTER = ("benchmark.tasks", "benchmark.samples", "benchmark.test_samples", "training.epochs")
 Changes = frozenset[tuple[str, Any]]
@@ -143,7 +143,7 @@ class Studies:
     @property
     def machines(self) -> list[str]:
         """The machines in words, with the number of runs if there are several."""
-        return _counted(described(result.machine) for result in self.results)
+        return _counted(format_machine(result.machine) for result in self.results)
 
     @property
     def versions(self) -> list[str]:

@@ -238,5 +238,5 @@ def test_the_commands_in_the_documentation() -> None:
     assert len(shown) > 5
     for line in shown:
         assert build_parser().parse_args(shlex.split(line)[1:]).action
-    for name in SETS:
+    for name in DATA_SETS:
         assert f"`{name}`" in text

@@ -83,7 +83,7 @@ def test_scales_and_shifts_stay_whatever_their_shape(norm: Callable[[], nn.Modul
 def test_directions_of_the_networks_of_the_benchmarks_are_those_of_old(build: Callable[[], nn.Module]) -> None:
     """Recorded landscapes were seen along them: rows of every weight of two dimensions or more, in one go of draws."""
     network = Network(build())
-    generator = torch.Generator().manual_seed(Streams(3).derived("landscape direction 2"))
+    generator = torch.Generator().manual_seed(Streams(3).derive_seed("landscape direction 2"))
     found = random_direction(network, seed=3, number=2)
     for name, weight in network.trainable.items():
         if weight.ndim < 2:

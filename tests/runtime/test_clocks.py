@@ -23,7 +23,7 @@ from steppe.report.series import section_series
 from steppe.results.details import details
 from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, common_time_measure, markdown, rows, summary
-from steppe.runtime.clocks import Clock, Time, by_kind
+from steppe.runtime.clocks import Elapsed, Stopwatch, split_wall_cpu
 
 SMALL = ["tasks=2", "samples=20", "test_samples=20"]
 CPU = {"train": 1.0, "evaluate": 10.0, "memory": 0.5}

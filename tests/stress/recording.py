@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steppe.runtime.environment import machine
+from steppe.runtime.environment import machine_info
 from steppe.version import versions
 
 
@@ -15,7 +15,7 @@ def record(out: Path | None, **found: Any) -> None:
     """Print what was found, with the command, the versions and the machine; write it to a file if there is one."""
     program = f"tests/stress/{Path(sys.argv[0]).name}"
     command = " ".join(["python", program, *sys.argv[1:]])
-    text = json.dumps({"command": command, "versions": versions(), "machine": machine(), **found}, indent=1) + "\n"
+    text = json.dumps({"command": command, "versions": versions(), "machine": machine_info(), **found}, indent=1) + "\n"
     print(text, end="")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import sys
 from steppe.cli.commands import Commands
 from steppe.cli.options import add_data_option
 from steppe.data import directory
+from steppe.data.catalogue import find_data_set
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
@@ -72,11 +73,10 @@ def _list(options: argparse.Namespace) -> int:
 def _fetch(options: argparse.Namespace) -> int:
     from steppe.cli.progress import show_progress
     from steppe.data import store
-    from steppe.data.catalogue import find_data_set
 
     directory.set_data_directory(options.data, create=True)
     for name in options.names:
-        find(name)  # report unknown names before any download
+        find_data_set(name)  # report unknown names before any download
     for name in options.names:
         with show_progress(name) as progress:
             store.fetch(name, progress, lambda line: say(line, file=sys.stderr, flush=True))
@@ -100,8 +100,8 @@ def _verify(options: argparse.Namespace) -> int:
         with show_progress(name) as progress:
             checks = store.verify(name, progress)
         for check in checks:
-            say(f"{name}: {check.path} is {'intact' if check.whole else 'DAMAGED'}: {check.text.rstrip('.')}.")
-            code = code if check.whole else 1
+            say(f"{name}: {check.path} is {'intact' if check.is_complete else 'DAMAGED'}: {check.text.rstrip('.')}.")
+            code = code if check.is_complete else 1
     return code
 
 

@@ -80,7 +80,7 @@ def _figures(options: argparse.Namespace) -> int:
         return 0
     files = output_files(options.out, options.figure)
     if options.out is None:  # the current directory may be untrusted
-        files = [inside(Path(), file) for file in files]
+        files = [require_inside(Path(), file) for file in files]
     save(FIGURES[options.figure].draw(runs, choices), files)
     say(f"Wrote {', '.join(map(str, files))}.")
     return 0

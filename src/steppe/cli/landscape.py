@@ -23,6 +23,7 @@ from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
 from steppe.fast.malloc import keep_freed_memory
 from steppe.landscape.settings import LandscapeSettings
+from steppe.runtime.files import require_inside
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _landscape(options: argparse.Namespace) -> int:
         run: RunConfig.load(run / CONFIG, options.plugin, trust_plugins=options.trust_plugins).plugins for run in runs
     }
     require_known_names(options.plugin, [path for paths in plugins.values() for path in paths])
-    use_directory(options.data)
+    set_data_directory(options.data)
     torch.set_num_threads(options.threads)
     for run in runs:
         measure(
@@ -147,11 +148,10 @@ def measure(
     from steppe.landscape.measure import measure
     from steppe.results.layout import LANDSCAPE
     from steppe.runtime.devices import make_deterministic
-    from steppe.runtime.files import require_inside
 
     make_deterministic(device)
     keep_freed_memory()
-    out = out or inside(run, run / LANDSCAPE)
+    out = out or require_inside(run, run / LANDSCAPE)
     with show_progress(str(run)) as progress:
         landscape = measure(
             run,

@@ -40,10 +40,10 @@ def show_progress(name: str) -> Iterator[Update]:
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task(visible(name), total=None)
+        bar = bars.add_task(escape_controls(name), total=None)
 
         def update(done: int, total: int, text: str = "") -> None:
-            bars.update(bar, description=visible(_join(name, text)), completed=done, total=total)
+            bars.update(bar, description=escape_controls(_join(name, text)), completed=done, total=total)
 
         yield update
 

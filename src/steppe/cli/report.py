@@ -9,7 +9,7 @@ from pathlib import Path
 from steppe.cli.commands import Commands
 from steppe.cli.finished_runs import report_skipped
 from steppe.cli.options import parse_path
-from steppe.runtime.files import inside
+from steppe.runtime.files import require_inside
 from steppe.runtime.terminal import say
 
 _EXAMPLES = """\
@@ -36,7 +36,7 @@ def _report(options: argparse.Namespace) -> int:
     from steppe.report.finished_run import collect
     from steppe.report.page import write_page
 
-    out = options.out or inside(Path(), Path("report.html"))  # the current directory may be untrusted
+    out = options.out or require_inside(Path(), Path("report.html"))  # the current directory may be untrusted
     collected = collect(options.directories)
     report_skipped(collected.unfinished, collected.damaged)
     words = ["steppe", "report", *map(str, options.directories), "-o", str(out)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from steppe.cli.commands import Commands
 from steppe.cli.options import SEEDS, add_checkpoint_option, add_data_option, add_jobs_option, parse_path, parse_seeds
-from steppe.data.directory import use_directory
+from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError, unknown_name
 from steppe.runtime.terminal import say
 
@@ -121,7 +121,7 @@ def _studies(options: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     for part in recipe.parts:
         jobs, command = part.jobs(out, seeds, changes), part.command(options.seeds or str(recipe.seeds), changes)
         say(f"{part.name}: {command}")
-        with lock_directory(inside(out, out / part.name)):
+        with lock_directory(require_inside(out, out / part.name)):
             write_plan(out / part.name, jobs, command)
             code = max(code, do_study(options, out / part.name, jobs, command, resume=True))
     return code
@@ -138,7 +138,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     from steppe.landscape.rank_correlation import compare_runs, rank_correlations, without_reference_methods
     from steppe.landscape.settings import LandscapeSettings
     from steppe.results.layout import LANDSCAPE
-    from steppe.runtime.files import inside, write_atomic, writing
+    from steppe.runtime.files import explain_write_errors, require_inside, write_atomic
     from steppe.version import versions
 
     torch.set_num_threads(1)
@@ -157,8 +157,8 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
         "correlations_without_bounds": rank_correlations(without_reference_methods(rows)),
     }
     text = json.dumps(content, indent=1) + "\n"
-    with writing(out / FLATNESS):
-        write_atomic(inside(out, out / FLATNESS), text.encode())
+    with explain_write_errors(out / FLATNESS):
+        write_atomic(require_inside(out, out / FLATNESS), text.encode())
     say(f"Wrote {out / FLATNESS} with the accuracy and flatness of each method.")
 
 
@@ -167,11 +167,11 @@ def _figures(recipe: Recipe, out: Path) -> None:
     from steppe.cli.finished_runs import load_finished_runs
     from steppe.figures import FIGURES, Choices
     from steppe.figures.output import output_files, save
-    from steppe.runtime.files import inside
+    from steppe.runtime.files import require_inside
 
     runs = load_finished_runs([out])
     for name in recipe.figures:
-        files = [inside(out, file) for file in output_files(out / name, name)]
+        files = [require_inside(out, file) for file in output_files(out / name, name)]
         try:
             save(FIGURES[name].draw(runs, Choices()), files)
         except UsageError as error:

@@ -16,7 +16,7 @@ from steppe.experiments.plugins import load_plugins, relocate_plugins, require_a
 from steppe.methods.base import MethodConfig
 from steppe.registry import BenchmarkEntry, MethodEntry, find_benchmark, find_method
 from steppe.runtime.devices import DEVICES
-from steppe.runtime.files import parsed_toml, read_toml
+from steppe.runtime.files import parse_toml, read_toml
 from steppe.settings import Settings, TrainingConfig
 
 _SECTIONS = ("benchmark", "method", "training")
@@ -112,7 +112,7 @@ class RunConfig:
     @classmethod
     def from_toml(cls, text: str, plugins: Sequence[str] = ()) -> RunConfig:
         """Parse the text of a config.toml; see `from_mapping` for `plugins`."""
-        return cls.from_mapping(parsed_toml(text), plugins)
+        return cls.from_mapping(parse_toml(text), plugins)
 
     @classmethod
     def from_mapping(

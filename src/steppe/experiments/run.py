@@ -29,8 +29,8 @@ from steppe.results.tables import run_report
 from steppe.runtime.clocks import ZERO, Elapsed, Stopwatch, split_wall_cpu
 from steppe.runtime.contexts import gc_frozen
 from steppe.runtime.devices import make_deterministic, resolve_device
-from steppe.runtime.environment import described, machine, printable
-from steppe.runtime.signals import Stop, never
+from steppe.runtime.environment import format_machine, machine_info, printable
+from steppe.runtime.signals import StopCheck, never_stop
 from steppe.version import versions
 
 CHECKPOINT_EVERY = 300.0
@@ -46,7 +46,7 @@ def run(
     *,
     resume: bool = False,
     checkpoint_every: float = CHECKPOINT_EVERY,
-    stop: Stop = never,
+    stop: StopCheck = never_stop,
 ) -> RunResult:
     """Execute a run. All checks come before the first write.
 
@@ -172,9 +172,9 @@ class _Run:
             retrain = stage.start == 0 and number > 0
             if retrain and not self._learner.has_pending_task:
                 self._learner = _build_learner(config)
-            tested = self._evaluate_before_learning(number) if config.method_settings.schedule == "sequential" else NONE
+            tested = self._evaluate_before_learning(number) if config.method_settings.schedule == "sequential" else ZERO
             learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._emit)  # type: ignore[arg-type]
-            clock = Clock(tested)
+            clock = Stopwatch(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, learnt=stage.stop - len(self._matrix))
             seconds, cpu = split_wall_cpu({"evaluate": clock.elapsed})
@@ -192,7 +192,7 @@ class _Run:
             )
             self._emit(ended)
 
-    def _evaluate_before_learning(self, place: int) -> Time:
+    def _evaluate_before_learning(self, place: int) -> Elapsed:
         """Evaluate a task before it is learned (before the first one, all tasks) for forward transfer.
 
         Returns the time it took. Within a resumed task it was done before.
@@ -247,7 +247,7 @@ class _Run:
             return
         try:
             self._load_state_dict(state)
-        except CANNOT_BE_A_STATE as error:
+        except INVALID_STATE_ERRORS as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
             files = f"{self._out}/{CHECKPOINTS}/state-*"
             raise RunError(
@@ -278,9 +278,9 @@ class _Run:
         if state["versions"] != self._versions:
             listed = printable(", ".join(f"{name} {value}" for name, value in state["versions"].items()))
             self._remarks = [*self._remarks, f"the first part of the run used other versions: {listed}."]
-        before, here = state.get("machine", {}), machine(self._config.device)  # missing in older checkpoints
+        before, here = state.get("machine", {}), machine_info(self._config.device)  # missing in older checkpoints
         if any(before.get(name, here.get(name)) != here.get(name) for name in ("processor", "gpu", "system")):
-            hardware = printable(described(before))
+            hardware = printable(format_machine(before))
             self._remarks = [*self._remarks, f"the first part of the run used another machine: {hardware}."]
         threads = int(state["config"]["run"]["threads"])
         if threads != self._config.threads:
@@ -311,7 +311,7 @@ class _Run:
             remarks=self._remarks,
             command=config.command(),
             versions=self._versions,
-            machine=machine(config.device),
+            machine=machine_info(config.device),
             config=config.as_dict(),
         )
 

@@ -22,7 +22,7 @@ from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
 from steppe.results.layout import BESIDE, CHECKPOINTS, CONFIG, LOG, PAGE, PLAN, REPORT, RESULT, TABLES
 from steppe.results.schema import RunResult
-from steppe.runtime.files import append_to, inside, read_json, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, open_append, read_json, require_inside, write_atomic
 
 _LOCK = ".lock"
 _STATES = 2  # number kept: the last, and the one before in case the last is damaged
@@ -37,7 +37,7 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
         """Create the directory if it does not exist, and write the configuration."""
-        with writing(path):
+        with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             write_atomic(require_inside(path, path / CONFIG), config.as_toml().encode())
             require_inside(path, path / CHECKPOINTS).mkdir(exist_ok=True)
@@ -50,11 +50,11 @@ class RunDirectory:
 
     def save_weights(self, model: nn.Module, task: int) -> None:
         """Save the model's weights after a task."""
-        write_state(inside(self.path, _weights_file(self.path, task)), "weights", dict(model.state_dict()))
+        write_state(require_inside(self.path, _weights_file(self.path, task)), "weights", dict(model.state_dict()))
 
     def drop_weights(self, task: int) -> None:
         """Remove the weights saved after this task and later ones."""
-        with writing(self.path):
+        with explain_write_errors(self.path):
             for place in weight_checkpoints(self.path):
                 if place >= task:
                     self._remove(_weights_file(self.path, place))
@@ -99,7 +99,7 @@ class RunDirectory:
                 state = read_state(self._state_file(number), "run", device)
             except RunError as error:
                 remarks.append(f"{error} Using the previous checkpoint instead.")
-                with writing(self.path):
+                with explain_write_errors(self.path):
                     self._remove(self._state_file(number))
                 continue
             if not isinstance(state, dict) or not any(config.matches(state.get("config")) for config in configs):
@@ -119,12 +119,12 @@ class RunDirectory:
     @contextmanager
     def _log(self) -> Iterator[BinaryIO]:
         """Open the log for appending."""
-        file = inside(self.path, self.path / LOG)
-        with writing(file), os.fdopen(append_to(file), "ab") as log:
+        file = require_inside(self.path, self.path / LOG)
+        with explain_write_errors(file), os.fdopen(open_append(file), "ab") as log:
             yield log
 
     def _remove(self, file: Path) -> None:
-        inside(self.path, file.parent)  # a link may be removed, but nothing outside the directory
+        require_inside(self.path, file.parent)  # a link may be removed, but nothing outside the directory
         file.unlink()
 
     def _state_file(self, number: int) -> Path:
@@ -132,16 +132,16 @@ class RunDirectory:
 
     def finish(self, result: RunResult, report: str) -> None:
         """Write the result, atomically, and the report, and remove the states."""
-        with writing(self.path / RESULT):
+        with explain_write_errors(self.path / RESULT):
             write_atomic(
-                inside(self.path, self.path / RESULT), (json.dumps(result.as_dict(), indent=1) + "\n").encode()
+                require_inside(self.path, self.path / RESULT), (json.dumps(result.as_dict(), indent=1) + "\n").encode()
             )
         self.clean_up(report)
 
     def clean_up(self, report: str) -> None:
         """Write the report and remove the states."""
-        with writing(self.path):
-            write_atomic(inside(self.path, self.path / REPORT), report.encode())
+        with explain_write_errors(self.path):
+            write_atomic(require_inside(self.path, self.path / REPORT), report.encode())
             for number in self.states:
                 self._remove(self._state_file(number))
 

@@ -195,7 +195,7 @@ def write_plan(out: Path, jobs: Sequence[Job], command: str) -> None:
     if not (out / PLAN).exists():
         require_free(out, for_study=True)
     for job in jobs:
-        inside(out, job.out)
+        require_inside(out, job.out)
     _finished_results(jobs)
     started = {path for path in _planned_directories(out) if (path / CONFIG).exists() or (path / RESULT).exists()}
     if missing := started - {job.out for job in jobs}:

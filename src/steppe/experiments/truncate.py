@@ -80,7 +80,7 @@ def _tasks_started(state: State) -> int:
     """Return the number of tasks started, including finished ones."""
     try:
         return int(state["stage"]) + (state["learner"]["fitting"] is not None)
-    except CANNOT_BE_A_STATE:
+    except INVALID_STATE_ERRORS:
         return 0  # rejected later, on resuming
 
 

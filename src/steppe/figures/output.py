@@ -8,7 +8,7 @@ from typing import Any
 
 from steppe.errors import UsageError
 from steppe.figures.style import matplotlib_style
-from steppe.runtime.files import write_atomic, writing
+from steppe.runtime.files import explain_write_errors, write_atomic
 
 SUFFIXES = (".pdf", ".svg", ".png")
 _NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}

@@ -20,7 +20,7 @@ from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
 from steppe.results.layout import LANDSCAPE
 from steppe.results.schema import RunResult
-from steppe.runtime.files import read_json, write_atomic, writing
+from steppe.runtime.files import explain_write_errors, read_json, write_atomic
 from steppe.settings import TrainingConfig
 
 FORMAT = 1
@@ -133,7 +133,7 @@ class Landscape:
         except ValueError as error:  # it could not be read again
             reason = "a number of the landscape is not finite; pass a smaller --range or another --sigma"
             raise DivergedError(f"{path} is not written: {reason}.") from error
-        with writing(path):
+        with explain_write_errors(path):
             write_atomic(path, ("{" + ",\n".join(lines) + "}\n").encode())
 
 

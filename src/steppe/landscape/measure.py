@@ -158,7 +158,7 @@ def _open_landscape(
     out: Path, names: Sequence[dict[str, Any]], settings: LandscapeSettings, command: str, resume: bool
 ) -> Landscape:
     """Open a new landscape, or the one to resume."""
-    with writing(out):
+    with explain_write_errors(out):
         resolve_target(out)  # fail now, not after everything is measured
     if not out.exists():
         return Landscape(names[0], settings, command, versions())

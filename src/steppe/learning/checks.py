@@ -275,7 +275,7 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
 
 def probe_inputs(task: Task, network: Network) -> Tensor:
     """Stored inputs of the task, as few as the model can be looked at with."""
-    with task.blamed("training"):
+    with task.error_context("training"):
         x, _ = task.train.first(min_eval_batch(network.model))
     return x if len(x) >= min_eval_batch(network.model) else torch.cat([x, x])
 

@@ -168,7 +168,7 @@ class Learner(LearnerState):
         method = self.validate(group.tasks)
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
-            session.use_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
+            session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
             return self._learn(method, group, config, guarded, session)
 
     def _learn(
@@ -180,7 +180,7 @@ class Learner(LearnerState):
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
         loop = TrainingLoop(method, self.network, group, self._num_outputs, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
-            session.borrow(Borrowed(self.network.device, self.streams))
+            session.use_global_rng(GlobalRNG(self.network.device, self.streams))
         with training_context(self.network.device), self.network.mode(training=True):
             if isinstance(self.phase, Interrupted):
                 loop.load_state_dict(self.phase.loop_state)
@@ -196,7 +196,7 @@ class Learner(LearnerState):
             except BaseException:
                 self.phase = PendingEnd(group.name, loop.best, torch.get_num_threads())
                 raise
-        seconds, cpu = by_kind({"train": training_time, "memory": loop.time.minus(training_time)})
+        seconds, cpu = split_wall_cpu({"train": training_time, "memory": loop.time.minus(training_time)})
         return TaskResult(loop.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
 
     def _begin_tasks(self, method: Method, group: TaskGroup, config: TrainingConfig) -> None:
@@ -230,8 +230,8 @@ class Learner(LearnerState):
         assert method is not None
 
         def end(session: Session) -> None:
-            session.borrow(Borrowed(self.network.device, self.streams))
-            session.use_threads(pending.threads)
+            session.use_global_rng(GlobalRNG(self.network.device, self.streams))
+            session.set_num_threads(pending.threads)
             with training_context(self.network.device), self.network.mode(training=True):
                 if pending.best:
                     self.network.restore(pending.best)
@@ -296,9 +296,9 @@ class Learner(LearnerState):
         """Run some work that predicts `count` samples like the first ones."""
         self._end_pending_task()
         if self._workload.draws(self._method, tasks):
-            session.borrow(Borrowed(self.network.device))
+            session.use_global_rng(GlobalRNG(self.network.device))
         if first is not None and len(first) > 0 and not self._workload.is_tiny(first, count):
-            session.use_threads(self._workload.threads(first, min(count, BATCH)))
+            session.set_num_threads(self._workload.threads(first, min(count, BATCH)))
         with torch.no_grad(), self.network.mode(training=False):
             return work()
 

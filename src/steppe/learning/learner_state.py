@@ -48,7 +48,7 @@ class UserCallback:
 
     def __call__(self, event: Event) -> None:
         self.is_running = True
-        self._session.let_user(lambda: self._callback(event))
+        self._session.run_user_code(lambda: self._callback(event))
         self.is_running = False
 
 
@@ -77,7 +77,7 @@ class LearnerState:
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
         self._has_input_transform = input_transform is not None
-        self._turn = Turn()  # of the threads that use it
+        self._turn = FairLock()  # of the threads that use it
         self._workload = Workload(self.network, chosen_threads)
         # Decided by the first task:
         self._method: Method | None = None

@@ -109,7 +109,7 @@ class TaskGroup:
             for number, task in enumerate(self.tasks):
                 assert task.val is not None
                 before = count
-                with task.blamed("validation"):
+                with task.error_context("validation"):
                     for x, y in task.val.batches(eval_batch_size(network.model, len(task.val), size), None):
                         if not isinstance(task.val, TensorSamples):  # whose labels were all looked at before
                             task.check_labels(y, outputs)

@@ -31,7 +31,7 @@ class Workload:
 
     def threads(self, stored: Tensor, batch_size: int) -> int:
         """Return how many threads suit batches of this size of samples like the stored ones."""
-        return self.chosen or suited(self.count(stored), batch_size)
+        return self.chosen or choose_num_threads(self.count(stored), batch_size)
 
     def is_tiny(self, stored: Tensor, count: int) -> bool:
         """Whether the forward of so many samples takes less time than changing the number of threads."""
@@ -43,7 +43,7 @@ class Workload:
         if shape not in self._multiplications:
             with preserve_global_rng(self._network.device), self._network.mode(training=False):
                 prepared = self._network.prepare_inputs(stored)
-                self._multiplications[shape] = multiplications(self._network.model, prepared)
+                self._multiplications[shape] = count_multiplications(self._network.model, prepared)
         return self._multiplications[shape]
 
     def draws(self, method: Method | None, tasks: Sequence[Task] = ()) -> bool:

@@ -13,7 +13,7 @@ from steppe.network.network import Network
 from steppe.projection.hooks import find_head_weight, find_last_weight, find_weights_used_outside
 from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights
 from steppe.projection.true_inputs import find_misread_weights
-from steppe.runtime.devices import without_fused_rnn
+from steppe.runtime.contexts import without_fused_rnn
 from steppe.runtime.warn import warn_user
 
 

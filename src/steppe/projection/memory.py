@@ -19,7 +19,7 @@ from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
 from steppe.projection.projector import SoftProjector
-from steppe.runtime.session import breathe
+from steppe.runtime.session import yield_point
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
@@ -195,7 +195,7 @@ class GradientMemory:
         before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
-            breathe()
+            yield_point()
             spectrum = representation.spectrum()
             if spectrum is None:  # a layer that the forward did not use
                 continue
@@ -227,7 +227,7 @@ class GradientMemory:
         """
         before, projectors, remarks = self.saturated(), dict(self.projectors), []
         for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
-            breathe()
+            yield_point()
             old = projectors.get(name)
             growth = extend_basis(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:

@@ -14,7 +14,7 @@ from steppe.results.grouping import flat_settings, format_setting
 from steppe.results.published import footnotes
 from steppe.results.statistics import MeanStd
 from steppe.results.tables import TIME_LABELS, Row, format_score, rows
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
 
@@ -23,8 +23,8 @@ def lede(section: Section) -> str:
     """The introduction of a section: benchmark, methods, tasks and seeds."""
     every = sorted({seed for variant in section.variants for seed in variant.seeds})
     counts = [_counted(len(section.variants), "method"), _counted(len(section.tasks), "task"), _seeds(every)]
-    described = f"{_description(section.benchmark)} Here: {', '.join(counts)}.".removeprefix(" Here: ")
-    return f"<p class='lede'>{escape(described)}</p>"
+    format_machine = f"{_description(section.benchmark)} Here: {', '.join(counts)}.".removeprefix(" Here: ")
+    return f"<p class='lede'>{escape(format_machine)}</p>"
 
 
 def _description(benchmark: str) -> str:
@@ -197,7 +197,7 @@ def provenance(section: Section) -> str:
     if studies or len(runs) > 5:
         folded = f"<details><summary>The {_counted(len(runs), 'run')} one by one</summary>{folded}</details>"
     versions = [_named(run.result.versions) for run in runs]
-    machines = [escape(described(run.result.machine)) for run in runs]
+    machines = [escape(format_machine(run.result.machine)) for run in runs]
     return (
         (f"<section class='part'><h3>Remarks</h3><ul>{remarks}</ul></section>" if remarks else "")
         + f"<section class='part'><h3>How to repeat it</h3>{shown}{folded}</section>"

@@ -55,7 +55,7 @@ def write_page(collected: Collection, out: Path, command: str) -> None:
     """
     if out.is_dir():
         raise UsageError(f"{out} is a directory; pass a file, for example -o {out / 'report.html'}.")
-    with writing(out):
+    with explain_write_errors(out):
         write_atomic(
             out, render_page(collected, command).encode(errors="backslashreplace")
         )  # names of files may be no UTF-8

@@ -9,7 +9,7 @@ from typing import Any
 
 from steppe.results.layout import LOG
 from steppe.runtime.environment import printable
-from steppe.runtime.files import parsed_json, read_bounded
+from steppe.runtime.files import parse_json, read_bounded
 
 _MAX_FILE_BYTES = 100_000_000
 _MAX_RECORD_BYTES = 1_000_000  # the record of a thousandth task takes 20,000, plus a few per layer

@@ -11,7 +11,7 @@ from steppe.results.grouping import ALL_SECTIONS, explicit_settings, group_by_se
 from steppe.results.published import PublishedScore, footnotes, published_scores
 from steppe.results.schema import RunResult, TimeMeasure
 from steppe.results.statistics import MeanStd, mean_std
-from steppe.runtime.environment import described
+from steppe.runtime.environment import format_machine
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def run_report(result: RunResult) -> str:
         [f"# {result.benchmark}, {result.method}, seed {result.seed}", "", "```", summary(result), "```", ""]
         + ["## Test accuracy on each task (column) after each task (row), percent", "", *table, ""]
         + ["## How to repeat this run", "", "```", result.command, "```", "", versions, ""]
-        + [described(result.machine), "", "## Settings", "", *settings, ""]
+        + [format_machine(result.machine), "", "## Settings", "", *settings, ""]
     )
 
 

@@ -56,10 +56,10 @@ def count_multiplications(model: nn.Module, inputs: Tensor) -> int:
                 hooks.append(layer.register_forward_hook(count))
         try:
             with torch.no_grad():
-                model(prepared.clone())  # it may work in place
+                model(inputs.clone())  # it may work in place
         except (RuntimeError, ValueError, TypeError, IndexError):
-            counted = 0  # the model does not take them, which is said where they are used
-    return max(counted // max(len(prepared), 1), least)
+            counted = 0  # the model rejects these inputs: reported where they are used
+    return max(counted // max(len(inputs), 1), least)
 
 
 def set_num_threads(count: int) -> int:

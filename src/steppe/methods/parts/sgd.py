@@ -11,7 +11,7 @@ from steppe.checkpoint.tree import State
 from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.fast.matmul import plus_product
 from steppe.network.network import Network
-from steppe.runtime.contexts import clip_ratio, clip_ratio_tensor
+from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
 
 
 class MomentumSGD:
