@@ -112,7 +112,7 @@ def stays(tell: Send) -> None:
 
 
 def test_a_worker_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_PATIENCE", 0.2)
+    monkeypatch.setattr(executor, "_EXIT_TIMEOUT", 0.2)
     running = started(stays)
     while not running.poll():
         pass

@@ -59,7 +59,7 @@ def test_a_small_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert main(command) == 0
     told = capsys.readouterr()
     assert "steppe study pmnist er fs-er --seeds 3-3" in told.out
-    assert "memory-size is not drawn" in told.err  # one size alone is no study of sizes
+    assert "skipping figure memory-size" in told.err  # one size alone is no study of sizes
     made = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {"pmnist/table.md", "pmnist/report.html", "pmnist/er/seed-3/landscape.json", "landscapes.pdf"} <= made
     rows = json.loads((tmp_path / "out" / "flatness.json").read_text(encoding="utf-8"))["rows"]
@@ -85,7 +85,7 @@ def test_correlations_without_the_bounds(tmp_path: Path, monkeypatch: pytest.Mon
         for place, method in enumerate(("oracle", "er", "gpm", "fs-dgpm", "finetune"))
     ]
     monkeypatch.setattr("steppe.landscape.rank_correlation.compared", lambda results: rows)
-    monkeypatch.setattr("steppe.cli.options.load_finished_runs", lambda directories: {})
+    monkeypatch.setattr("steppe.cli.finished_runs.load_finished_runs", lambda directories: {})
     _landscapes(Recipe("No studies.", ()), tmp_path, 0, "steppe reproduce")
     told = json.loads((tmp_path / "flatness.json").read_text(encoding="utf-8"))
     assert [row["runs"] for row in told["correlations"]] == [5]
@@ -95,11 +95,11 @@ def test_correlations_without_the_bounds(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("reproduce", "name what to reproduce"),
+        ("reproduce", "missing NAME"),
         ("reproduce pmnist-tabel", "Did you mean 'pmnist-table'"),
         ("reproduce --list pmnist-tabel", "Did you mean 'pmnist-table'"),
-        ("reproduce k-study --seeds 0", "--seeds 0"),
-        ("reproduce --list --seeds 9-5", "--seeds 9-5"),
+        ("reproduce k-study --seeds 0", "0 gives 0"),
+        ("reproduce --list --seeds 9-5", "9-5 gives 0"),
         ("reproduce k-study --methods er", "unknown method of this reproduction 'er'"),
         ("reproduce superclass-table --samples 10", "unknown setting of the benchmark 'samples'"),
     ],

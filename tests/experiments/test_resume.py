@@ -223,7 +223,7 @@ def _started(config: RunConfig) -> tuple[Network, dict[str, ProjectedWeight], St
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     config = small("pictures", "er")
     broken_off(config, tmp_path / "out", 9)
-    with lock_directory(tmp_path / "out"), pytest.raises(UsageError, match="another process is at work"):
+    with lock_directory(tmp_path / "out"), pytest.raises(UsageError, match="another process is using"):
         run(config, tmp_path / "out", resume=True)
     run(config, tmp_path / "out", resume=True)
 
@@ -306,4 +306,4 @@ def test_a_study_continues_after_failures_and_can_be_resumed(tmp_path: Path, fra
         outcome = run_all(jobs, 2, lambda number, message: None, resume=resume)
         assert list(outcome.results) == [1]
         reasons = [outcome.failures[number].reason for number in (0, 2, 3)]
-        assert all(part in reason for part, reason in zip(("exit code 9", "injected", "nan"), reasons, strict=True))
+        assert all(part in reason for part, reason in zip(("exited with code 9", "injected", "nan"), reasons, strict=True))

@@ -68,7 +68,7 @@ def test_values_are_converted_to_the_type_of_the_setting(name: str, given_value:
         ("fast", "maybe", "is not true or false"),
         ("fast", 2, "is not true or false"),
         ("mode", "damp", "mode = 'damp' .*one of dry, wet"),
-        ("note", 3, "is not text"),
+        ("note", 3, "is not printable text"),
     ],
 )
 def test_invalid_values_are_rejected_by_name(name: str, value: Any, message: str) -> None:

@@ -92,7 +92,7 @@ def test_unnamed_plugins_do_not_run(case: str, world: Path, capsys: pytest.Captu
     assert not (world / "ran").exists()
     assert told.count("\n") == 1
     if not case.endswith("study") or "command" not in case:
-        assert f"this needs the plugin {world}/theirs.py, Python code" in told
+        assert f"this needs the plugin {world}/theirs.py. Plugins are Python code" in told
         assert f"add --plugin {world}/theirs.py, or --trust-plugins" in told
 
 

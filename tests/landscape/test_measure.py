@@ -345,7 +345,7 @@ def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("missing", "'missing' is not a directory"),
+        ("missing", "missing' is not a directory"),
         (".", "no run"),
         ("bare", "no run with saved weights"),
         ("bare --points 50", "odd"),

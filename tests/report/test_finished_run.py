@@ -48,7 +48,7 @@ def test_every_finished_run_once_and_unfinished_ones_named(tmp_path: Path) -> No
 def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains no runs"):
         collect([tmp_path])
-    with pytest.raises(UsageError, match="no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         collect([tmp_path / "missing"])
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import steppe.benchmarks
+import steppe.methods  # noqa: F401 - both register their classes
 from steppe.errors import UsageError, unknown_name
 from steppe.registry import find_benchmark
 from steppe.settings import Limits, Settings
@@ -25,7 +27,6 @@ def split_benchmark_name(name: str) -> tuple[str, dict[str, Any]]:
         UsageError: The benchmark is unknown or takes no argument.
 
     Example:
-        >>> import steppe.benchmarks
         >>> split_benchmark_name("folder:photos")
         ('folder', {'path': 'photos'})
     """
