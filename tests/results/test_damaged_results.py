@@ -64,7 +64,7 @@ def test_a_damaged_run_does_not_hide_those_within_it(study: Path, capsys: pytest
 def test_without_a_configuration_there_is_nothing_to_do_again(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("s/er/seed-1/config.toml").unlink()
     assert main(["show", "s/er/seed-1"]) == 1
-    assert capsys.readouterr().err.endswith(": remove it.\n")
+    assert capsys.readouterr().err.endswith("; remove it.\n")
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -80,7 +80,7 @@ def test_advised_command_works(
     capsys.readouterr()
     assert main(["resume", "s"]) == 1
     told = capsys.readouterr().err
-    assert told.endswith(": remove it, and steppe resume s/finetune/seed-1 does the run again.\n")
+    assert told.endswith("; remove it and run steppe resume s/finetune/seed-1.\n")
     file.unlink()
     assert main(["resume", "s" if whole else "s/finetune/seed-1"]) == 0
     assert main(["resume", "s"]) == 0
