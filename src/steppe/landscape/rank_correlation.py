@@ -10,7 +10,7 @@ from typing import Any
 from steppe.landscape.files import Landscape, read_landscape_of
 from steppe.results.schema import RunResult
 
-_WHEN = ("at_the_end", "when_learnt")
+_WHEN = ("at_the_end", "when_learnt")  # in keys of flatness.json
 _REFERENCE_METHODS = ("finetune", "multitask", "oracle")
 _PAIRINGS = 50_000  # more than all pairings of eight runs
 
