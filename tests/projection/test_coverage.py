@@ -1,4 +1,4 @@
-"""What a gradient memory covers: weights that a model also uses outside of their layers are distinguished from harmless uses."""
+"""Gradient-memory coverage: weights that a model also uses outside their layers, and shared heads."""
 
 from __future__ import annotations
 
