@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_baselines import FlatAGEM, compare, image_tasks, learnt, same_bits, statistics_moves
+from reference_baselines import FlatAGEM, compare, image_tasks, learn_tasks, same_bits, statistics_moves
 from reference_baselines import Normed as Model
 from reference_update import PROBLEMS
 
@@ -77,7 +77,7 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("reference", ["average", "batch"])
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns(heads: bool, reference: str) -> None:
-    learner, accuracies = learnt("a-gem", {"memory": 24, "tasks": 3, "reference": reference}, heads)
+    learner, accuracies = learn_tasks("a-gem", {"memory": 24, "tasks": 3, "reference": reference}, heads)
     assert accuracies[-1] > 80
     assert learner._method is not None
     assert learner._method.memory_bytes() == {"replay": 24 * (16 + 16), "bases": 0}

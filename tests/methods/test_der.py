@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from reference import ListReservoir
-from reference_baselines import FlatDER, compare, learnt, same_bits, started, statistics_moves
+from reference_baselines import FlatDER, compare, learn_tasks, same_bits, started, statistics_moves
 from reference_update import PROBLEMS, drawn
 
 from steppe.methods.parts.reservoir import Reservoir
@@ -76,7 +76,7 @@ def test_extras_stay_with_their_samples(capacity: int) -> None:
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns(heads: bool) -> None:
-    learner, accuracies = learnt("der++", {"buffer": 20}, heads)
+    learner, accuracies = learn_tasks("der++", {"buffer": 20}, heads)
     assert min(accuracies) > 70
     assert learner._method is not None
     assert learner._method.memory_bytes() == {"replay": 20 * (16 + 16), "logits": 20 * 6 * 4, "bases": 0}

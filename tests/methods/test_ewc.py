@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_baselines import FlatEWC, compare, learnt, same_bits, started, statistics_moves
+from reference_baselines import FlatEWC, compare, learn_tasks, same_bits, started, statistics_moves
 from reference_update import PROBLEMS, drawn
 
 from steppe.methods.ewc import Penalty
@@ -100,7 +100,7 @@ def test_penalty_is_never_negative_in_single_precision() -> None:
 
 
 def test_what_is_held_does_not_grow_with_the_tasks() -> None:
-    learner, accuracies = learnt("ewc", {"samples": 8, "strength": 10.0})
+    learner, accuracies = learn_tasks("ewc", {"samples": 8, "strength": 10.0})
     assert min(accuracies) > 60
     size = 4 * sum(p.numel() for p in learner.model.parameters())
     assert learner._method is not None
@@ -108,7 +108,7 @@ def test_what_is_held_does_not_grow_with_the_tasks() -> None:
 
 
 def test_single_head() -> None:
-    assert learnt("ewc", {"samples": 8}, heads=False)[1][-1] > 80
+    assert learn_tasks("ewc", {"samples": 8}, heads=False)[1][-1] > 80
 
 
 def test_same_seed_same_bits() -> None:

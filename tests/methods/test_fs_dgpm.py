@@ -201,7 +201,7 @@ def test_clipping_shortens_the_whole_gradient_at_once(norm: float) -> None:
 
 
 @pytest.mark.parametrize("importance", ["sigmoid", "spectral"])
-def test_the_record_has_the_importances_of_the_basis_learnt_with_and_the_ranks_built_since(importance: str) -> None:
+def test_the_record_has_the_importances_of_the_basis_learned_with_and_the_ranks_built_since(importance: str) -> None:
     """As figures and reports say of it."""
     x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 4
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
@@ -211,13 +211,13 @@ def test_the_record_has_the_importances_of_the_basis_learnt_with_and_the_ranks_b
     for shift in (1, 2):
         reached: list[dict[str, Any]] = []
         record = learner.learn(
-            steppe.Task((2 * x + shift, y)), callback=lambda _, seen=reached: seen.append(told_of(method))
+            steppe.Task((2 * x + shift, y)), callback=lambda _, seen=reached: seen.append(snapshot_of(method))
         ).diagnostics
         assert record["importances"] == reached[-1]["importances"]
-        assert record["ranks"] == told_of(method)["ranks"]
-        assert record["importances"] != told_of(method)["importances"]
+        assert record["ranks"] == snapshot_of(method)["ranks"]
+        assert record["importances"] != snapshot_of(method)["importances"]
 
 
-def told_of(method: Any) -> dict[str, Any]:
+def snapshot_of(method: Any) -> dict[str, Any]:
     """Of the memory as it is."""
     return {"importances": method.memory.importance_distributions(), "ranks": method.memory.ranks()}

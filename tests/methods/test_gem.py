@@ -15,7 +15,7 @@ from reference_baselines import (
     compare,
     enumerated_dual,
     image_tasks,
-    learnt,
+    learn_tasks,
     same_bits,
     started,
     statistics_moves,
@@ -318,7 +318,7 @@ def test_projected_step_raises_no_past_loss() -> None:
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns(heads: bool) -> None:
-    learner, accuracies = learnt("gem", {"memory": 24, "tasks": 3}, heads)
+    learner, accuracies = learn_tasks("gem", {"memory": 24, "tasks": 3}, heads)
     assert accuracies[-1] > 80
     assert learner._method is not None
     assert learner._method.memory_bytes() == {"replay": 24 * (16 + 16), "bases": 0}

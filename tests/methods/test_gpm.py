@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import no_hooks, orthonormal, widest_angle
-from reference_baselines import Normed, learnt, same_bits, started_on, statistics_moves
+from reference_baselines import Normed, learn_tasks, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     FlatGPM,
     flattened,
@@ -177,7 +177,7 @@ def test_three_tasks_equal_the_dense_transcription(case: str, problem: str) -> N
 
 
 def test_outputs_on_the_spanned_samples_do_not_move() -> None:
-    """With every direction held, the old task's outputs stay while the new one is learnt."""
+    """With every direction held, the old task's outputs stay while the new one is learned."""
     model = nn.Sequential(nn.Linear(30, 20, bias=False), nn.ReLU(), nn.Linear(20, 4, bias=False)).double()
     learner = Learner(model, GPM(thresholds="1", basis_samples=6, lr=0.1))
     x, y = torch.randn(6, 30, dtype=torch.float64), torch.randint(0, 4, (6,))
@@ -207,7 +207,7 @@ def test_norm_layers_are_frozen_from_the_second_task(frozen: bool) -> None:
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns_tasks_with_and_without_heads(heads: bool) -> None:
-    learner, accuracies = learnt("gpm", {"thresholds": 0.9, "lr": 0.02}, heads)
+    learner, accuracies = learn_tasks("gpm", {"thresholds": 0.9, "lr": 0.02}, heads)
     assert accuracies[-1] > 85
     method: Any = learner._method
     assert ("second.weight" in method.memory.projectors) == (not heads)  # several heads: the head is not covered
@@ -251,7 +251,7 @@ def test_a_model_without_covered_layers_is_refused() -> None:
 
 
 def test_samples_of_the_task_alone_reach_the_bases() -> None:
-    """The reservoir starts anew with each task, and is dropped at its end."""
+    """The reservoir is empty at the start of each task, and dropped at its end."""
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "gpm", {"basis_samples": 4})
     for task in range(2):
@@ -267,18 +267,18 @@ def test_samples_of_the_task_alone_reach_the_bases() -> None:
 
 
 @pytest.mark.parametrize("method", [GPM, SGP])
-def test_a_basis_that_is_left_empty_is_told(method: Any) -> None:
+def test_a_basis_left_empty_is_remarked_upon(method: Any) -> None:
     """Inputs far from 0 have one direction before all others, and the first task leaves out the one that crosses."""
     x, y = torch.randn(40, 6) + 30, torch.arange(40) % 2
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     learner = Learner(model, method(thresholds="0.9,1", lr=1e-4))
-    told = learner.learn(Task((x, y))).remarks
-    assert [text for text in told if "is empty" in text] == [text for text in told if "'0.weight'" in text] != []
-    assert "threshold's share of its inputs, 0.9," in "".join(told)
+    remarks = learner.learn(Task((x, y))).remarks
+    assert [text for text in remarks if "is empty" in text] == [text for text in remarks if "'0.weight'" in text] != []
+    assert "threshold's share of its inputs, 0.9," in "".join(remarks)
     assert not any("is empty" in text for text in learner.learn(Task((x, y))).remarks)  # later, what crosses is taken
 
 
 def test_a_layer_that_sees_nothing_needs_no_basis() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Hardtanh(-9.0, 0.0), nn.Hardtanh(0.0, 9.0), nn.Linear(8, 2))
-    told = Learner(model, GPM(thresholds=0.9)).learn(Task((torch.randn(40, 6), torch.arange(40) % 2))).remarks
-    assert not any("'3.weight'" in text for text in told)
+    remarks = Learner(model, GPM(thresholds=0.9)).learn(Task((torch.randn(40, 6), torch.arange(40) % 2))).remarks
+    assert not any("'3.weight'" in text for text in remarks)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_baselines import Normed, image_tasks, learnt, same_bits, started_on, statistics_moves
+from reference_baselines import Normed, image_tasks, learn_tasks, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     flattened,
     herding,
@@ -158,7 +158,7 @@ def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
 
 
 def test_herding_and_stored_logits_are_of_eval_mode() -> None:
-    learner, _ = learnt("icarl", {"exemplars": 12})
+    learner, _ = learn_tasks("icarl", {"exemplars": 12})
     method: Any = learner._method
     with torch.no_grad(), learner.network.mode(training=False):
         x = learner.network.prepare_inputs(method.exemplars.batch.x)
@@ -167,7 +167,7 @@ def test_herding_and_stored_logits_are_of_eval_mode() -> None:
 
 
 def test_predicts_the_nearest_mean_within_the_head() -> None:
-    learner, accuracies = learnt("icarl", {"exemplars": 12})
+    learner, accuracies = learn_tasks("icarl", {"exemplars": 12})
     method: Any = learner._method
     exemplars = {
         label: method.exemplars.logits[places.start : places.stop] for label, places in method.exemplars.rows.items()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from reference import Sample, central_differences
-from reference_baselines import learnt, same_bits, started_on, statistics_moves
+from reference_baselines import learn_tasks, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     flattened,
     inner_gradients,
@@ -238,7 +238,7 @@ def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
 @pytest.mark.parametrize("second_order", [False, True])
 def test_learns_tasks_with_and_without_heads(second_order: bool, heads: bool) -> None:
     changes = {"second_order": second_order, "rate": 0.1, "rate_lr": 0.05, "inner_steps": 2}
-    learner, accuracies = learnt("la-maml", changes, heads)
+    learner, accuracies = learn_tasks("la-maml", changes, heads)
     assert sum(accuracies) / 3 > 85
     assert learner._method is not None
     sizes = learner._method.memory_bytes()

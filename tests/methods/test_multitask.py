@@ -46,7 +46,7 @@ def test_with_one_head_it_equals_one_task_with_all_samples() -> None:
     assert together.num_tasks == 3
 
 
-def test_every_sample_is_learnt_on_its_own_head() -> None:
+def test_every_sample_is_learned_on_its_own_head() -> None:
     """One batch of everything: the gradient is that of the mean of each sample's loss on its task's slice."""
     heads = [range(0, 2), range(2, 6)]
     parts = [data(9, head.start, len(head), seed) for seed, head in enumerate(heads)]

@@ -60,7 +60,7 @@ def test_batches_follow_the_sequential_rule_exactly(capacity: int, sizes: list[i
     st.booleans(),
     st.data(),
 )
-def test_kept_in_mid_stream_it_goes_on_as_if_nothing_had_happened(
+def test_a_reservoir_saved_midway_resumes_exactly(
     capacity: int, sizes: list[int], seed: int, noted: bool, data: st.DataObject
 ) -> None:
     """What it holds is some of what it was offered, each once, with the note that belongs to it."""

@@ -246,8 +246,8 @@ def test_buffers_that_the_backward_needs_may_move(form: str) -> None:
     model = Following()
     seen = model.seen
     settings = FSDGPM(buffer=10, basis_samples=5, **FORMS[form], **EVERY)
-    learnt = steppe.Learner(model, settings).learn(steppe.Task((torch.randn(20, 4), torch.arange(20) % 3)))
-    forwards = learnt.updates * FORWARDS[form]
+    result = steppe.Learner(model, settings).learn(steppe.Task((torch.randn(20, 4), torch.arange(20) % 3)))
+    forwards = result.updates * FORWARDS[form]
     assert model.seen is seen
     assert model.other.seen is seen
     assert (int(model.seen), int(model.rebound)) == (1 + forwards, forwards)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_baselines import FlatSAM, compare, learnt, same_bits, statistics_moves
+from reference_baselines import FlatSAM, compare, learn_tasks, same_bits, statistics_moves
 from reference_update import PROBLEMS
 
 from steppe.methods.sam_er import scale_to_norm
@@ -38,7 +38,7 @@ def test_length_of_the_perturbation() -> None:
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns(heads: bool) -> None:
-    learner, accuracies = learnt("sam-er", {"buffer": 20}, heads)
+    learner, accuracies = learn_tasks("sam-er", {"buffer": 20}, heads)
     assert min(accuracies) > 70
     assert learner._method is not None
     assert learner._method.memory_bytes() == {"replay": 20 * (16 + 16), "bases": 0}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from reference import orthonormal
-from reference_baselines import learnt, same_bits, started_on, statistics_moves
+from reference_baselines import learn_tasks, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     FlatGPM,
     flattened,
@@ -62,10 +62,10 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
             ):
                 found = importance[basis.square().sum(0) > 0.5]
                 torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8)
-        for name, told in method.diagnostics()["importances"].items():
+        for name, record in method.diagnostics()["importances"].items():
             held = sorted(value for group in twin.importance[name] for value in group)
-            assert told["mean"] == pytest.approx(sum(held) / len(held))
-            assert [told["deciles"][0], told["deciles"][10]] == pytest.approx([held[0], held[-1]])
+            assert record["mean"] == pytest.approx(sum(held) / len(held))
+            assert [record["deciles"][0], record["deciles"][10]] == pytest.approx([held[0], held[-1]])
     values = torch.cat([p.active_importance for p in method.memory.projectors.values()])
     assert bool(((values > 0) & (values < 0.99)).any())
     assert bool((values == 1).any())
@@ -73,7 +73,7 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
 
 def test_importances_grow_up_to_one() -> None:
     """A direction met again and again ends up held for good; none is ever held less than before."""
-    learner, _ = learnt("sgp", {"alpha": 1.0, "thresholds": "0.9"})
+    learner, _ = learn_tasks("sgp", {"alpha": 1.0, "thresholds": "0.9"})
     method: Any = learner._method
     before = {name: p.importance.clone() for name, p in method.memory.projectors.items()}
     x = torch.randn(40, 1, 4, 4)
@@ -84,15 +84,15 @@ def test_importances_grow_up_to_one() -> None:
 
 
 def test_a_large_alpha_is_gpm() -> None:
-    one, accuracies = learnt("sgp", {"alpha": 1e12, "thresholds": "0.9"})
-    other, expected = learnt("gpm", {"thresholds": "0.9"})
+    one, accuracies = learn_tasks("sgp", {"alpha": 1e12, "thresholds": "0.9"})
+    other, expected = learn_tasks("gpm", {"thresholds": "0.9"})
     assert accuracies == expected
     torch.testing.assert_close(flattened(one.network.trainable), flattened(other.network.trainable))
 
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_learns_tasks_with_and_without_heads(heads: bool) -> None:
-    learner, accuracies = learnt("sgp", {"lr": 0.02}, heads)
+    learner, accuracies = learn_tasks("sgp", {"lr": 0.02}, heads)
     assert accuracies[-1] > 85
     assert learner._method is not None
     sizes = learner._method.memory_bytes()

@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[MethodConfig, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_setting_is_named_before_the_task_is_learnt(name: str) -> None:
+def test_the_setting_is_named_before_the_task_is_learned(name: str) -> None:
     method, said = REFUSED[name]
     model = normed()
     learner = steppe.Learner(model, method, seed=0)
@@ -86,8 +86,8 @@ def test_statistics_that_rest_need_no_second_sample(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_look_ahead_draws_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout goes on as if nobody had looked."""
+def test_the_check_draws_no_random_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout draws the same numbers with and without the check."""
     found = []
     for looks in (True, False):
         if not looks:

@@ -1,4 +1,4 @@
-"""What a gradient memory covers: weights that a model also uses outside of their layers are told from harmless uses."""
+"""Gradient-memory coverage: weights that a model also uses outside their layers, and shared heads."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_weight_used_outside_its_layer_is_refused_or_left_out(name: str) -> No
     assert find_weights_used_outside(model, projected_weights(model), X) == ["e.weight"]
     with pytest.raises(ModelError, match=r"'e.weight' is used outside .*exclude=\('e.weight',\)"):
         steppe.Learner(model, steppe.GPM()).learn(steppe.Task((X, Y)))
-    learnt = steppe.Learner(model, steppe.GPM(), exclude=("e.weight",)).learn(steppe.Task((X, Y)))
-    assert set(learnt.diagnostics["ranks"]) == {"h.weight"}
+    result = steppe.Learner(model, steppe.GPM(), exclude=("e.weight",)).learn(steppe.Task((X, Y)))
+    assert set(result.diagnostics["ranks"]) == {"h.weight"}
     assert share_outside_the_span(model) > 0.01
 
 
@@ -147,9 +147,9 @@ def test_heads_that_share_rows_are_warned_of_at_the_users_line(method: steppe.Me
         learner.learn(steppe.Task((X, Y % 2), head=range(0, 2)))
         learner.learn(steppe.Task((X, Y % 2 + 2), head=range(2, 4)))
     with pytest.warns(UserWarning, match=f"digits: its {SHARED}") as found:
-        learnt = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2), name="digits"))
+        result = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2), name="digits"))
     assert [warning.filename for warning in found] == [__file__]
-    assert set(learnt.diagnostics["ranks"]) == {"0.weight"}  # the warning is true
+    assert set(result.diagnostics["ranks"]) == {"0.weight"}  # the warning is true
 
 
 @pytest.mark.parametrize("head", [range(start, stop) for start in range(4) for stop in range(start + 1, 5)] + [None])
@@ -162,7 +162,7 @@ def test_which_heads_share_rows(head: range | None) -> None:
 
 
 def test_no_warning_where_nothing_is_left_unprotected() -> None:
-    """One head for all: the last layer is covered. No projection: nothing is. Learnt together: nothing is forgotten."""
+    """One head for all: the last layer is covered. No projection: none. Learned together: nothing is forgotten."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for method, first, together in (

@@ -61,8 +61,8 @@ def unused_last(m: Finished, x: Tensor) -> Tensor:
 ONE = {
     "nothing": lambda m, x: m.out(x),
     "a temperature": lambda m, x: m.out(x) / 3,
-    "a learnt temperature": lambda m, x: m.out(x) * m.scale.exp(),
-    "learnt scales and shifts": lambda m, x: m.out(x) * m.rows + m.norm.weight,
+    "a learned temperature": lambda m, x: m.out(x) * m.scale.exp(),
+    "learned scales and shifts": lambda m, x: m.out(x) * m.rows + m.norm.weight,
     "log_softmax": lambda m, x: log_softmax(m.out(x), 1),
     "softmax": lambda m, x: softmax(m.out(x), 1),
     "a mask": lambda m, x: m.out(x).masked_fill(torch.arange(m.size) == 1, -torch.inf),
@@ -88,11 +88,11 @@ NONE = {
     "a skip in place": with_skip_in_place,
     "a gate": lambda m, x: m.out(x) * torch.sigmoid(m.skip(x)),
     "a dead skip": lambda m, x: m.out(x) + m.skip(0 * x),
-    "a learnt matrix": lambda m, x: m.out(x) @ m.matrix,
+    "a learned matrix": lambda m, x: m.out(x) @ m.matrix,
     "cosines": lambda m, x: 10 * normalize(m.out(x)) @ normalize(m.matrix).t(),
     "fixed directions": lambda m, x: m.out(x) @ m.fixed,
     "fixed directions, of unit length": lambda m, x: normalize(m.out(x)) @ m.fixed,
-    "distances to learnt points": lambda m, x: -(m.out(x)[:, None] - m.matrix).square().sum(2),
+    "distances to learned points": lambda m, x: -(m.out(x)[:, None] - m.matrix).square().sum(2),
     "rows of two": lambda m, x: torch.cat((m.out(x)[:, :2], m.skip(x)[:, 2:]), 1),
 }
 
@@ -116,8 +116,8 @@ def test_outputs_of_no_single_layer(name: str, size: int) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("name", ["cosines", "a learnt matrix", "distances to learnt points"])
-def test_a_learnt_matrix_is_the_head_however_few_rows_there_are(name: str) -> None:
+@pytest.mark.parametrize("name", ["cosines", "a learned matrix", "distances to learned points"])
+def test_a_learned_matrix_is_the_head_however_few_rows_there_are(name: str) -> None:
     model = Finished(NONE[name], 2).eval()
     assert find_head_weight(model, coverable_weights(model), X) is None
 
@@ -139,11 +139,11 @@ def test_a_head_that_is_no_layer_is_named_and_everything_else_covered() -> None:
     model, y = Finished(NONE["cosines"]), torch.arange(2)
     for exclude, covered in ((("matrix",), {"body", "head"}), (("head",), {"body"})):
         learner = steppe.Learner(model, steppe.GPM(), exclude=exclude)
-        learnt = learner.learn(steppe.Task((X, y), head=range(2)))
-        assert set(learnt.diagnostics["ranks"]) == {f"{name}.weight" for name in covered}
+        result = learner.learn(steppe.Task((X, y), head=range(2)))
+        assert set(result.diagnostics["ranks"]) == {f"{name}.weight" for name in covered}
     model = Finished(NONE["a skip run last"])
-    learnt = steppe.Learner(model, steppe.GPM(), exclude=("head", "skip")).learn(steppe.Task((X, y), head=range(2)))
-    assert set(learnt.diagnostics["ranks"]) == {"body.weight"}
+    result = steppe.Learner(model, steppe.GPM(), exclude=("head", "skip")).learn(steppe.Task((X, y), head=range(2)))
+    assert set(result.diagnostics["ranks"]) == {"body.weight"}
 
 
 def test_layers_whose_calls_are_not_seen() -> None:
@@ -155,7 +155,7 @@ def test_layers_whose_calls_are_not_seen() -> None:
         find_covered_weights(Network(model), X, (), multi_head=True)
 
 
-def test_nothing_to_cover_is_said_with_heads_too() -> None:
+def test_nothing_to_cover_is_an_error_with_heads_too() -> None:
     class Table(nn.Module):
         def __init__(self) -> None:
             super().__init__()

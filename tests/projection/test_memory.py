@@ -206,10 +206,10 @@ def test_thresholds_that_come_to_1_fill_the_bases_with_noise_and_it_is_said(
     named = "threshold" if kind is steppe.FSDGPM else "thresholds"
     for step, rank in ((0.005, 6), (0.0, 2)):
         learner = steppe.Learner(nn.Linear(6, 2), kind.from_mapping({named: "0.99", "threshold_step": str(step)}))
-        learnt = [learner.learn(faint(task)) for task in range(4)]
-        assert [each.diagnostics["ranks"]["weight"]["rank"] for each in learnt[1:]] == [2, rank, rank]
-        told = [any("can no longer learn" in remark for remark in each.remarks) for each in learnt]
-        assert told == [False, False, step > 0, False]
+        results = [learner.learn(faint(task)) for task in range(4)]
+        assert [each.diagnostics["ranks"]["weight"]["rank"] for each in results[1:]] == [2, rank, rank]
+        remarked = [any("can no longer learn" in remark for remark in each.remarks) for each in results]
+        assert remarked == [False, False, step > 0, False]
 
 
 def closed_by_hand(memory: GradientMemory) -> set[str]:

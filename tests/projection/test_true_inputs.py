@@ -140,7 +140,7 @@ def data(layer: nn.Module, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def movement(build: Callable[[], nn.Module]) -> tuple[float, set[str], str]:
-    """By how much a first task's outputs move while a second one is learnt with λ = 1 and all directions kept; which
+    """By how much a first task's outputs move while a second one is learned with λ = 1 and all directions kept; which
     weights are covered, and what is warned of.
     """
     torch.manual_seed(0)
@@ -154,9 +154,9 @@ def movement(build: Callable[[], nn.Module]) -> tuple[float, set[str], str]:
         learner.learn(steppe.Task((old, y)), epochs=5)
     with torch.no_grad():
         before = model.eval()(old)
-        learnt = learner.learn(steppe.Task(new), epochs=20)
+        result = learner.learn(steppe.Task(new), epochs=20)
         moved = float((model.eval()(old) - before).abs().max())
-    return moved, set(learnt.diagnostics["ranks"]), " ".join(str(warning.message) for warning in found)
+    return moved, set(result.diagnostics["ranks"]), " ".join(str(warning.message) for warning in found)
 
 
 @pytest.mark.parametrize("name", TRUE)
@@ -172,7 +172,7 @@ def test_what_cannot_be_covered_is_named(name: str, monkeypatch: pytest.MonkeyPa
     moved, covered, warned = movement(FALSE[name])
     assert covered == {"3.weight"}
     assert "without protection: 0.weight" in warned
-    # And rightly so: taken for an ordinary layer, it would not keep what it has learnt.
+    # And rightly so: taken for an ordinary layer, it would not keep what it has learned.
     monkeypatch.setattr("steppe.projection.coverage.find_misread_weights", lambda *_: [])
     moved, covered, warned = movement(FALSE[name])
     assert covered == {"0.weight", "3.weight"}

@@ -174,10 +174,10 @@ def central_differences(function: Callable[[Tensor], float], at: Tensor, step: f
 def measures(r: list[list[float]]) -> dict[str, float]:
     """ACC, BWT, forgetting and learning accuracy from the lower triangle of R, term by term."""
     last = len(r) - 1
-    acc = learnt = bwt = forgetting = 0.0
+    acc = learned = bwt = forgetting = 0.0
     for j in range(last + 1):
         acc += r[last][j] / (last + 1)
-        learnt += r[j][j] / (last + 1)
+        learned += r[j][j] / (last + 1)
     for j in range(last):
         bwt += (r[last][j] - r[j][j]) / last
         best = r[j][j]
@@ -185,7 +185,7 @@ def measures(r: list[list[float]]) -> dict[str, float]:
             if r[i][j] > best:
                 best = r[i][j]
         forgetting += (best - r[last][j]) / last
-    return {"acc": acc, "bwt": bwt, "forgetting": forgetting, "learning_acc": learnt}
+    return {"acc": acc, "bwt": bwt, "forgetting": forgetting, "learning_acc": learned}
 
 
 def no_hooks(model: nn.Module) -> bool:

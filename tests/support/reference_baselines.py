@@ -300,10 +300,10 @@ def image_tasks(count: int, heads: bool = True) -> list[Task]:
     return tasks
 
 
-def learnt(
+def learn_tasks(
     name: str, changes: dict[str, Any], heads: bool = True, seed: int = 1, elsewhere: int = 0
 ) -> tuple[Learner, list[float]]:
-    """Three image tasks learnt in a row through the front door, and their accuracies; the network is always the same.
+    """Three image tasks learned in a row through the front door, and their accuracies; the network is always the same.
     So many random numbers are drawn elsewhere before each task.
     """
     torch.manual_seed(8)
@@ -322,7 +322,7 @@ def same_bits(name: str, changes: dict[str, Any]) -> bool:
     numbers, and another seed's do not.
     """
     one, two, other = (
-        learnt(name, changes, seed=seed, elsewhere=count)[0].model.state_dict()
+        learn_tasks(name, changes, seed=seed, elsewhere=count)[0].model.state_dict()
         for seed, count in ((1, 0), (1, 7), (2, 0))
     )
     equal = all(torch.equal(value, two[key]) for key, value in one.items())
