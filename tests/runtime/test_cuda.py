@@ -136,7 +136,7 @@ def test_a_model_moved_after_its_learner_was_made_is_refused() -> None:
     model = nn.Linear(2, 2)
     parameters = dict(model.named_parameters())
     check_unchanged(model, parameters, CPU)
-    with pytest.raises(ModelError, match="moved from .* to cpu after the learner was created"):
+    with pytest.raises(ModelError, match=r"moved from .* to cpu after the learner was created"):
         check_unchanged(model, parameters, CUDA)
 
 
