@@ -152,7 +152,7 @@ CONTRADICTIONS = {
     "a method the tasks do not suit": Row("run pmnist icarl", "needs its own classes"),
     "one such method of a study": Row("study pmnist er icarl --seeds 1", "needs its own classes"),
     "no CUDA": Row("run pmnist er --device cuda", "--device cpu"),
-    "patience without validation": Row("run pmnist er --set patience=3", "no validation data", 1),
+    "patience without validation": Row("run pmnist er --set patience=3", "needs validation data", 1),
 }
 CONFIGS = {
     "config missing": Row("run --config missing.toml", "missing.toml"),

@@ -203,7 +203,7 @@ def test_a_layer_replaced_between_tasks_is_refused() -> None:
     task = Task((torch.rand(20, 9), torch.arange(20) % 5))
     learner.learn(task)
     model[2] = nn.Linear(12, 5)
-    with pytest.raises(ModelError, match=r"weight '2.weight' was replaced after the learner was made"):
+    with pytest.raises(ModelError, match=r"weight '2.weight' was replaced after the learner was created"):
         learner.learn(task)
 
 

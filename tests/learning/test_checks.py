@@ -147,9 +147,9 @@ def test_a_prepare_that_gives_no_tensor_is_named(given: object) -> None:
 @pytest.mark.parametrize(
     ("augment", "says"),
     [
-        (lambda x: None, "gives NoneType for inputs of shape"),
-        (lambda x: x[:3], r"gives a tensor of shape \(3, 6\) for inputs of shape \(10, 6\)"),
-        (lambda x: x.sum(), r"gives a tensor of shape \(\) for"),
+        (lambda x: None, "returned NoneType for inputs of shape"),
+        (lambda x: x[:3], r"returned a tensor of shape \(3, 6\) for inputs of shape \(10, 6\)"),
+        (lambda x: x.sum(), r"returned a tensor of shape \(\) for"),
     ],
 )
 @pytest.mark.parametrize("together", [False, True])

@@ -52,7 +52,7 @@ def test_outputs_that_only_train_mode_has_are_named(name: str, form: str) -> Non
     model = Auxiliary(form)
     learner = Learner(model, METHODS[name], exclude=["inner.4"])
     before = [weight.detach().clone() for weight in model.parameters()]
-    with pytest.raises(ModelError, match=rf"in train mode, too, .* but gives a {form}: leave auxiliary outputs away"):
+    with pytest.raises(ModelError, match=rf"in train mode too, .* got a {form}; disable auxiliary outputs"):
         learner.learn(Task((X, Y), head=range(0, 2)))
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
     assert model.norm.num_batches_tracked <= 1  # to find out why leaves no trace

@@ -13,7 +13,7 @@ from steppe import ER, PMNIST, DataError, ICaRL, Learner, Task
 
 BYTES = torch.randint(0, 256, (40, 12), dtype=torch.uint8)
 Y = torch.arange(40) % 4
-REFUSED = r"are torch\.float32, those that were learnt from torch\.uint8, and only bytes are scaled .*: give both alike"
+REFUSED = r"are torch\.float32, but the model was trained on torch\.uint8, and only bytes are scaled .* the same type"
 
 
 def mlp() -> nn.Module:
@@ -38,9 +38,9 @@ def test_other_inputs_are_refused_when_it_is_tested_or_asked() -> None:
     learner = learnt()
     with pytest.raises(DataError, match=f"june: the test data {REFUSED}"):
         learner.evaluate(Task((BYTES, Y), (BYTES.float(), Y), name="june"))
-    with pytest.raises(DataError, match=f"the inputs to predict for {REFUSED}"):
+    with pytest.raises(DataError, match=f"the inputs to predict {REFUSED}"):
         learner.predict(BYTES.float())
-    with pytest.raises(DataError, match=r"are torch\.uint8, those that were learnt from torch\.float32"):
+    with pytest.raises(DataError, match=r"are torch\.uint8, but the model was trained on torch\.float32"):
         learnt(BYTES / 255).predict(BYTES)
 
 
@@ -62,12 +62,12 @@ def test_a_prepare_of_one_s_own_may_take_both() -> None:
 
 @pytest.mark.parametrize("given", [BYTES[0], BYTES[:, :5], BYTES[:, None], torch.tensor(3, dtype=torch.uint8)], ids=str)
 def test_shapes_that_the_model_does_not_take(given: Tensor) -> None:
-    with pytest.raises(DataError, match=r"inputs to predict for are of shape .* learnt from, of shape \(12,\) each"):
+    with pytest.raises(DataError, match=r"inputs to predict have shape .* trained on samples of shape \(12,\)"):
         learnt().predict(given)
 
 
 def test_a_test_of_another_shape_is_named() -> None:
-    with pytest.raises(DataError, match=r"june: the test data are of shape \(40, 5\), .* of shape \(12,\) each"):
+    with pytest.raises(DataError, match=r"june: the test data have shape \(40, 5\), .* samples of shape \(12,\)"):
         learnt().evaluate(Task((BYTES[:, :5], Y), (BYTES[:, :5], Y), name="june"))
 
 
@@ -89,7 +89,7 @@ def test_no_class_is_named_for_what_is_no_number() -> None:
     learner = learnt(BYTES / 255)
     x = torch.rand(3, 12)
     x[1, 2] = torch.nan
-    with pytest.raises(DataError, match="inputs to predict for is no number"):
+    with pytest.raises(DataError, match="inputs to predict is NaN"):
         learner.predict(x)
 
 

@@ -301,7 +301,9 @@ def test_weights_that_would_not_be_learnt(change: str) -> None:
         model.append(nn.Linear(4, 4))  # type: ignore[operator]
     else:
         first.requires_grad_(True)
-    with pytest.raises(ModelError, match="was added or unfrozen after the learner was made, and would not be learnt"):
+    with pytest.raises(
+        ModelError, match="was added or unfrozen after the learner was created, and would not be trained"
+    ):
         learner.learn(Task((X, Y)))
 
 
@@ -315,15 +317,15 @@ def test_weights_that_would_not_be_learnt(change: str) -> None:
         (lambda: ER(buffer=0), "buffer = 0"),
         (lambda: Finetune(lr=float("nan")), "lr = nan"),
         (lambda: Finetune(momentum=1.0), "momentum = 1.0 .*below 1"),
-        (lambda: Learner(mlp(), ER).learn(Task((X, Y))), "method is"),  # type: ignore[arg-type]
-        (lambda: Learner("mlp", ER()), "the model is a str"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER).learn(Task((X, Y))), "method must be a method's settings"),  # type: ignore[arg-type]
+        (lambda: Learner("mlp", ER()), "model must be a torch.nn.Module, got str"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER(), seed=1.5), r"seed = 1\.5"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER(), device="banana"), "unknown device 'banana'"),
-        (lambda: Learner(mlp(), ER(), input_transform=5), "prepare is 5"),  # type: ignore[arg-type]
-        (lambda: Learner(mlp(), ER(), exclude="head"), "exclude is 'head': give a list"),
-        (lambda: Learner(mlp(), ER()).learn(5), "a int is given as a task"),  # type: ignore[arg-type]
-        (lambda: Learner(mlp(), ER()).learn(None), "a NoneType is given as a task"),  # type: ignore[arg-type]
-        (lambda: Learner(mlp(), ER()).evaluate("ab"), "a str is given as a task"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER(), input_transform=5), "input_transform must be a function, got 5"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER(), exclude="head"), "exclude must be a list of names, such as .*, got 'head'"),
+        (lambda: Learner(mlp(), ER()).learn(5), r"expected a steppe\.Task, got int"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER()).learn(None), r"expected a steppe\.Task, got NoneType"),  # type: ignore[arg-type]
+        (lambda: Learner(mlp(), ER()).evaluate("ab"), r"expected a steppe\.Task, got str"),  # type: ignore[arg-type]
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), epochs=0), "epochs = 0"),
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), batch_size=0), "batch_size = 0"),
         (lambda: Learner(mlp(), ER()).learn(Task((X, Y)), updates_per_batch=-1), "updates_per_batch = -1"),
@@ -374,7 +376,7 @@ class Breaking(nn.Module):
 def test_a_loss_that_is_no_number_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
     """40 samples in batches of 10, two glances each: 8 updates an epoch, one forward an update."""
     learner = Learner(Breaking(at), Finetune())
-    with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update}:"):
+    with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update};"):
         learner.learn(Task((X, Y), name="digits"), epochs=3, updates_per_batch=2)
 
 

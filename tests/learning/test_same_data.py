@@ -39,15 +39,15 @@ def changed(at: int) -> Tensor:
 
 
 OTHERS: dict[str, tuple[Callable[[], Task | list[Task]], str]] = {
-    "inputs": (lambda: Task((X.flip(0), Y), head=range(2)), "'task' has other training samples now"),
+    "inputs": (lambda: Task((X.flip(0), Y), head=range(2)), "'task' now has other training samples"),
     "the first input": (lambda: Task((torch.cat([X[1:2], X[1:]]), Y), head=range(2)), "other training samples"),
     "the last input": (lambda: Task((torch.cat([X[:-1], X[:1]]), Y), head=range(2)), "other training samples"),
-    "a label": (lambda: Task((X, changed(17)), head=range(2)), "'task' has other training samples now"),
+    "a label": (lambda: Task((X, changed(17)), head=range(2)), "'task' now has other training samples"),
     "bytes": (lambda: Task((X.to(torch.uint8), Y), head=range(2)), "other training samples"),
-    "fewer": (lambda: Task((X[:30], Y[:30]), head=range(2)), "'task' has 30 training samples now instead of 40"),
+    "fewer": (lambda: Task((X[:30], Y[:30]), head=range(2)), "'task' now has 30 training samples instead of 40"),
     "a smaller dataset": (lambda: Task(TensorDataset(X[:30], Y[:30]), head=range(2)), "30 training samples"),
-    "a head": (lambda: Task((X, Y), head=range(3)), r"'task' has the head range\(0, 3\) now instead of range\(0, 2\)"),
-    "no head": (lambda: Task((X, Y)), r"'task' has the head None now instead of range\(0, 2\)"),
+    "a head": (lambda: Task((X, Y), head=range(3)), r"'task' now has the head range\(0, 3\) instead of range\(0, 2\)"),
+    "no head": (lambda: Task((X, Y)), r"'task' now has the head None instead of range\(0, 2\)"),
 }
 
 
@@ -58,7 +58,7 @@ def test_other_data_of_the_same_name_is_not_gone_on_with(case: str, tmp_path: Pa
     make, message = OTHERS[case]
     other = steppe.load(tmp_path / "file", nn.Linear(6, 4))
     before = weights(other.model)
-    with pytest.raises(UsageError, match=f"saved in the middle of 'task', and .*{message}"):
+    with pytest.raises(UsageError, match=f"saved in the middle of 'task', but .*{message}"):
         other.learn(make(), epochs=2)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(other.model).items())
     assert other.has_pending_task
@@ -67,8 +67,8 @@ def test_other_data_of_the_same_name_is_not_gone_on_with(case: str, tmp_path: Pa
 def test_other_tasks_between_the_first_and_the_last_are_not_gone_on_with(tmp_path: Path) -> None:
     first, second, third = (Task((X, part), name=name) for part, name in ((Y, "a"), (changed(3), "b"), (Y, "c")))
     one = broken_off(tmp_path / "file", [first, second, third])
-    for given, says in (([first, third], "2 tasks are given instead of 3"), ([first] * 2 + [third], "'a' has other")):
-        with pytest.raises(UsageError, match=f"in the middle of 'a to c, together', and {says}"):
+    for given, says in (([first, third], "got 2 tasks instead of 3"), ([first] * 2 + [third], "'a' now has other")):
+        with pytest.raises(UsageError, match=f"in the middle of 'a to c, together', but {says}"):
             steppe.load(tmp_path / "file", nn.Linear(6, 4)).learn(given, epochs=2)
     other = steppe.load(tmp_path / "file", nn.Linear(6, 4))
     other.learn([first, second, third], epochs=2)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import steppe
 from steppe.errors import DataError
 from steppe.landscape.profile import CHUNK, split_batch
-from steppe.learning.checks import probe_inputs
+from steppe.learning.task_checks import probe_inputs
 from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.tensors.batch import Batch

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import steppe.benchmarks
 import steppe.methods  # noqa: F401 - both register their classes
 from steppe.errors import UsageError, unknown_name
 from steppe.registry import find_benchmark

@@ -1,6 +1,6 @@
-"""Test accuracies. Tasks that see the same samples, each in its own order of their numbers, are tested together.
+"""Test accuracy and predictions. Tasks with the same samples, each in its own order of pixels, are tested together.
 
-Where a network begins with a linear layer, the columns of its weight can be put in order instead of the samples
+Where a network begins with a linear layer, the columns of its weight can be permuted instead of the samples
 (X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once for all, and one product serves many.
 """
 
@@ -31,7 +31,7 @@ _AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that ar
 
 
 class _Test(NamedTuple):
-    """A task that sees samples in an order of their numbers, and its place among the tasks."""
+    """A task with permuted samples, and its place among the tasks."""
 
     place: int
     task: Task
@@ -40,8 +40,9 @@ class _Test(NamedTuple):
 
 
 def accuracies(tasks: Sequence[Task], network: Network, method: Method | None, kind: Kind | None) -> list[float]:
-    """Test accuracy on each task, in percent, within its head; to be called in eval mode and without gradients. `kind`
-    is that of the inputs that were learnt from.
+    """Return the test accuracy on each task, in percent, within its head.
+
+    Call it in eval mode and without gradients. `kind` is that of the inputs trained on.
     """
     found: dict[int, float] = {}
     chain = _quick_chain(network, method)
@@ -54,12 +55,12 @@ def accuracies(tasks: Sequence[Task], network: Network, method: Method | None, k
 
 
 def predicted(scores: Tensor, head: range | None) -> Tensor:
-    """The output row with the highest score, within the head if there is one."""
+    """Return the class with the highest score, within the head if there is one."""
     return _best(scores, head).places
 
 
 class _Best(NamedTuple):
-    """The highest score of each sample, and the output row that it is in; a NaN counts as the highest."""
+    """The highest score of each sample, and the class it belongs to; NaN counts as the highest."""
 
     values: Tensor
     places: Tensor
@@ -73,7 +74,7 @@ def _best(scores: Tensor, head: range | None) -> _Best:
 
 
 class _Count:
-    """How many samples of a task are right. What is counted stays on the device until somebody asks."""
+    """Counts correct predictions on a task; the count stays on the device until it is needed."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._task = task
@@ -82,7 +83,7 @@ class _Count:
         self._total = 0
 
     def add(self, scores: Tensor, y: Tensor) -> None:
-        """A batch's scores and labels."""
+        """Count a batch."""
         best = _best(scores, self._task.head)
         self._right += (best.places == y).sum()
         self._total += len(y)
@@ -90,17 +91,21 @@ class _Count:
             self._highest.append(best.values.max())  # NaN if any is
 
     def percent(self) -> float:
-        """The accuracy; refused where there are outputs that are no numbers, for no row of those is the highest."""
+        """Return the accuracy.
+
+        Raises:
+            DivergedError: An output is NaN.
+        """
         if self._highest and bool(torch.stack(self._highest).isnan().any()):
             raise DivergedError(
-                f"{self._task.name}: the model's output on some of the test data is no number (NaN), and predicts "
-                "nothing: check the data and `input_transform`, or lower the step size (lr, ascent_lr) and learn anew."
+                f"{self._task.name}: the model's output on some of the test data is NaN; check the data and "
+                "`input_transform`, or lower the learning rate (lr, ascent_lr) and learn again."
             )
         return 100.0 * int(self._right) / self._total
 
 
 def as_inputs(given: object) -> Tensor:
-    """Stored inputs to predict for, as a dense tensor."""
+    """Return stored inputs as a dense tensor."""
     with _blamed():
         x = as_tensor(given)
         check_dense(x)
@@ -108,14 +113,14 @@ def as_inputs(given: object) -> Tensor:
 
 
 def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
-    """The output row predicted for each of any number of stored inputs; in eval mode and without gradients, too."""
+    """Return the class predicted for each stored input; call it in eval mode and without gradients."""
     found = []
-    for part in torch.split(x, eval_batch_size(network.model, len(x), BATCH)) if x.ndim else [x]:  # which is refused
+    for part in torch.split(x, eval_batch_size(network.model, len(x), BATCH)) if x.ndim else [x]:
         with _blamed():
             compared = scores(part, network, method, kind)
         check_head(head, compared.shape[1])
         if bool(compared.isnan().any()):
-            raise DataError("the model's output on some of the inputs to predict for is no number (NaN): look at them.")
+            raise DataError("the model's output on some of the inputs to predict is NaN; check them.")
         found.append(predicted(compared, head))
         yield_point()
     return torch.cat(found).to(x.device)
@@ -123,23 +128,24 @@ def predictions(x: Tensor, head: range | None, network: Network, method: Method 
 
 @contextmanager
 def _blamed() -> Iterator[None]:
-    """Errors of the data inside tell what it is."""
+    """Errors in the data inside say what it is."""
     try:
         yield
     except DataError as error:
-        raise DataError(f"the inputs to predict for {error}") from error
+        raise DataError(f"the inputs to predict {error}") from error
 
 
 def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
-    """What prediction compares, from stored inputs; those of another kind than was learnt from are refused, unless the
-    model takes another size of them.
+    """Return the scores that prediction compares, for stored inputs.
+
+    Raises:
+        DataError: They are of another kind than those trained on, and the model does not accept them.
     """
     if kind is None:
         return _compared(x, network, method)
     check_scaled_alike(x, kind, network)
     unlike = DataError(
-        f"are of shape {tuple(x.shape)}, which the model does not take: give them as those that it learnt from, of "
-        f"shape {kind[0]} each."
+        f"have shape {tuple(x.shape)}, which the model does not accept; it was trained on samples of shape {kind[0]}."
     )
     if x.ndim != len(kind[0]) + 1:
         raise unlike
@@ -149,10 +155,7 @@ def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None
         if x.shape[1:] != kind[0]:
             raise unlike from error
         if x.dtype != kind[1]:
-            raise DataError(
-                f"are of type {x.dtype}, which the model does not take: give them as those that it learnt from, "
-                f"{kind[1]}."
-            ) from error
+            raise DataError(f"are {x.dtype}, which the model does not accept; it was trained on {kind[1]}.") from error
         raise
 
 
@@ -163,7 +166,7 @@ def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
 
 def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None) -> float:
     if task.test is None:
-        raise DataError(f"{task.name}: there is no test data; give the task test=(inputs, labels).")
+        raise DataError(f"{task.name}: there is no test data; create the task with test=(inputs, labels).")
     count = _Count(task, network.device)
     for x, y in _test_batches(task, network):
         with task.error_context("test"):
@@ -190,14 +193,14 @@ def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
 
 
 def _check(task: Task, y: Tensor, outputs: int) -> None:
-    """Refuse a head that the model does not have, and labels that the head does not: nothing could be right."""
+    """Raise DataError for a head that the model does not have, and for labels outside the head."""
     task.check_head(outputs)
     with task.error_context("test"):
         task.check_labels(y, outputs)
 
 
 def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None) -> dict[int, float]:
-    """Accuracies, by place, on tasks that see the same samples."""
+    """Accuracies on tasks with the same samples, by place."""
     x, count = tests[0].samples.x, len(tests[0].samples)
     if kind is not None:
         with tests[0].task.error_context("test"):
@@ -217,9 +220,7 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
 
 
 def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
-    """The network as a chain of linear layers, if orders of numbers make no difference to anything before it and its
-    outputs are what prediction compares.
-    """
+    """The network as a chain of linear layers, if inputs are prepared elementwise and its outputs are the scores."""
     chain = network.chain
     if chain is None or not network.inputs.is_elementwise or not chain.untouched:
         return None
@@ -227,13 +228,13 @@ def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
 
 
 def _by_samples(tasks: Sequence[Task]) -> list[list[_Test]]:
-    """The tasks that see samples in an order of their numbers, those of the same samples together."""
+    """The tasks with permuted samples, grouped by their samples."""
     found: dict[object, list[_Test]] = {}
     for place, task in enumerate(tasks):
         test = task.test
         if (
             type(test) is TensorSamples and type(test.view) is PixelPermutation and test.x.ndim == 2
-        ):  # no kind of a user's own
+        ):  # not a user's subclass
             same = test.x.data_ptr(), test.x.shape, test.x.stride(), test.x.dtype, test.x.device
             found.setdefault(same, []).append(_Test(place, task, test, test.view.order))
     return list(found.values())

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: small records that a display, a log or another process can take."""
+"""Progress of a run as small records, for a display, a log or another process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The tasks are there and learning begins."""
+    """The tasks are loaded and learning begins."""
 
     tasks: int
     batches: int
     remarks: list[str] = field(default_factory=list)
     batches_before: int = 0
-    """How many of them were done before the run was resumed, counting whole epochs only."""
+    """How many of them were done before the run was resumed, in whole epochs."""
     ends: list[int] = field(default_factory=list)
-    """How many are done, or no longer to come, when each task has ended."""
+    """How many are done, or will not come, when each task has ended."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Some batches further within an epoch."""
+    """Progress within an epoch, reported a few times per second.
+
+    Attributes:
+        task: The number of the task, from 0.
+        epoch: The number of the epoch, from 0.
+        epochs: The most epochs there can be.
+        batch: Batches done in this epoch.
+        batches: Batches per epoch.
+        loss: Mean training loss since the last report.
+    """
 
     task: int
     epoch: int
@@ -34,7 +43,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """One epoch of a task is done."""
+    """An epoch of a task is done.
+
+    Attributes:
+        task: The number of the task, from 0.
+        name: Its name.
+        epoch: The number of the epoch, from 0.
+        batches: Batches per epoch.
+        loss: Mean training loss over the epoch.
+        updates: Updates since the task began.
+        seconds: How long the epoch took.
+        validation_loss: With `patience`.
+        lr: The learning rate after the epoch, if validation has lowered it.
+    """
 
     task: int
     name: str
@@ -45,12 +66,11 @@ class EpochEnded:
     seconds: float
     validation_loss: float | None = None
     lr: float | None = None
-    """The step size after the epoch, where validation has cut it."""
 
 
 @dataclass(frozen=True)
 class TaskEnded:
-    """A task is learnt and all tasks seen so far are tested."""
+    """A task is learned and all tasks so far are evaluated."""
 
     task: int
     name: str
@@ -61,7 +81,7 @@ class TaskEnded:
     remarks: list[str] = field(default_factory=list)
     method: dict[str, Any] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
-    """The processor's seconds by kind, where all of them were recorded."""
+    """CPU seconds by kind, where all of them were recorded."""
 
 
 Event = RunStarted | Progress | EpochEnded | TaskEnded
@@ -69,4 +89,4 @@ Callback = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Watch nothing."""
+    """The callback that does nothing."""

@@ -1,4 +1,4 @@
-"""The kind of inputs that a learner learns from, and which others are not meant."""
+"""The kind of inputs that a learner is trained on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from steppe.errors import DataError
 from steppe.network.network import Network
 
 Kind = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a task's inputs."""
+"""Shape of a sample and type of a task's inputs."""
 
 
 def check_scaled_alike(x: Tensor, kind: Kind, network: Network) -> None:
-    """Refuse bytes where numbers were learnt from, or the reverse, if bytes are scaled by us."""
+    """Raise DataError if only one of the inputs and the kind trained on is bytes, and bytes are scaled by default."""
     if (x.dtype == torch.uint8) != (kind[1] == torch.uint8) and network.inputs.scales_bytes:
         raise DataError(
-            f"are {x.dtype}, those that were learnt from {kind[1]}, and only bytes are scaled to 0…1: give both alike."
+            f"are {x.dtype}, but the model was trained on {kind[1]}, and only bytes are scaled to 0…1; "
+            "use the same type."
         )

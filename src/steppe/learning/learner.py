@@ -14,24 +14,20 @@ from steppe.checkpoint.tree import State
 from steppe.data.task import Task, check_head
 from steppe.errors import ModelError, UsageError
 from steppe.learning.checks import (
-    as_task_list,
     check_finite,
     check_frozen_eval_layers,
-    check_last_batch,
     check_precision,
-    check_same_task,
     check_unchanged,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
-    probe_inputs,
-    validate_task,
 )
 from steppe.learning.evaluation import BATCH, accuracies, as_inputs, predictions
 from steppe.learning.events import Callback, ignore
 from steppe.learning.learner_state import LearnerState, UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
+from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.network.eval_batches import min_eval_batch

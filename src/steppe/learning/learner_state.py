@@ -15,10 +15,8 @@ from steppe.errors import DivergedError, UsageError, one_line
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
-    check_loop_state,
     check_state_matches,
     check_trainable,
-    diagnose,
     has_extra_state,
     validate_exclude,
     validate_head,
@@ -26,6 +24,7 @@ from steppe.learning.checks import (
 from steppe.learning.events import Callback, Event
 from steppe.learning.input_kind import Kind
 from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase
+from steppe.learning.task_checks import check_loop_state, diagnose
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig

@@ -1,6 +1,4 @@
-"""One task: epochs over its samples, glances at each batch, step sizes cut and the best weights kept by validation;
-losses watched for anything that is not a number.
-"""
+"""The training loop of one task: epochs, updates on each batch, validation, and a check that losses are finite."""
 
 from __future__ import annotations
 
@@ -27,13 +25,20 @@ from steppe.runtime.signals import signals_unblocked
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
 
-_REPORT_EVERY = 0.2  # seconds between looks at the losses: each look waits for the device
+_REPORT_EVERY = 0.2  # seconds between reports: each waits for the device
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What learning one task took and left: updates, seconds by kind, bytes held, remarks, the method's record, and the
-    processor's seconds by kind, where all of them were recorded.
+    """What learning a task took.
+
+    Attributes:
+        updates: How many updates were made.
+        seconds: Wall-clock seconds by kind: "train" for updates, "memory" for the end of the task.
+        bytes: Memory that the method holds, by kind.
+        remarks: What the user should know, such as a weight that can no longer learn.
+        diagnostics: What the method records, such as the ranks of its bases.
+        cpu_seconds: CPU seconds by kind; empty if the task was resumed from a file that does not hold them.
     """
 
     updates: int
@@ -45,10 +50,10 @@ class TaskResult:
 
 
 class TrainingLoop:
-    """One task, or several together, being learnt by a method. Where it has got to can be taken as a state between any
-    two batches, which is when `callback` is called, and learning goes on from there as if nothing had been.
+    """Trains a method on one task, or on several together.
 
-    With `patience` the weights and buffers of the epoch with the lowest validation loss are those left in the end.
+    Its state can be saved between any two batches, which is when `callback` is called; resumed from it, training gives
+    the same bits. With `patience` the weights and buffers of the epoch with the lowest validation loss are kept.
     """
 
     def __init__(
@@ -74,21 +79,21 @@ class TrainingLoop:
 
     @property
     def name(self) -> str:
-        """What is being learnt."""
+        """The name of the task."""
         return self._group.name
 
     @property
     def time(self) -> Elapsed:
-        """How long it has taken, breaks left out."""
+        """The time it has taken, without interruptions."""
         return self._clock.elapsed
 
     @property
     def best(self) -> Mapping[str, Tensor]:
-        """The weights and buffers that validation has found the best so far; none where it does not decide."""
+        """The best weights and buffers so far; empty without validation."""
         return {} if self._validation is None else self._validation.best
 
     def run(self) -> None:
-        """Learn to the end."""
+        """Train until the task is done."""
         while not self._over:
             self._one_epoch()
         if self._validation is not None:
@@ -99,9 +104,9 @@ class TrainingLoop:
         count = group.count_batches(training.batch_size)
         reported = time.perf_counter()
         batches = self._rest_of_epoch()
-        while (batch := _fetched(batches)) is not None:
+        while (batch := _fetch(batches)) is not None:
             for _ in range(training.updates_per_batch):
-                losses.add(_observed(self._method, batch, group.name, losses.place))
+                losses.add(_observe(self._method, batch, group.name, losses.place))
             if self._epoch == 0:
                 self._method.after_batch(batch)
             self.updates += training.updates_per_batch
@@ -112,7 +117,7 @@ class TrainingLoop:
                 reported = now
                 self._callback(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
         if self.updates == 0:
-            raise DataError(f"{group.name}: the training data gave no batch (a DataLoader that drops its last?).")
+            raise DataError(f"{group.name}: the training data gave no batch (a DataLoader with drop_last=True?).")
         losses.settle()
         goes_on = self._validation is None or self._validation.should_continue()
         self._over = not goes_on or self._epoch + 1 == training.epochs
@@ -125,9 +130,7 @@ class TrainingLoop:
         self._callback(EpochEnded(*ended, *judged))
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
-        """The epoch's batches from where it stands: in the order that was drawn when it began, while everything drawn
-        since goes on from where it is.
-        """
+        """The epoch's remaining batches, in the order drawn when it began; all other streams stay where they are."""
         now = self._streams.state_dict()
         if self._batch:
             self._streams.load_state_dict(self._streams_before)
@@ -140,7 +143,7 @@ class TrainingLoop:
         return batches
 
     def state_dict(self) -> State:
-        """Where it has got to."""
+        """Return the progress."""
         self._losses.settle()
         spent = self.time
         return {
@@ -159,7 +162,7 @@ class TrainingLoop:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from there; the state must be one of the same task and training."""
+        """Restore the progress of the same task and training."""
         self._epoch, self._batch, self.updates, self._over = (
             state[name] for name in ("epoch", "batch", "updates", "over")
         )
@@ -169,14 +172,14 @@ class TrainingLoop:
         if self._validation is not None:
             self._validation.load_state_dict(state["validation"])
         before, self._seconds_before = state["seconds"]
-        self._clock = Stopwatch(Elapsed(before, state.get("cpu_seconds")))  # older states do not say
+        self._clock = Stopwatch(Elapsed(before, state.get("cpu_seconds")))  # older states have no such entry
 
 
 class Validation:
-    """What validation decides after each epoch: which weights are the best, when to cut the step sizes, when to stop.
+    """Decides after each epoch which weights are the best, when to lower the learning rates, and when to stop.
 
-    A strictly lower validation loss is better. After `patience` epochs in a row that were not, the step sizes are
-    divided; if that makes them less than `lr_min`, the task is over. Better or not, learning goes on from where it is.
+    After `patience` epochs in a row without a strictly lower validation loss the learning rates are divided; if that
+    makes them less than `lr_min`, the task is over. Training always continues from the current weights.
     """
 
     def __init__(
@@ -193,11 +196,11 @@ class Validation:
         self._left = training.patience
 
     def should_continue(self) -> bool:
-        """Judge the epoch that has just ended; False when the task is over."""
+        """Validate after an epoch; False when the task is over."""
         self.loss = self._group.validation_loss(self._network, self._outputs)
         if not math.isfinite(self.loss):
             raise DivergedError(
-                f"the validation loss of {self._group.name!r} became {self.loss}: lower the step size "
+                f"the validation loss of {self._group.name!r} became {self.loss}; lower the learning rate "
                 "(lr, ascent_lr) or check the data."
             )
         if self.loss < self._lowest:
@@ -213,11 +216,11 @@ class Validation:
         return self.lr >= self._training.lr_min
 
     def restore_best(self) -> None:
-        """Return to the best weights and buffers."""
+        """Restore the best weights and buffers."""
         self._network.restore(self.best)
 
     def state_dict(self) -> State:
-        """What has been decided so far."""
+        """Return what has been decided so far."""
         return {
             "best": self._lowest,
             "best_state": self.best,
@@ -227,18 +230,18 @@ class Validation:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """The same decisions again; the method's step sizes are the learner's business."""
+        """Restore the decisions; the learner restores the method's learning rates."""
         self._lowest, self.best = state["best"], state["best_state"]
         self._left, self.lr, self.lr_decays = state["left"], state["lr"], state["cuts"]
 
 
-def _fetched(batches: Iterator[Batch]) -> Batch | None:
-    """The next batch, whose reading is the user's own affair: a signal is handled at once."""
+def _fetch(batches: Iterator[Batch]) -> Batch | None:
+    """The next batch. Its reading may run user code, so a signal is handled at once."""
     with signals_unblocked():
         return next(batches, None)
 
 
-def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
+def _observe(method: Method, batch: Batch, name: str, place: str) -> Tensor:
     try:
         return method.observe(batch)
     except DivergedError as error:
@@ -250,17 +253,17 @@ def _observed(method: Method, batch: Batch, name: str, place: str) -> Tensor:
 
 
 class _Losses:
-    """The losses of an epoch, left on their device until somebody looks."""
+    """The losses of an epoch, left on their device until they are needed."""
 
     def __init__(self, name: str, epoch: int, updates_before: int) -> None:
         self._name, self._epoch, self._before = name, epoch, updates_before
         self._pending: list[Tensor] = []
         self._seen: list[float] = []
-        self._latest = 0  # how many came in when somebody last looked
+        self._latest = 0  # how many were new at the last `settle`
 
     @property
     def place(self) -> str:
-        """Where the next loss belongs."""
+        """Task, epoch and number of the next update."""
         return self._named(len(self._seen) + len(self._pending))
 
     def _named(self, number: int) -> str:
@@ -270,13 +273,13 @@ class _Losses:
         self._pending.append(loss)
 
     def settle(self) -> float:
-        """Read what has come in, refuse what is not finite, and give the mean of the latest."""
+        """Read the pending losses, check that they are finite, and return their mean."""
         if self._pending:
             values = torch.stack(self._pending).double().cpu().tolist()
             for number, value in enumerate(values, start=len(self._seen)):
                 if not math.isfinite(value):
                     raise DivergedError(
-                        f"the loss became {value} in {self._named(number)}: lower the step size (lr, ascent_lr) or "
+                        f"the loss became {value} in {self._named(number)}; lower the learning rate (lr, ascent_lr) or "
                         "check the data."
                     )
             self._seen += values
@@ -287,7 +290,7 @@ class _Losses:
 
     @property
     def mean(self) -> float:
-        """Over the epoch, the same however often somebody looked."""
+        """The mean over the epoch, however often `settle` was called."""
         return math.fsum(self._seen) / max(len(self._seen), 1)
 
     def state_dict(self) -> State:

@@ -1,4 +1,4 @@
-"""ACC, BWT and their kin from the accuracy matrix R, R[i][j] = test accuracy on task j after task i (percent)."""
+"""ACC, BWT and other measures from the accuracy matrix R, R[i][j] = test accuracy on task j after task i (percent)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from steppe.errors import DataError
 
 
 class AccuracyMatrix:
-    """The lower triangle of R, grown by a row after each task.
+    """The lower triangle of R, with a row appended after each task.
 
-    Tasks learnt together leave rows out: `append(row, learnt=3)` tells that three tasks came at once, so only the row
-    after the last of them exists, and measures that need the others are None.
+    Tasks learned together skip rows: `append(row, learnt=3)` stands for three tasks, of which only the row after the
+    last exists. Measures that need the others are None.
 
-    For forward transfer two more are filled in: `untrained`, the untrained network's accuracy on every task, and
-    `ahead`, that on each task but the first just before it is learnt.
+    Args:
+        rows: Rows to begin with.
+
+    Attributes:
+        rows: The rows so far; None for those that were skipped.
+        untrained: The untrained network's accuracy on every task; fill it in for forward transfer.
+        ahead: The accuracy on each task but the first just before it is learned; likewise.
+
+    Example:
+        >>> matrix = AccuracyMatrix([[90.0], [80.0, 95.0]])
+        >>> matrix.acc, matrix.bwt
+        (87.5, -10.0)
     """
 
     def __init__(self, rows: Sequence[Sequence[float]] = ()) -> None:
@@ -25,13 +35,22 @@ class AccuracyMatrix:
             self.append(row)
 
     def append(self, row: Sequence[float], learnt: int = 1) -> None:
-        """The accuracies on every task seen so far, after one more task, or after several learnt together."""
+        """Append a row.
+
+        Args:
+            row: The accuracy on every task so far.
+            learnt: How many tasks were learned since the last row.
+
+        Raises:
+            DataError: The row has another length than there are tasks.
+        """
         if learnt < 1:
-            raise DataError(f"learnt = {learnt}: a row comes after at least one more task.")
+            raise DataError(f"learnt = {learnt} must be at least 1.")
         place = len(self.rows) + learnt
         if len(row) != place:
             raise DataError(
-                f"row {place} of the accuracy matrix has {len(row)} entries: give it one for each of the {place} tasks."
+                f"row {place} of the accuracy matrix has {len(row)} entries; "
+                f"it needs one for each of the {place} tasks."
             )
         values = [float(value) for value in row]  # before anything is appended: it may fail
         self.rows += [*[None] * (learnt - 1), values]
@@ -43,7 +62,7 @@ class AccuracyMatrix:
     def last(self) -> list[float]:
         """The accuracies after the last task."""
         if not self.rows or self.rows[-1] is None:
-            raise DataError("the accuracy matrix is empty: append a row first.")
+            raise DataError("the accuracy matrix is empty; append a row first.")
         return self.rows[-1]
 
     @property
@@ -59,7 +78,7 @@ class AccuracyMatrix:
 
     @property
     def learning_acc(self) -> float | None:
-        """Mean accuracy on each task just after it was learnt."""
+        """Mean accuracy on each task just after it was learned."""
         rows = self._complete()
         return None if rows is None else _mean([row[-1] for row in rows])
 
@@ -82,7 +101,7 @@ class AccuracyMatrix:
         return _mean([before - chance for before, chance in zip(self.ahead, self.untrained[1:], strict=True)])
 
     def square(self) -> list[list[float | None]]:
-        """R as a square with None above the diagonal and in rows left out."""
+        """Return R as a square, with None above the diagonal and in skipped rows."""
         size = len(self.rows)
         return [[None] * size if row is None else [*row, *[None] * (size - len(row))] for row in self.rows]
 

@@ -1,4 +1,4 @@
-"""What is learnt at one go: one task, or several shuffled together, as a stream of batches."""
+"""Tasks that are learned together, usually one, as a stream of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from steppe.tensors.batch import Batch
 
 
 class TaskGroup:
-    """Tasks that are learnt together; `first` is the place of the first of them in the order of learning."""
+    """Tasks that are learned together, shuffled.
+
+    Args:
+        tasks: The tasks.
+        first: The number of the first of them among all tasks of the learner, from 0.
+    """
 
     def __init__(self, tasks: Sequence[Task], first: int) -> None:
         self.tasks, self.first = list(tasks), first
@@ -34,11 +39,11 @@ class TaskGroup:
 
     @cached_property
     def described(self) -> list[State]:
-        """What tells each task from another of its name, as far as that can be had without reading the data."""
+        """What distinguishes each task from another of the same name, without reading its data."""
         return [{"head": task.head, "samples": len(task.train), "digest": task.train.digest()} for task in self.tasks]
 
     def count_batches(self, size: int) -> int:
-        """How many batches one pass takes."""
+        """Return the number of batches per epoch."""
         if len(self.tasks) == 1:
             with self.tasks[0].error_context("training"):
                 return self.tasks[0].train.count_batches(size)
@@ -47,8 +52,17 @@ class TaskGroup:
     def batches(
         self, size: int, streams: Streams, outputs: int, device: torch.device, skip: int = 0
     ) -> Iterator[Batch]:
-        """Every sample once, on the device, in batches of all tasks mixed, augmented where a task says how; labels
-        outside a task's head are refused. The order is drawn at once; the first `skip` batches are passed over.
+        """Yield every sample once, in batches of all tasks mixed, augmented, on the device.
+
+        Args:
+            size: Samples per batch.
+            streams: The learner's random streams; the order is drawn at once.
+            outputs: How many outputs the model has.
+            device: The device of the model.
+            skip: How many batches to leave out at the beginning.
+
+        Raises:
+            DataError: A label is outside its task's head.
         """
         order = streams.generator("order")
         if len(self.tasks) > 1:
@@ -84,26 +98,26 @@ class TaskGroup:
         """Samples of one task as a batch."""
         task = self.tasks[number]
         x, y = pair
-        if not isinstance(task.train, TensorSamples):  # whose labels were all looked at before
+        if not isinstance(task.train, TensorSamples):  # the labels of tensors were all checked before
             with task.error_context("training"):
                 task.check_labels(y, outputs)
         x, y = to_device(x, device), to_device(y, device)
         if task.augment is not None:
-            x = _varied(task, x, streams.generator("augmentation"))
+            x = _augment(task, x, streams.generator("augmentation"))
         return Batch(x, y, torch.full_like(y, self.first + number))
 
     def require_validation(self) -> None:
-        """Refuse tasks without validation data."""
+        """Raise DataError for a task without validation data."""
         for task in self.tasks:
             if task.val is None:
                 raise DataError(
-                    f"{task.name}: there is no validation data, which `patience` needs: give the task "
-                    "val=(inputs, labels), or train with patience=0."
+                    f"{task.name}: `patience` needs validation data; create the task with "
+                    "val=(inputs, labels), or use patience=0."
                 )
 
     @torch.no_grad()
     def validation_loss(self, network: Network, outputs: int, size: int = 1024) -> float:
-        """Mean cross-entropy over the tasks' validation data, in eval mode, each sample on its own head."""
+        """Return the mean cross-entropy over the tasks' validation data, in eval mode, each sample on its own head."""
         total, count = torch.zeros((), dtype=torch.float64, device=network.device), 0
         with network.mode(training=False):
             for number, task in enumerate(self.tasks):
@@ -111,7 +125,7 @@ class TaskGroup:
                 before = count
                 with task.error_context("validation"):
                     for x, y in task.val.batches(eval_batch_size(network.model, len(task.val), size), None):
-                        if not isinstance(task.val, TensorSamples):  # whose labels were all looked at before
+                        if not isinstance(task.val, TensorSamples):  # the labels of tensors were all checked before
                             task.check_labels(y, outputs)
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)
@@ -122,21 +136,21 @@ class TaskGroup:
         return float(total) / count
 
 
-def _varied(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
-    """New variants of a batch of the task's inputs."""
+def _augment(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
+    """A new variant of a batch of the task's inputs."""
     assert task.augment is not None
-    own = x if isinstance(task.train, TensorSamples) else x.clone()  # what a DataLoader gives may be its owner's
+    own = x if isinstance(task.train, TensorSamples) else x.clone()  # a DataLoader's batch may belong to the user
     varied = task.augment(own, generator)
     if (differs := _difference(varied, x)) is not None:
         raise DataError(
-            f"{task.name}: `augment` gives {differs[0]} for inputs {differs[1]}: let it return a tensor with one "
-            "variant of each, of the same shape and type and on the same device, as replay keeps variants like inputs."
+            f"{task.name}: `augment` returned {differs[0]} for inputs {differs[1]}; it must return a tensor with one "
+            "variant of each, of the same shape and type and on the same device, because replay keeps the variants."
         )
     return varied.detach()  # replay would keep its graph
 
 
 def _difference(varied: object, x: Tensor) -> tuple[str, str] | None:
-    """In what variants of inputs are not like these: what they are, and what the inputs are; None where they are."""
+    """Describe how variants differ from their inputs: what they are, and what the inputs are."""
     if not isinstance(varied, Tensor):
         return type(varied).__name__, f"of shape {tuple(x.shape)}"
     if varied.shape != x.shape:

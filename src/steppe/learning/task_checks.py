@@ -1,0 +1,207 @@
+"""Checks on the tasks that a learner is given, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from steppe.checkpoint.tree import State
+from steppe.data.samples import DatasetSamples, TensorSamples
+from steppe.data.task import Task
+from steppe.errors import (
+    DataError,
+    DivergedError,
+    LayerDivergedError,
+    ModelError,
+    ShapesDifferError,
+    SteppeError,
+    UsageError,
+    one_line,
+)
+from steppe.learning.input_kind import Kind, check_scaled_alike
+from steppe.learning.output_checks import check_gradient, describe_if_not_logits
+from steppe.learning.task_group import TaskGroup
+from steppe.methods.base import Method
+from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
+from steppe.network.eval_batches import min_eval_batch
+from steppe.network.network import Network
+from steppe.runtime.rng import preserve_global_rng
+from steppe.settings import TrainingConfig
+from steppe.tensors.batch import Batch
+
+_NONE = type(None)
+_MOST_DECAYS = 100_000  # of the learning rates in a task
+
+
+def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Kind, int]:
+    """Return the kind of the task's inputs and how many outputs the model has.
+
+    Raises:
+        DataError: The data does not fit the model, its head or the inputs of earlier tasks.
+        ModelError: The model does not return differentiable logits.
+    """
+    x = probe_inputs(task, network)
+    kind = (tuple(x.shape[1:]), x.dtype)
+    if earlier is not None and kind != earlier:
+        raise DataError(
+            f"{task.name}: inputs are {x.dtype} of shape {kind[0]}, but those of earlier tasks are {earlier[1]} of "
+            f"shape {earlier[0]}; all tasks need inputs of the same type and shape."
+        )
+    try:
+        with torch.enable_grad(), network.mode(training=False):
+            output = network.forward(prepared_copy(network, x))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {one_line(error)}") from error
+    if (problem := describe_if_not_logits(output, len(x))) is not None:
+        raise ModelError(f"the model must return one row of logits per sample, (n, outputs), got {problem}.")
+    check_gradient(output, network, x)
+    outputs = output.shape[1]
+    task.check_head(outputs)
+    for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
+        if part is None:
+            continue
+        with task.error_context(words):
+            first, label = part.first()
+            if isinstance(part, TensorSamples):
+                task.check_labels(part.y, outputs)
+            elif words == "training":
+                task.check_labels(label, outputs)
+        shape = tuple(first.shape[1:])
+        if shape != kind[0]:
+            raise DataError(
+                f"{task.name}: {words} inputs have shape {shape}, but training inputs have {kind[0]}; "
+                "both need the same shape."
+            )
+        with task.error_context(words):
+            check_scaled_alike(first, kind, network)
+    return kind, outputs
+
+
+def probe_inputs(task: Task, network: Network) -> Tensor:
+    """Return as few stored inputs of the task as the model accepts."""
+    with task.error_context("training"):
+        x, _ = task.train.first(min_eval_batch(network.model))
+    return x if len(x) >= min_eval_batch(network.model) else torch.cat([x, x])
+
+
+def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeError | None:
+    """Return a clearer error for one that was raised in learning; None if there is nothing to add.
+
+    The model's output in train mode is checked only after a failure, because a forward in that mode may change it.
+    """
+    if isinstance(error, ShapesDifferError):
+        return DataError(f"{group.name}: {error}")
+    if isinstance(error, LayerDivergedError):
+        return DivergedError(f"task {group.name!r}: {error}")
+    if not isinstance(
+        error, (TypeError, AttributeError, LookupError)
+    ):  # raised where something else is used as a tensor
+        return None
+    before = network.snapshot()
+    try:
+        x, _ = group.tasks[0].train.first()
+        with torch.no_grad(), network.mode(training=True), preserve_global_rng(network.device):
+            output = network.model(network.prepare_inputs(torch.cat([x, x])))  # BatchNorm needs two
+    except Exception:  # nothing to add to the first error
+        return None
+    finally:
+        network.restore(before)
+    problem = describe_if_not_logits(output, 2)
+    if problem is None:
+        return None
+    return ModelError(
+        f"in train mode too, the model must return one row of logits per sample, (n, outputs), got {problem}; "
+        "disable auxiliary outputs (such as aux_logits=False), or return the logits alone."
+    )
+
+
+def check_last_batch(method: Method, network: Network, group: TaskGroup, size: int) -> None:
+    """Raise DataError if the last batch is a single sample that BatchNorm cannot normalize.
+
+    Only for methods that pass the batch to the model without other samples. What a DataLoader yields is unknown here.
+    """
+    sources = [task.train for task in group.tasks]
+    norms = [module for module in network.model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    if not method.uses_bare_batch or not any(norm.training for norm in norms):
+        return
+    if not all(isinstance(source, (TensorSamples, DatasetSamples)) for source in sources):
+        return
+    if (sum(map(len, sources)) - 1) % size == 0:
+        x, y = sources[0].first()
+        if not accepts_single_sample(network, network.prepare(Batch(x, y, torch.full_like(y, group.first)))):
+            raise single_sample_error(group.name)
+
+
+def check_same_task(interrupted: State, group: TaskGroup, training: TrainingConfig) -> None:
+    """Raise UsageError if a task is not the interrupted one, or is to be learned in another way."""
+    if interrupted["task"] != group.name or not training.equals(interrupted["training"]):
+        raise UsageError(
+            f"the learner was saved in the middle of {interrupted['task']!r}, learned with {interrupted['training']}; "
+            f"resume that first (got {group.name!r} with {training.as_dict()})."
+        )
+    described = interrupted.get("tasks")
+    differs = None if described is None else _difference(described, group)
+    if differs is not None:
+        raise UsageError(
+            f"the learner was saved in the middle of {interrupted['task']!r}, but {differs}; pass the same data and "
+            "head to resume it."
+        )
+
+
+def check_loop_state(loop_state: State) -> None:
+    """Raise ValueError if the state of an interrupted task is invalid."""
+    if not isinstance(loop_state, dict):
+        return
+    if (validation := loop_state["validation"]) and validation["cuts"] > _MOST_DECAYS:
+        raise ValueError(f"invalid number of learning-rate decays: {validation['cuts']}")
+    for each in loop_state.get("tasks", []):  # older states have no such entry
+        kinds = type(each["head"]), type(each["samples"]), type(each["digest"])
+        if any(kind not in known for kind, known in zip(kinds, ((range, _NONE), (int,), (str, _NONE)), strict=True)):
+            raise ValueError("invalid description of the interrupted task's data")
+
+
+def _difference(saved: Sequence[State], group: TaskGroup) -> str | None:
+    """Describe how the tasks differ from those in a state; None if they do not, as far as that is known."""
+    if len(saved) != len(group.tasks):
+        return f"got {len(group.tasks)} tasks instead of {len(saved)}"
+    for task, before, now in zip(group.tasks, saved, group.described, strict=True):
+        if before["head"] != now["head"]:
+            return f"{task.name!r} now has the head {now['head']} instead of {before['head']}"
+        if before["samples"] != now["samples"]:
+            return f"{task.name!r} now has {now['samples']} training samples instead of {before['samples']}"
+        if None not in (before["digest"], now["digest"]) and before["digest"] != now["digest"]:
+            return f"{task.name!r} now has other training samples"
+    return None
+
+
+def prepared_copy(network: Network, x: Tensor) -> Tensor:
+    """Return a copy of stored samples as the model takes them.
+
+    Raises:
+        UsageError: `input_transform` works in place.
+    """
+    given = x.to(network.device, copy=True)  # like batches: moving it later would hide what is done to it
+    version = given._version
+    prepared = network.prepare_inputs(given)
+    if given._version != version or not torch.equal(given, x.to(network.device)):  # a NumPy view counts no version
+        raise UsageError(
+            "`input_transform` changes its input in place, but batches are prepared several times and kept for replay; "
+            "return a new tensor, such as (x - 5) / 2 instead of x.sub_(5).div_(2)."
+        )
+    return prepared
+
+
+def as_task_list(tasks: Task | Sequence[Task]) -> list[Task]:
+    """Return one task or several as a list."""
+    listed = list(tasks) if isinstance(tasks, Iterable) else [tasks]
+    for task in listed:
+        if not isinstance(task, Task):
+            raise UsageError(
+                f"expected a steppe.Task, got {type(task).__name__}; create one "
+                "with steppe.Task((inputs, labels), ...)."
+            )
+    if not listed:
+        raise DataError("got no task; pass at least one.")
+    return listed
