@@ -194,8 +194,8 @@ def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
 class _Product(torch.autograd.Function):
     """A Bᵀ, whose derivatives are products again: G B and Gᵀ A.
 
-    A node of the graph runs whole or not at all, but the gradient of a weight that stays factored is not needed. So Gᵀ A
-    is computed by another node, to which this one hands G. For a second derivative it is computed here, since the other
+    A node of the graph runs whole or not at all, but the gradient of a weight that stays factored is not needed. So
+    another node computes Gᵀ A, to which this one hands G. For a second derivative it is computed here, since the other
     node does not know where A comes from.
     """
 
