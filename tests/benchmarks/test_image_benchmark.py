@@ -263,7 +263,7 @@ def test_tiny_imagenet_with_fewer_classes_says_so(monkeypatch: pytest.MonkeyPatc
         "53 of 200 classes are on disk: other tasks than those of the whole set."
     )
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(4, (3, 8, 8)))
-    with pytest.raises(DataError, match="4 classes are on disk"):
+    with pytest.raises(DataError, match="4 classes on disk"):
         TinyImageNet().stream(0)
 
 
