@@ -88,7 +88,7 @@ def test_a_run_is_locked_while_it_is_measured(own: Path, monkeypatch: pytest.Mon
     write, refused = Landscape.write, []
 
     def written(landscape: Landscape, path: Path) -> None:
-        with pytest.raises(UsageError, match="another process is at work"), lock_directory(own):
+        with pytest.raises(UsageError, match="another process is using"), lock_directory(own):
             pass
         refused.append(path)
         write(landscape, path)
