@@ -214,9 +214,7 @@ class TrainingConfig(Settings):
         at_least=0,
     )
     lr_divisor: float = setting(2.0, "factor by which step sizes are reduced, with `patience`", above=1)
-    lr_min: float = setting(
-        1e-5, "a task ends when a reduced step size is below this, with `patience`", at_least=0
-    )
+    lr_min: float = setting(1e-5, "a task ends when a reduced step size is below this, with `patience`", at_least=0)
     freeze_norms: bool = setting(False, "train scale and shift of normalization layers in the first task only")
     freeze_statistics: bool = setting(
         False, "from the second task on, normalize with the first task's running statistics, also in training"
