@@ -306,6 +306,4 @@ def test_a_study_continues_after_failures_and_can_be_resumed(tmp_path: Path, fra
         outcome = run_all(jobs, 2, lambda number, message: None, resume=resume)
         assert list(outcome.results) == [1]
         reasons = [outcome.failures[number].reason for number in (0, 2, 3)]
-        assert all(
-            part in reason for part, reason in zip(("exited with code 9", "injected", "nan"), reasons, strict=True)
-        )
+        assert all(part in reason for part, reason in zip(("code 9", "injected", "nan"), reasons, strict=True))

@@ -93,7 +93,7 @@ def test_unnamed_plugins_do_not_run(case: str, world: Path, capsys: pytest.Captu
     assert told.count("\n") == 1
     if not case.endswith("study") or "command" not in case:
         assert f"this needs the plugin {world}/theirs.py. Plugins are Python code" in told
-        assert f"add --plugin {world}/theirs.py, or --trust-plugins" in told
+        assert f"pass --plugin {world}/theirs.py, or --trust-plugins" in told
 
 
 @pytest.mark.parametrize("case", ["the same command, a run", "the same command, a study"])
