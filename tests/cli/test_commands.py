@@ -207,10 +207,10 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capsys: pytest.C
     assert "| finetune | 1 |" in captured.out
 
 
-@pytest.mark.parametrize(("to_device", "told"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(("sent_signal", "told"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 @pytest.mark.parametrize("words", ["run pmnist fs-dgpm", "study pmnist fs-dgpm --seeds 1"])
 def test_interrupted_runs_save_a_checkpoint(
-    words: str, to_device: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
+    words: str, sent_signal: signal.Signals, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "steppe", *words.split(), "--out", "stopped runs/one"],
@@ -222,9 +222,9 @@ def test_interrupted_runs_save_a_checkpoint(
     deadline = time.monotonic() + 60
     while not list(Path("stopped runs").rglob("log.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(to_device)
+    process.send_signal(sent_signal)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + to_device
+    assert process.returncode == 128 + sent_signal
     assert f"steppe: interrupted by {told}; resume with: steppe resume 'stopped runs/one'\n" in err
     assert "Traceback" not in err
     assert "Warning" not in err

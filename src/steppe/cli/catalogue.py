@@ -5,8 +5,8 @@ It is stored in catalogue.json, because importing the methods themselves loads t
 
 from __future__ import annotations
 
-import steppe.benchmarks  # noqa: F401 - both announce themselves
-import steppe.methods  # noqa: F401 - both announce themselves
+import steppe.benchmarks  # noqa: F401 - registers its classes
+import steppe.methods  # noqa: F401 - registers its classes
 from steppe.errors import unknown_name
 from steppe.registry import BENCHMARKS, METHODS, BenchmarkEntry, MethodEntry
 from steppe.results.published import footnotes, published_scores

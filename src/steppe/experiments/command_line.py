@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import steppe.methods  # noqa: F401 - both register their classes
+import steppe.benchmarks  # noqa: F401 - registers its classes
+import steppe.methods  # noqa: F401 - registers its classes
 from steppe.errors import UsageError, unknown_name
 from steppe.registry import find_benchmark
 from steppe.settings import Limits, Settings
