@@ -227,7 +227,7 @@ LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeErr
     "weights that are numbers": (within("network", "weights", **{"0.weight": 5}), mlp, RunError, "resumable learner"),
     "a covered layer that is none": (within(covered={"9.weight": True}), mlp, RunError, "'9.weight'"),
     "inputs of no kind": (within(inputs=[[8], "float99"]), mlp, RunError, "float99"),
-    "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "no type of numbers"),
+    "inputs that are code": (within(inputs=[[8], "load"]), mlp, RunError, "unknown dtype"),
     "a method's part": (within("method", network=None), mlp, RunError, "expected the state keys"),
     "a buffer that lies": (within("method", "replay", age=5), mlp, RunError, "cannot hold"),
     "a buffer of numbers": (within("method", "replay", stored=[1, 2]), mlp, RunError, "resumable learner"),

@@ -279,7 +279,7 @@ def test_a_closed_pipe_gives_no_traceback() -> None:
 STOPPED = {
     "reproduce --list": ("reproduce._list", "run the same command again to resume."),
     "landscape .": ("landscape._find_runs", "run the same command with --resume to resume."),
-    "run pmnist er": ("run.use_directory", "the same command starts over"),
+    "run pmnist er": ("run.set_data_directory", "the same command starts over"),
     "figures --list": ("figures._describe_figure", "the same command starts over"),
 }
 

@@ -197,11 +197,11 @@ def test_the_command(served: bytes, small_cifar100: Path, tmp_path: Path, capsys
     assert capsys.readouterr().out == f"{place / 'cifar-100-binary'}\n"
     assert main(["data", "verify", "--data", str(place)]) == 0
     out = capsys.readouterr().out
-    assert "cifar-100-binary is whole" in out
+    assert "cifar-100-binary is intact" in out
     assert "tiny-imagenet: not there" in out
     (place / "cifar-100-binary" / "test.bin").write_bytes(b"half")
     assert main(["data", "verify", "cifar-100", "--data", str(place)]) == 1
-    assert "NOT whole" in capsys.readouterr().out
+    assert "DAMAGED" in capsys.readouterr().out
 
 
 def test_mnist_is_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_correlations_without_the_bounds(tmp_path: Path, monkeypatch: pytest.Mon
         {"method": method, "acc": place, "bwt": -place, "sharpness_at_the_end": place**2}
         for place, method in enumerate(("oracle", "er", "gpm", "fs-dgpm", "finetune"))
     ]
-    monkeypatch.setattr("steppe.landscape.rank_correlation.compared", lambda results: rows)
+    monkeypatch.setattr("steppe.landscape.rank_correlation.compare_runs", lambda results: rows)
     monkeypatch.setattr("steppe.cli.finished_runs.load_finished_runs", lambda directories: {})
     _landscapes(Recipe("No studies.", ()), tmp_path, 0, "steppe reproduce")
     told = json.loads((tmp_path / "flatness.json").read_text(encoding="utf-8"))

@@ -146,12 +146,12 @@ def test_a_change_of_machine_is_recorded(
 ) -> None:
     config = small("pictures", "er")
     with monkeypatch.context() as patched:
-        patched.setattr(experiment, "machine", lambda device="cpu": other)
+        patched.setattr(experiment, "machine_info", lambda device="cpu": other)
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
     assert [remark for remark in result.remarks if remark.endswith("used another machine: an abacus [2J.")]
     assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
-    assert result.machine == experiment.machine()
+    assert result.machine == experiment.machine_info()
 
 
 def test_a_checkpoint_older_than_a_setting_can_be_resumed(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"no space left.*another place"):
+    with pytest.raises(RunError, match=r"no space left on disk; fix that, or choose another location"):
         run(RunConfig.make("pmnist", "er", SHORT), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -169,7 +169,7 @@ def test_failed_figures_write_nothing(
     write_run(Path("study/er"), made_result("er"))
     for arguments, word in (
         (["landscapes", "study"], "run steppe landscape study/er --after 1,2,3 --task 1"),
-        (["landscapes", "study", "--task", "one"], "by their numbers"),
+        (["landscapes", "study", "--task", "one"], "must be task numbers"),
         (["matrix", "study", "-o", "a.txt"], ".pdf"),
         (["matrix", "study", "--methods", "gpm"], "no run of 'gpm'"),
         (["forgetting", "study", "--task", "2"], "--task 2: forgetting does not show single tasks; remove the option"),

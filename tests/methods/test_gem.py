@@ -283,7 +283,7 @@ def test_dual_against_enumeration_and_its_conditions(tasks: int, size: int, stre
 
 
 def test_dual_of_gradients_that_are_no_longer_finite() -> None:
-    with pytest.raises(DivergedError, match="lower the step size"):
+    with pytest.raises(DivergedError, match="lower the learning rate"):
         solve_dual(torch.tensor([[float("nan")]]), torch.tensor([-1.0]), 0.0)
 
 

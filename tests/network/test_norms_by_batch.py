@@ -76,7 +76,7 @@ def test_a_weight_used_outside_is_seen_behind_a_norm_without_running_statistics(
 
 def test_icarl_refuses_a_norm_without_running_statistics() -> None:
     """Its means of classes would be normalised class by class."""
-    with pytest.raises(steppe.ModelError, match=r"means of classes.*track_running_stats"):
+    with pytest.raises(steppe.ModelError, match=r"class means.*track_running_stats"):
         steppe.Learner(by_batch(), steppe.ICaRL(), seed=0).learn(steppe.Task((X, Y % 2), head=range(2)), batch_size=10)
 
 

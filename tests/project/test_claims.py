@@ -190,7 +190,7 @@ def test_the_papers_importances_are_inert() -> None:
     """docs/results.md: λ never leaves 1 by more than 0.0001, in any run with the paper's rule."""
     lowest = []
     for file in sorted((ROOT / "results").rglob("log.jsonl")):
-        if read_result(file.parent)["config"]["method"].get("importance") == "sigmoid":
+        if read_result(file.parent).config["method"].get("importance") == "sigmoid":
             for line in file.read_text(encoding="utf-8").splitlines():
                 layers = (json.loads(line).get("method") or {}).get("importances", {})
                 lowest += [layer["deciles"][0] for layer in layers.values()]

@@ -290,7 +290,7 @@ def test_reference_is_filled_from_the_docstrings(site: Path) -> None:
         first_words = (getattr(importlib.import_module(module), own).__doc__ or "").split("`")[0].split("\n")[0]
         assert html.escape(first_words[:40], quote=False) in page[start:end], name
     shown = re.sub(r"<[^>]+>", "", page[starts["steppe.methods.fs_dgpm.FSDGPM"] : starts["steppe.methods.er.ER"]])
-    assert "Step size of SGD (η3). Above 0." in shown  # a setting: its help and limits, and its default
+    assert "SGD learning rate (η3). Above 0." in shown  # a setting: its help and limits, and its default
     assert "setting(" not in shown
 
 

@@ -243,7 +243,7 @@ def test_a_run_begun_on_the_gpu_says_why_it_cannot_go_on(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     RunDirectory.create(tmp_path, RunConfig.make("pmnist", "finetune", ["tasks=2"], seed=0, device="cuda"))
     assert main(["resume", str(tmp_path)]) == 2
-    assert "was begun on CUDA" in capsys.readouterr().err
+    assert "was started on CUDA" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_gpu")

@@ -112,5 +112,5 @@ def test_what_is_no_file_stays_what_it_is(linked: bool, tmp_path: Path, capsys: 
 def test_a_landscape_is_not_measured_for_a_pipe(resume: bool, tmp_path: Path) -> None:
     """Nor read from it, which would never end."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is a device, a pipe or a socket"):
+    with pytest.raises(UsageError, match="is a device, pipe or socket"):
         _open_landscape(tmp_path / "pipe", [{}], LandscapeSettings(), "", resume)

@@ -57,7 +57,7 @@ def study(out: Path) -> int:
         for seed in SEEDS
     ]
     outcome = run_all(jobs, 4, lambda number, message: None, resume=True, checkpoint_every=0)
-    results = {SEEDS[number]: result["accuracy"] for number, result in outcome.results.items()}
+    results = {SEEDS[number]: result.accuracy for number, result in outcome.results.items()}
     failures = {SEEDS[number]: failure.reason for number, failure in outcome.failures.items()}
     print(json.dumps({"results": results, "failures": failures}))
     return 0

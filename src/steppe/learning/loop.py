@@ -117,7 +117,7 @@ class TrainingLoop:
                 reported = now
                 self._callback(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
         if self.updates == 0:
-            raise DataError(f"{group.name}: the training data gave no batch (a DataLoader with drop_last=True?).")
+            raise DataError(f"{group.name}: the training data yields no batch (drop_last with too few samples?).")
         losses.settle()
         goes_on = self._validation is None or self._validation.should_continue()
         self._over = not goes_on or self._epoch + 1 == training.epochs

@@ -36,7 +36,7 @@ class MethodConfig(Settings, ABC):
         >>> steppe.ER(lr=-1)
         Traceback (most recent call last):
         ...
-        steppe.errors.UsageError: lr = -1.0 is out of range: it must be above 0.
+        steppe.errors.UsageError: lr = -1.0 is out of range; it must be above 0.
     """
 
     uses_projection: ClassVar[bool] = False

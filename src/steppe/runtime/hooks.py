@@ -13,7 +13,8 @@ def temporary_hooks() -> Iterator[list[RemovableHandle]]:
     """Yield a list for the handles of hooks, all of which are removed at the end, also after an error.
 
     Example:
-        >>> layer = torch.nn.Linear(2, 2)
+        >>> from torch import nn
+        >>> layer = nn.Linear(2, 2)
         >>> with temporary_hooks() as hooks:
         ...     hooks.append(layer.register_forward_hook(lambda layer, args, output: None))
         >>> len(layer._forward_hooks)

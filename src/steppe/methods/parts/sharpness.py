@@ -56,7 +56,7 @@ class SharpnessAscent:
         >>> from steppe.projection.importance import Ones
         >>> from steppe.projection.memory import GradientMemory
         >>> network = Network(torch.nn.Linear(4, 2))
-        >>> network.add_head(None, outputs=2)
+        >>> network.heads.add(None, outputs=2)
         >>> y = torch.arange(10) % 2
         >>> batch = network.prepare(Batch(torch.randn(10, 4), y, torch.zeros_like(y)))
         >>> loss, _ = network.loss_and_grad(batch)
