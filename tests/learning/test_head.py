@@ -55,7 +55,9 @@ def covered(learner: Learner) -> list[str]:
 @pytest.mark.parametrize("head", ["head", "head.weight"])
 @pytest.mark.parametrize("method", [GPM(basis_samples=20), FSDGPM(buffer=20, basis_samples=10)], ids=["gpm", "fs-dgpm"])
 def test_a_named_head_is_not_projected(method: steppe.MethodConfig, head: str) -> None:
-    with pytest.raises(ModelError, match=r"no single layer computes the model's output: name the head with head='\.\.\.'"):
+    with pytest.raises(
+        ModelError, match=r"no single layer computes the model's output: name the head with head='\.\.\.'"
+    ):
         Learner(Mixed(), method).learn(task(0))
     learner = Learner(Mixed(), method, head=head)
     learner.learn(task(0))

@@ -98,7 +98,9 @@ def test_validation_and_tests_meanwhile_are_float32() -> None:
 
 def test_float64_is_refused() -> None:
     learner = Learner(model().double(), FSDGPM())
-    with pytest.raises(steppe.UsageError, match=r"bfloat16.*needs float32 weights, got torch\.float64.*model\.float\(\)"):
+    with pytest.raises(
+        steppe.UsageError, match=r"bfloat16.*needs float32 weights, got torch\.float64.*model\.float\(\)"
+    ):
         learner.learn(task(0), **HALF)
     assert learner.num_tasks == 0
 

@@ -261,7 +261,7 @@ class Learner(LearnerState):
 
         tests = [task.test for task in listed if task.test is not None]
         first = tests[0].first()[0] if tests else None
-        return self._run_exclusively(lambda session: self._in_eval_mode(test, first, BATCH, listed, session))
+        return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
 
     def predict(self, x: Tensor, head: range | None = None) -> Tensor:
         """Predict the most likely class of each sample.
@@ -287,14 +287,20 @@ class Learner(LearnerState):
         return self._run_exclusively(lambda session: self._in_eval_mode(predict, first, count, [], session))
 
     def _in_eval_mode(
-        self, work: Callable[[], _Result], first: Tensor | None, count: int, tasks: Sequence[Task], session: Session
+        self,
+        work: Callable[[], _Result],
+        first: Tensor | None,
+        count: int | None,
+        tasks: Sequence[Task],
+        session: Session,
     ) -> _Result:
-        """Run some work that predicts `count` samples like the first ones."""
+        """Run some work that predicts `count` samples like the first ones; None: whole test sets."""
         self._end_pending_task()
         if self._workload.draws(self._method, tasks):
             session.use_global_rng(GlobalRNG(self.network.device))
-        if first is not None and len(first) > 0 and not self._workload.is_tiny(first, count):
-            session.set_num_threads(self._workload.threads(first, min(count, BATCH)))
+        tiny = first is None or len(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
+        if first is not None and not tiny:
+            session.set_num_threads(self._workload.threads(first, BATCH if count is None else min(count, BATCH)))
         with torch.no_grad(), self.network.mode(training=False):
             return work()
 
