@@ -205,6 +205,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         return real_open(self, mode, *arguments, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(DataError, match="no space left on disk: fix that, or choose another directory with --data"):
+    with pytest.raises(DataError, match="no space left on disk; fix that, or choose another directory with --data"):
         unpack(archive, "set", LIMITS)
     assert left(tmp_path) == ["set.tar.gz"]

@@ -335,7 +335,7 @@ def test_presets_run(benchmark: str, method: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(experiment, "_build_learner", lambda config: made.append(first_made(config)) or made[-1])
     result = run(config)
     assert result.updates > 0
-    assert result["full_length"] is False
+    assert result.is_canonical is False
     start, ended = (learner.network.snapshot() for learner in (first_made(config), made[-1]))
     assert all(bool(value.isfinite().all()) for value in ended.values())
     assert not all(torch.equal(value, ended[name]) for name, value in start.items())
@@ -347,7 +347,7 @@ def test_fewer_tasks_than_the_benchmark_has_are_never_compared(monkeypatch: pyte
     config = RunConfig.make("tiny-imagenet", "finetune")
     assert config.is_canonical
     result = run(config)
-    assert result["full_length"] is False
+    assert result.is_canonical is False
     assert len(result.accuracy) == 2
     assert "2 tasks instead of 40" in result.remarks[0]
 

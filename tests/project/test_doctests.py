@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import steppe
+from steppe.fast.switch import fast_paths
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.methods.parts.ring_buffer import TaskRingBuffer
 from steppe.methods.parts.sgd import MomentumSGD
@@ -44,7 +45,8 @@ BUILDING_BLOCKS = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = {**METHODS}, {**BENCHMARKS}
-    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    with fast_paths(True):  # some examples show them
+        results = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     for registered, known in zip((METHODS, BENCHMARKS), before, strict=True):
         for key in registered.keys() - known.keys():
             del registered[key]
