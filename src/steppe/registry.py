@@ -120,6 +120,14 @@ def _validate_name(kind: str, new: Entry, existing: Entry | None) -> None:
     """Reject names that cannot be directory names, and names in use: tables would mix up published results.
 
     Registering a class again from the same module, as in a notebook, replaces the entry.
+
+    Args:
+        kind: "method" or "benchmark", for the error message.
+        new: The entry to register.
+        existing: The entry of this name, if there is one.
+
+    Raises:
+        UsageError: The name is invalid or in use.
     """
     if not re.fullmatch(r"\w[\w.+-]*", new.name):
         raise UsageError(

@@ -132,9 +132,12 @@ class Settings:
         Args:
             values: Values by name; missing ones take their defaults.
 
+        Returns:
+            The settings.
+
         Raises:
             UsageError: A name is unknown or a value is invalid.
-        """
+        """  # noqa: DOC501
         known, values = cls.schema(), cls.rename_old_keys(values)
         for key in values:
             if key not in known:

@@ -30,6 +30,9 @@ class Benchmark(Settings, ABC):
     def model(self, seed: int) -> nn.Module:
         """A new network, whose weights depend on the seed only.
 
+        Returns:
+            The network.
+
         Example:
             >>> from steppe.benchmarks import PMNIST
             >>> sum(p.numel() for p in PMNIST().model(seed=0).parameters())

@@ -107,12 +107,15 @@ def use_all(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def random_subset(count: int, seed: int, *, held_out: float = 0.0) -> Split:
-    """Draw `count` samples, others for each task.
+    """Use `count` random samples of each task, different ones for each.
 
     Args:
         count: The number of samples.
-        seed: Decides which ones.
-        held_out: The share of them for validation.
+        seed: Decides which samples are drawn.
+        held_out: The fraction of them held out for validation.
+
+    Returns:
+        The split. It draws new samples each time it is called.
     """
     choices = torch.Generator().manual_seed(seed)
 
@@ -125,8 +128,15 @@ def random_subset(count: int, seed: int, *, held_out: float = 0.0) -> Split:
 
 
 def holdout(count: int, seed: int) -> Split:
-    """Hold out `count` samples of any class for validation: the first ones of a shuffle by NumPy's legacy generator, as
-    in the released code.
+    """Hold out `count` samples for validation, regardless of class: the first ones after a shuffle with NumPy's legacy
+    generator, as in the released code.
+
+    Args:
+        count: The number of samples.
+        seed: The seed of the shuffle.
+
+    Returns:
+        The split.
     """
 
     def split(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +171,10 @@ def split_classes(order: Sequence[int], tasks: int, each: int, names: Sequence[s
         order: The classes in order.
         tasks: The number of tasks.
         each: Classes per task.
-        names: The classes' names, to name the tasks; else they are named by numbers.
+        names: The names of the classes, used to name the tasks; by default, tasks are named by class numbers.
+
+    Returns:
+        One spec per task; each has its own head.
 
     Example:
         >>> [spec.name for spec in split_classes(range(10), 2, 2)]

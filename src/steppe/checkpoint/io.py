@@ -60,6 +60,9 @@ def read_state(path: Path, kind: str, device: torch.device | str = "cpu") -> Sta
         kind: What it must contain.
         device: Where to put the tensors.
 
+    Returns:
+        The state.
+
     Raises:
         RunError: The file is missing, damaged, of another kind or of another version.
     """

@@ -56,8 +56,14 @@ def clone_tree(tree: State, device: torch.device | str) -> State:
 def flatten_tree(tree: State) -> tuple[Any, dict[str, Tensor]]:
     """Split a tree into JSON and tensors, named by their path in the tree.
 
+    Args:
+        tree: The tree.
+
+    Returns:
+        The JSON value, and the tensors by name.
+
     Raises:
-        TypeError: It contains a value or key of another type.
+        TypeError: It contains a value or key of an unsupported type.
 
     Example:
         >>> flatten_tree({"step": 3, "w": torch.tensor([1.0])})
@@ -99,10 +105,18 @@ def _check_key(key: object) -> str | int:
 
 
 def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> State:
-    """Rebuild a tree from `flatten_tree`'s results, with copies of the tensors on the device.
+    """Rebuild a tree from the results of `flatten_tree`.
+
+    Args:
+        tree: The JSON value.
+        tensors: The tensors by name.
+        device: Where to put the tensors.
+
+    Returns:
+        The tree, with copies of the tensors.
 
     Raises:
-        ValueError: These are not such results.
+        ValueError: `flatten_tree` cannot have returned these.
     """
     taken: set[str] = set()
 

@@ -19,9 +19,12 @@ def render(name: str | None = None) -> str:
     Args:
         name: The method or benchmark; None for the overview.
 
+    Returns:
+        The text.
+
     Raises:
         UsageError: The name is unknown.
-    """
+    """  # noqa: DOC501
     if name is None:
         return _render_overview()
     if name in METHODS:

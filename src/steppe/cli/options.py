@@ -28,7 +28,15 @@ SEEDS = "N means seeds 0 to N-1, A-B means seeds A to B"
 def parse_path(text: str) -> Path:
     """Parse a path, expanding ~ even where the shell does not, as in --out=~/x.
 
-    An empty path, as from an unset shell variable, is an error: it would mean the current directory.
+    Args:
+        text: The option's argument.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentTypeError: The path is invalid, or empty (as from an unset shell variable), which would mean the
+            current directory.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty; use . for the current directory")
@@ -121,6 +129,9 @@ def parse_seeds(text: str) -> range:
     Args:
         text: The option's argument.
 
+    Returns:
+        The seeds.
+
     Raises:
         UsageError: It is invalid, or has no seeds or too many.
 
@@ -143,6 +154,9 @@ def parse_task_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     Args:
         option: The option's name, for the error message.
         text: Its argument; None if the option was not given.
+
+    Returns:
+        The numbers; None if the option was not given.
 
     Raises:
         UsageError: The text is not a list of numbers.

@@ -186,10 +186,17 @@ DAMAGED = "it is damaged or incomplete: remove it and fetch it again"
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes.
+
+    Args:
+        path: The file.
+        limit: The largest size accepted, in bytes.
+
+    Returns:
+        Its content.
 
     Raises:
-        DataError: It is missing, larger or cannot be read.
+        DataError: It is missing, too large or unreadable.
     """
     try:
         if not path.is_file():

@@ -115,10 +115,13 @@ def _load(directory: Path) -> ImageArrays:
 
 
 def read(path: Path) -> ImageArrays:
-    """Read and check the binary version: the numbers of images, their labels, and every image by its hash.
+    """Read the binary version and check it: the number of images, their labels, and every image by its hash.
 
     Args:
         path: The publisher's folder or archive.
+
+    Returns:
+        The images.
 
     Raises:
         DataError: It is incomplete or damaged.

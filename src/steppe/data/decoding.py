@@ -18,17 +18,20 @@ MAX_PIXELS = 50_000_000  # a large photograph
 def decode(
     raw: bytes, file: str, formats: tuple[str, ...], *, exact_size: tuple[int, int] | None = None, resize: int = 0
 ) -> Tensor:
-    """Decode an image file to RGB, (3, height, width).
+    """Decode an image file to RGB.
 
     Args:
         raw: The file's content.
         file: Its name, for errors.
-        formats: The formats that are accepted, by Pillow's names.
-        exact_size: The required (width, height); None also applies the EXIF orientation.
+        formats: The accepted formats, by Pillow's names.
+        exact_size: The required (width, height). If None, any size is accepted, and the EXIF orientation is applied.
         resize: The side of the square to scale to; 0 keeps the size.
 
+    Returns:
+        The pixels as uint8, (3, height, width).
+
     Raises:
-        DataError: It cannot be decoded, or has another size or too many pixels.
+        DataError: It cannot be decoded, or has the wrong size or too many pixels.
     """
     try:
         with warnings.catch_warnings():

@@ -27,12 +27,15 @@ Files = dict[str, list[Path]]
 
 
 def load(path: Path, size: int, test_share: float = 0.2) -> ImageArrays:
-    """Read the images of a folder as uint8 RGB, (n, 3, size, size).
+    """Read the images of a folder.
 
     Args:
         path: The folder.
         size: The side in pixels to scale to; 0 keeps the size, which must then be the same for all.
-        test_share: The share of each class to hold out for testing if there is no test folder.
+        test_share: The fraction of each class to hold out for testing if there is no test folder.
+
+    Returns:
+        The images as uint8 RGB, (n, 3, size, size).
 
     Raises:
         DataError: The folder is missing or has too few classes or images, or an image cannot be read.
@@ -99,9 +102,8 @@ def _split(path: Path, test_share: float) -> dict[Part, Files]:
 
 
 def _hash_position(name: str) -> float:
-    """A number from 0 to 1 by the hash of a file's name, so that a file stays in its part when others are added. Names
-    that are not UTF-8 count as bytes.
-    """
+    """A number from 0 to 1 from the hash of a file's name, so that adding files does not move it to the other part."""
+    # Names that are not UTF-8 count as bytes.
     digest = hashlib.sha256(unicodedata.normalize("NFC", name).encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 

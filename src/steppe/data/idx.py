@@ -13,11 +13,14 @@ _UNSIGNED_BYTE = 0x08
 
 
 def parse_idx(raw: bytes, name: str) -> Tensor:
-    """The array of unsigned bytes in an IDX file.
+    """Parse an IDX file of unsigned bytes.
 
     Args:
         raw: The file's content.
         name: The file's name, for errors.
+
+    Returns:
+        The array.
 
     Raises:
         DataError: The content is not such a file.

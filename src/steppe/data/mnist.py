@@ -43,6 +43,9 @@ def images() -> ImageArrays:
 def load() -> MNIST:
     """Read and check the four bundled files, once per process.
 
+    Returns:
+        The images and labels.
+
     Raises:
         DataError: A file is missing or damaged.
     """

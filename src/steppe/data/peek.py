@@ -41,11 +41,14 @@ def preserve_all_global_rngs() -> Iterator[None]:
 
 
 def first_samples(loader: DataLoader[Any], count: int) -> Any:
-    """What the loader would pass to its collate function.
+    """The first samples, as the loader would pass them to its collate function.
 
     Args:
         loader: The loader.
-        count: The number of samples, if there are as many; ignored if the dataset makes the batches itself.
+        count: The largest number of samples; ignored if the dataset makes the batches itself.
+
+    Returns:
+        The samples; what the dataset returns for the first index if it makes the batches itself.
     """
     if loader.batch_sampler is None:
         return loader.dataset[next(_indices(loader, loader.sampler))]
@@ -79,6 +82,17 @@ def _is_default_sampler(loader: DataLoader[Any], sampler: Any) -> bool:
 def _copy_sampler(part: Any, known: dict[int, Any], *, sampler: bool = True) -> Any:
     """Copy a sampler, or a part of one, with its generators, inner samplers and lists of indices (which some samplers
     shuffle). Everything else is shared.
+
+    Args:
+        part: The sampler or part.
+        known: The copies made so far, by the id of the original.
+        sampler: Whether `part` may be a sampler even if it is not a `Sampler`.
+
+    Returns:
+        The copy, or `part` itself if it can be shared.
+
+    Raises:
+        _IteratorError: It contains an iterator.
     """
     if id(part) in known:
         return known[id(part)]

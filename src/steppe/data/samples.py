@@ -35,9 +35,12 @@ class Samples(ABC):
         """Iterate over all samples once.
 
         Args:
-            size: Samples in a batch; the last one may be smaller.
-            order: Shuffles the samples, at the call; None keeps their order.
-            skip: Batches at the beginning to leave out.
+            size: Samples per batch; the last batch may be smaller.
+            order: Shuffles the samples as soon as this is called; None keeps their order.
+            skip: How many batches to leave out at the beginning.
+
+        Returns:
+            An iterator over the batches.
         """
         count = len(self)
         indices = (
@@ -123,8 +126,12 @@ class TensorSamples(Samples):
         return self._part(slice(0, count))  # without applying a cached view to all
 
     def digest(self) -> str:
-        """A hash of all labels and a few inputs, rounded to bfloat16: the last digits of the same data may differ when
-        it is computed on another machine.
+        """Hash all labels and a few inputs.
+
+        The inputs are rounded to bfloat16, as their last digits may differ if they are computed on another machine.
+
+        Returns:
+            The hash in hexadecimal.
         """
         few = self.x[sorted({place * (len(self) - 1) // (_DIGEST_INPUTS - 1) for place in range(_DIGEST_INPUTS)})].cpu()
         few = few.to(torch.bfloat16) if few.is_floating_point() else few
@@ -208,6 +215,9 @@ def as_samples(source: object) -> Samples:
 
     Args:
         source: A pair (inputs, labels) of tensors, arrays or lists, a map-style `Dataset` or a `DataLoader`.
+
+    Returns:
+        The samples; `source` itself if it is a `Samples`.
 
     Raises:
         DataError: It is none of these.

@@ -53,11 +53,7 @@ def find_copies(name: str) -> list[Copy]:
 
 
 def locate(name: str) -> Path:
-    """The file or folder that the data set is read from.
-
-    Raises:
-        DataError: It is not there.
-    """
+    """The file or folder that the data set is read from; raises a DataError if there is none."""
     entry = find_data_set(name)
     if entry.archive is None:
         return Path(mnist.__file__).parent / name
@@ -86,11 +82,14 @@ def verify(name: str, progress: Progress = lambda done, total: None) -> list[Che
 
     Args:
         name: The data set.
-        progress: Called with what is done and the total.
+        progress: Called with the amount done and the total.
+
+    Returns:
+        The result for each copy.
 
     Raises:
         DataError: There is no copy.
-    """
+    """  # noqa: DOC501
     entry = find_data_set(name)
     if entry.archive is None:
         mnist.load.cache_clear()

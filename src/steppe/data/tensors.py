@@ -14,6 +14,12 @@ from steppe.errors import DataError, one_line
 def as_tensor(source: Any) -> Tensor:
     """Convert an array or list to a tensor; arrays that torch cannot share memory with are copied.
 
+    Args:
+        source: The array or list.
+
+    Returns:
+        The tensor.
+
     Raises:
         DataError: It cannot be converted, or has masked entries.
     """

@@ -160,10 +160,13 @@ class TinyImageNet(ImageSet):
 
 
 def load() -> TinyImageNet:
-    """TinyImageNet from the data directory, as a folder, else as the zip file; opened once per process.
+    """Open TinyImageNet in the data directory, once per process; the folder is preferred to the zip file.
+
+    Returns:
+        The data set.
 
     Raises:
-        DataError: It is not there or incomplete.
+        DataError: It is missing or incomplete.
     """
     return _load(data_directory().resolve())
 

@@ -51,7 +51,7 @@ def parse_override(override: str, settings: Mapping[str, type[Settings]]) -> tup
 
     Raises:
         UsageError: The section or key is unknown, or several sections have the key.
-    """
+    """  # noqa: DOC501
     name, equals, value = override.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"--set {override}: expected KEY=VALUE, for example --set method.lr=0.02.")

@@ -72,6 +72,9 @@ class RunConfig:
             threads: Number of threads.
             plugins: Files that register methods and benchmarks.
 
+        Returns:
+            The configuration.
+
         Raises:
             UsageError: A name is unknown or a value is invalid.
 
@@ -125,9 +128,12 @@ class RunConfig:
             plugins: Plugins that may be executed. Each one replaces the plugin of the same file name in `data`.
             trust_plugins: Also execute the plugins named in `data`.
 
+        Returns:
+            The configuration.
+
         Raises:
             UsageError: A value is invalid, or `data` names a plugin that may not be executed.
-        """
+        """  # noqa: DOC501
         if not isinstance(data, Mapping):
             raise UsageError(f"the configuration is {short_repr(data)}; expected a table with a section [run].")
         for section in data:
@@ -243,6 +249,9 @@ class RunConfig:
             words: The command and its arguments.
             overrides: `KEY=VALUE` pairs for `--set`.
             plugins: Plugins to name instead of the configuration's own.
+
+        Returns:
+            The command, quoted for the shell.
         """
         return format_command(
             words,

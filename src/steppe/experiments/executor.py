@@ -133,12 +133,14 @@ class LocalExecutor:
         self._workers[number] = _Worker(process, ours)
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, Payload | WorkerExited]]:
-        """Wait for messages and return them with the workers' numbers, in order.
-
-        A `WorkerExited` follows the last message of every worker, however it exited.
+        """Wait for messages from the workers.
 
         Args:
             timeout: Seconds to wait at most; None waits until there is a message.
+
+        Returns:
+            The messages in order, each with its worker's number. The last message of every worker is followed by a
+            `WorkerExited`, however it exited.
         """
         if not self._workers:
             return []
@@ -211,8 +213,10 @@ def _context(preload: tuple[str, ...]) -> BaseContext:
 def _isolated_sys_path() -> Iterator[str | None]:
     """Keep the working directory off the module path of processes started meanwhile.
 
-    multiprocessing starts them with `python -c`, and an untrusted directory may contain its own torch.py. Yields the
-    previous value of the variable, for the process to restore.
+    multiprocessing starts them with `python -c`, and an untrusted directory may contain its own torch.py.
+
+    Yields:
+        The previous value of the environment variable, for the process to restore.
     """
     with _START:
         before = os.environ.get(_SAFE_PATH)

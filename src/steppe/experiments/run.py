@@ -195,7 +195,8 @@ class _Run:
     def _evaluate_before_learning(self, place: int) -> Elapsed:
         """Evaluate a task before it is learned (before the first one, all tasks) for forward transfer.
 
-        Returns the time it took. Within a resumed task it was done before.
+        Returns:
+            The time it took. A resumed task was evaluated before it was interrupted.
         """
         clock = Stopwatch()
         if not self._learner.has_pending_task:

@@ -233,11 +233,14 @@ def _refuse_links(path: Path) -> None:
 
 
 def require_free(path: Path, *, for_study: bool = False) -> None:
-    """Raise a UsageError if a new run would overwrite something.
+    """Check that a new run would not overwrite anything.
 
     Args:
         path: The directory, which need not exist.
         for_study: Check for the files of a study instead of those of a run.
+
+    Raises:
+        UsageError: The path is a file, or the directory contains a file that would be overwritten.
     """
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; choose another --out.")
@@ -282,7 +285,7 @@ def read_results(directory: Path) -> tuple[dict[Path, RunResult], list[Path], di
     Raises:
         UsageError: There are no finished runs.
         RunError: All results are damaged.
-    """
+    """  # noqa: DOC501
     finished, unfinished = find_runs(directory)
     if not finished:
         unfinished_only = f"only unfinished runs ({len(unfinished)})" if unfinished else "no runs"
@@ -304,6 +307,9 @@ def read_result(path: Path) -> RunResult:
 
     Args:
         path: The run directory.
+
+    Returns:
+        The result.
 
     Raises:
         UsageError: The run is not finished.

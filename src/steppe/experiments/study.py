@@ -235,7 +235,7 @@ def read_plan(out: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = F
     Raises:
         RunError: The file is missing or invalid.
         UsageError: A configuration is invalid, or needs a plugin that may not be executed.
-    """
+    """  # noqa: DOC501
     try:
         plan = read_json(out / PLAN)
         jobs = [
@@ -270,7 +270,16 @@ def write_tables(out: Path, results: Sequence[RunResult], command: str) -> None:
 def _run_job(send: Send, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
     """Execute one run in a worker process.
 
-    The configuration comes as text, because classes from plugins exist only after the plugins are loaded here.
+    Args:
+        send: Sends a message to the parent.
+        config: The configuration as TOML: classes from plugins cannot be unpickled before the plugins are loaded here.
+        plugins: Plugins that may be executed.
+        out: The run directory.
+        resume: Whether to continue a run that was interrupted.
+        checkpoint_every: Seconds between checkpoints.
+
+    Raises:
+        SystemExit: The run was interrupted.
     """
     parent = multiprocessing.parent_process()
     gone = False

@@ -58,6 +58,13 @@ def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
 
     On a CPU it is computed a few rows at a time: from 16 rows on, BLAS rearranges all of W first, which for so few rows
     costs more than the product.
+
+    Args:
+        x: X, (n, in).
+        weight: W, (out, in).
+
+    Returns:
+        The product, (n, out).
     """
     if 16 <= x.shape[0] <= 48 and weight.shape[1] >= 512 and x.device.type == "cpu":
         transposed = weight.t()
@@ -165,8 +172,11 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _is_intercepted() -> bool:
-    """Whether something intercepts torch's functions, and would miss our calls: functional transforms, forward-mode
-    derivatives, modes, or hooks on saved tensors (checkpointing); or whether oneDNN is disabled.
+    """Whether something intercepts torch's functions, and would miss our calls, or oneDNN is disabled.
+
+    Returns:
+        True under functional transforms, forward-mode derivatives, modes or hooks on saved tensors (checkpointing), and
+        without oneDNN.
     """
     saving = _saving_hooks()
     return (

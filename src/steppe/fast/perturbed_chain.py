@@ -174,8 +174,11 @@ class PerturbedChain:
         """The gradients of the last pass, which must have seen all rows.
 
         Args:
-            with_importance: Whether the gradient in λ is needed; otherwise coordinates are given only where they are
-                known anyway.
+            with_importance: Whether to compute the gradient in λ and all coordinates.
+
+        Returns:
+            The gradient, its coordinates in the bases, and the gradient in λ. Without importance, the last is None, and
+            coordinates are included only where they are known anyway.
         """
         gradient: dict[str, Tensor | FactoredGrad] = {}
         coordinates: dict[str, Tensor | FactoredGrad] = {}

@@ -17,11 +17,14 @@ _MAX_NAMED = 3  # of several missing things of one kind
 
 
 def same_tasks(runs: Sequence[FinishedRun], varied: str | None = None) -> list[str]:
-    """Check that all runs learned the same tasks, and that runs of one method differ in the seed alone.
+    """Check that all runs learned the same tasks, and that runs of one method differ only in the seed.
 
     Args:
         runs: The runs to draw together.
         varied: A setting of the method that may differ as well.
+
+    Returns:
+        What is missing.
     """
     names = benchmarks_of(runs)
     if len(names) > 1:
@@ -86,6 +89,9 @@ def have_landscapes(
         runs: The runs.
         pairs: The landscapes to show, as (after, task).
         surface: Whether the surfaces are shown.
+
+    Returns:
+        What is missing, and the commands that add it.
     """
     wanted = list(pairs)
     for after, task in wanted:
@@ -129,10 +135,19 @@ def _measure_command(
     common: LandscapeSettings | None,
     surface: bool,
 ) -> str:
-    """What the first of a method's runs lacks, and the command that adds it.
+    """What is missing for one method, and the command that adds it.
 
     The command uses the settings of the run's own file if there is one, else those of the other runs, so that the
     landscapes can be drawn together.
+
+    Args:
+        runs: The runs of the method. The command measures the first one with a landscape, else the first one.
+        pairs: The landscapes to show, as (after, task).
+        common: The settings of the other runs, if any run has a landscape.
+        surface: Whether the surfaces are shown.
+
+    Returns:
+        A line for the error message.
     """
     run = next((run for run in runs if run.landscape is not None), runs[0])
     existing, file, settings, resume = run.landscape, run.path / LANDSCAPE, common, []

@@ -34,7 +34,13 @@ class Choices:
         return _only("--after", self.afters, default)
 
     def filter(self, runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-        """The runs of the chosen methods, in their order.
+        """The runs of the chosen methods, in the order in which they were chosen.
+
+        Args:
+            runs: All runs.
+
+        Returns:
+            The runs to show; all if no methods were chosen.
 
         Raises:
             UsageError: There is no run of one of the methods.

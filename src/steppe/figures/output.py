@@ -21,6 +21,9 @@ def output_files(out: Path | None, name: str) -> list[Path]:
         out: A file, a name without suffix for one file of each format, a directory, or None for the current directory.
         name: The figure's name.
 
+    Returns:
+        The files, one per format.
+
     Raises:
         UsageError: The suffix is none of the supported formats.
 
@@ -38,11 +41,14 @@ def output_files(out: Path | None, name: str) -> list[Path]:
 
 
 def render(figure: Any, suffix: str) -> bytes:
-    """Render a matplotlib figure as the bytes of a file, without a date.
+    """Render a matplotlib figure to a file format, without a date.
 
     Args:
         figure: The figure.
         suffix: One of `SUFFIXES`.
+
+    Returns:
+        The file's content.
     """
     buffer = io.BytesIO()
     with matplotlib_style():

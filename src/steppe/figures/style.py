@@ -109,10 +109,13 @@ _drawn: ContextVar[Mapping[str, MethodStyle]] = ContextVar("styles of the method
 
 
 def style_of(method: str) -> MethodStyle:
-    """The style of a method.
+    """The style of a method. If it is not built in, the style is derived from its name.
 
-    A method that is not built in gets a style derived from its name, the same in all figures unless another method in
-    the figure has it.
+    Args:
+        method: The method's name.
+
+    Returns:
+        The style, which is the same in all figures unless another method in the figure has it.
     """
     return _drawn.get({}).get(method) or assign_styles([method])[method]
 
@@ -120,7 +123,12 @@ def style_of(method: str) -> MethodStyle:
 def assign_styles(methods: Iterable[str]) -> dict[str, MethodStyle]:
     """Assign different styles to methods that are drawn together; their order does not matter.
 
-    No two share marker and line until these pairs run out; then they differ in color.
+    Args:
+        methods: The names of the methods.
+
+    Returns:
+        The style of each method. No two have the same marker and line until these pairs run out; then they differ in
+        color.
     """
     names = sorted(set(methods))
     found = {method: METHOD_STYLES[method] for method in names if method in METHOD_STYLES}
@@ -154,6 +162,12 @@ def escape_text(text: str) -> str:
     """Escape a name from a file so that matplotlib draws it literally.
 
     `$` would start a formula, and legends skip labels with a leading underscore.
+
+    Args:
+        text: The name.
+
+    Returns:
+        The escaped name.
     """
     escaped = printable(text).replace("$", r"\$")
     return f"\u200b{escaped}" if escaped.startswith("_") else escaped
@@ -191,6 +205,9 @@ def new_figure(width: float, height: float, *, square: bool = False) -> Any:
         width: In inches.
         height: In inches.
         square: Whether its panels are square, so that they can be packed closer together.
+
+    Returns:
+        The matplotlib figure.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

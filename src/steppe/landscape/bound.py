@@ -44,6 +44,9 @@ def measure_noisy_loss(
         draws: Number of draws of v.
         seed: Seed of the draws.
 
+    Returns:
+        Loss and error rate at w, and their estimates over the draws at w + v.
+
     Raises:
         DivergedError: The loss is not finite.
     """
@@ -98,13 +101,16 @@ def compute_bound(
     """Compute the bound from the losses measured on every task.
 
     Args:
-        old: The old tasks; they count as one, by their mean.
+        old: The old tasks; their mean counts as one task.
         new: The new task.
         weights: The weights after the new task.
         before: The weights before it; None if they were not kept.
         samples: Number of training samples of the new task.
         sigma: Standard deviation of the noise.
         delta: The bound holds with probability 1 - delta.
+
+    Returns:
+        The terms of the bound.
 
     Raises:
         DivergedError: The KL divergence is not finite.

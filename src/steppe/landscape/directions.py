@@ -31,6 +31,9 @@ def random_direction(network: Network, seed: int, number: int) -> ParamDict:
         network: The network.
         seed: Seed of the landscape.
         number: Number of the direction.
+
+    Returns:
+        The direction, by parameter name.
     """
     holders = {name: network.model.get_submodule(name.rpartition(".")[0]) for name in network.trainable}
     return filter_normalized_noise(network.trainable, _generator(seed, f"landscape direction {number}"), holders)
@@ -46,8 +49,11 @@ def filter_normalized_noise(
 
     Args:
         weights: The weights by name.
-        generator: Source of the draws.
+        generator: The generator to draw from.
         holders: The layers of the weights, which determine what a filter is; by default a row.
+
+    Returns:
+        The noise by name; 0 for biases and norm layers.
     """
     found = {}
     for name, weight in weights.items():
@@ -77,6 +83,9 @@ def gaussian_noise(weights: Mapping[str, Tensor], seed: int, number: int) -> Par
         weights: The parameters by name.
         seed: Seed of the landscape.
         number: Number of the draw.
+
+    Returns:
+        The noise by name.
     """
     generator = _generator(seed, f"landscape noise {number}")
     return {name: _normal(weight, generator) for name, weight in weights.items()}

@@ -147,10 +147,13 @@ def read_landscape(path: Path) -> Landscape:
     Args:
         path: The file, or the run directory that contains it.
 
+    Returns:
+        The landscape.
+
     Raises:
         UsageError: The file does not exist.
         RunError: The file is invalid.
-    """
+    """  # noqa: DOC501
     file = path / LANDSCAPE if path.is_dir() else path
     if not file.exists():
         raise UsageError(f"{file} does not exist; steppe landscape RUN writes it.")
@@ -219,6 +222,12 @@ def _grid(value: Any, rows: int, columns: int) -> Grid:
 def round_floats(value: T) -> T:
     """Round every float in plain values or dataclasses to six significant digits.
 
+    Args:
+        value: The value.
+
+    Returns:
+        A rounded copy.
+
     Example:
         >>> round_floats({"a": [1.23456789]})
         {'a': [1.23457]}
@@ -236,13 +245,16 @@ def round_floats(value: T) -> T:
 
 
 def identity(benchmark: str, method: str, seed: int, config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What identifies a run in landscape.json: its name, and a digest of all settings its numbers depend on.
+    """What identifies a run in landscape.json.
 
     Args:
         benchmark: Name of the benchmark.
         method: Name of the method.
         seed: Seed of the run.
         config: The run's configuration by section; `run` does not count.
+
+    Returns:
+        Benchmark, method and seed, and a digest of all settings its numbers depend on.
     """
     settings = {section: values for section, values in config.items() if section != "run"}
     settings["training"] = {_HASHED_NAMES.get(key, key): value for key, value in config["training"].items()}
@@ -252,12 +264,14 @@ def identity(benchmark: str, method: str, seed: int, config: Mapping[str, Mappin
 
 
 def identities(result: RunResult) -> list[dict[str, Any]]:
-    """The identities that a landscape of a finished run may carry.
-
-    Its own comes first. Earlier versions included settings that were added after the run, with their defaults.
+    """The identities that a landscape of a finished run may have.
 
     Args:
         result: The run's result.
+
+    Returns:
+        The run's own identity, then the one that earlier versions wrote: it included settings added after the run, with
+        their defaults. The latter is omitted if it cannot be computed.
     """
     configs = [result.config]
     if not result.config["run"].get("plugins"):  # which must not be executed just to read a file

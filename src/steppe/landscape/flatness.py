@@ -47,8 +47,11 @@ def measure_flatness(profiles: Sequence[Profile], alphas: Sequence[float], radiu
 
     Args:
         profiles: The losses along each direction.
-        alphas: Where they were taken; symmetric around 0 in the middle.
-        radius: Sharpness and mean rise look at |α| ≤ radius.
+        alphas: Where they were measured; symmetric, with 0 in the middle.
+        radius: Sharpness and mean rise are taken over |α| ≤ radius.
+
+    Returns:
+        The loss at α = 0, and the estimate of each measure over the directions.
     """
     return Flatness(
         profiles[0][len(alphas) // 2],

@@ -27,9 +27,12 @@ def hessian_product(network: Network, batch: Batch, vector: ParamDict) -> ParamD
     """The Hessian-vector product H v of the mean loss: the gradient of ∇L · v.
 
     Args:
-        network: The network; its training or eval mode is used as it is.
+        network: The network, in the training or eval mode it is in.
         batch: Prepared samples.
         vector: v, by parameter name.
+
+    Returns:
+        H v, by parameter name.
     """
     weights = dict(network.trainable)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}

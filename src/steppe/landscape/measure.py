@@ -113,9 +113,7 @@ def measure(
 
 
 def _lock_run(run: Path) -> AbstractContextManager[None]:
-    """Lock the run directory: two processes would overwrite each other's file. A read-only directory contains no such
-    file and needs no lock.
-    """
+    """Lock the run directory, so that no two processes write its file; a read-only directory needs no lock."""
     return lock_directory(run, "wait for it") if os.access(run, os.W_OK) else nullcontext()
 
 

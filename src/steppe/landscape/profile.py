@@ -35,8 +35,15 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 for each misclassified sample, else 0. As in prediction the first of several equal maxima counts; outputs that
-    contain NaN count as misclassified.
+    """The zero-one loss of each sample.
+
+    Args:
+        logits: The outputs, (classes, n).
+        labels: The labels.
+
+    Returns:
+        1 for each misclassified sample, else 0. As in prediction, the first of several equal maxima counts; a sample
+        with a NaN among its outputs counts as misclassified.
     """
     highest, predicted = logits.max(0)
     return ((predicted != labels) | highest.isnan()).to(logits.dtype)
@@ -117,6 +124,9 @@ def loss_profile(probe: LossProbe, direction: ParamDict, alphas: Sequence[float]
         direction: d.
         alphas: The values of α.
 
+    Returns:
+        The losses.
+
     Raises:
         DivergedError: A loss is not finite.
     """
@@ -124,13 +134,16 @@ def loss_profile(probe: LossProbe, direction: ParamDict, alphas: Sequence[float]
 
 
 def loss_surface(probe: LossProbe, first: ParamDict, second: ParamDict, alphas: Sequence[float]) -> list[list[float]]:
-    """The loss at w + α d + β e for every α (rows) and β (columns).
+    """The loss at w + α d + β e for every α and β.
 
     Args:
         probe: Network and samples.
         first: d.
         second: e.
         alphas: The values of α and of β.
+
+    Returns:
+        One row per α, one column per β.
 
     Raises:
         DivergedError: A loss is not finite.

@@ -16,13 +16,16 @@ _PAIRINGS = 50_000  # more than all pairings of eight runs
 
 
 def compare_runs(results: Mapping[Path, RunResult]) -> list[dict[str, Any]]:
-    """A row with ACC, BWT and flatness for every run with a complete landscape, best ACC first.
+    """ACC, BWT and flatness of every run with a complete landscape.
 
     A landscape is complete if it covers every task right after it was learned, and every task at the end. Flatness is
     averaged over tasks at each of these times.
 
     Args:
         results: Results by run directory.
+
+    Returns:
+        A row per run, best ACC first.
     """
     rows = []
     for path, result in results.items():
@@ -34,12 +37,15 @@ def compare_runs(results: Mapping[Path, RunResult]) -> list[dict[str, Any]]:
 
 
 def rank_correlations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Spearman's rank correlation of each measure of flatness with ACC and BWT, with two-sided permutation p-values.
+    """Spearman's rank correlation of each measure of flatness with ACC and BWT.
 
-    −1 means that flatter is always better. Fewer than three runs, or equal values, have no correlation.
+    −1 means that flatter is always better. It is undefined for fewer than three runs, or if all values are equal.
 
     Args:
         rows: The rows of `compare_runs`.
+
+    Returns:
+        A row per measure, with two-sided permutation p-values, without correlations that are undefined.
     """
     found = []
     for measure in [name for name in (rows[0] if rows else ()) if name.endswith(_WHEN)]:

@@ -50,11 +50,14 @@ class LandscapeSettings(Settings):
             )
 
     def differences(self, other: LandscapeSettings, names: Iterable[str] | None = None) -> dict[str, Value]:
-        """The settings in which another landscape differs, with its values.
+        """The settings in which another landscape differs.
 
         Args:
             other: The other landscape's settings.
             names: The settings to compare; by default all.
+
+        Returns:
+            The other landscape's values, by name.
         """
         own, others = self.as_dict(), other.as_dict()
         return {name: others[name] for name in names or own if others[name] != own[name]}

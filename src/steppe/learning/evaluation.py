@@ -136,11 +136,7 @@ def _blamed() -> Iterator[None]:
 
 
 def scores(x: Tensor, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
-    """Return the scores that prediction compares, for stored inputs.
-
-    Raises:
-        DataError: They are of another kind than those trained on, and the model does not accept them.
-    """
+    """The scores that prediction compares, for stored inputs; raises a DataError if the model rejects their kind."""
     if kind is None:
         return _compared(x, network, method)
     check_scaled_alike(x, kind, network)

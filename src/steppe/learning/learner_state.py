@@ -213,9 +213,10 @@ class LearnerState:
             raise
 
     def _checkpoint(self) -> State:
-        """All that a task changes, but the weights.
+        """Everything that learning a task changes, except the weights.
 
-        None where it cannot be rolled back: within a task, or with a method that does not declare its state.
+        Returns:
+            The state; None where it cannot be rolled back: within a task, or if the method does not declare its state.
         """
         first = self.num_tasks == 0  # a method that has not learned anything is created anew
         if self.has_pending_task or not (first or self._method is None or self._method.state_attrs is not None):

@@ -118,10 +118,20 @@ def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeErro
 
 
 def check_last_batch(method: Method, network: Network, group: TaskGroup, size: int) -> None:
-    """Raise DataError if the last batch is a single sample that BatchNorm cannot normalize.
+    """Check that the last batch is not a single sample that BatchNorm cannot normalize.
 
-    Only for methods that pass the batch to the model without other samples. What a DataLoader yields is unknown here.
-    """
+    Only for methods that pass the batch to the model without other samples. The batches of a DataLoader are not known
+    here, so they are not checked.
+
+    Args:
+        method: The method.
+        network: The network, in the mode in which it learns.
+        group: The tasks to learn.
+        size: Samples per batch.
+
+    Raises:
+        DataError: It is such a sample.
+    """  # noqa: DOC501
     sources = [task.train for task in group.tasks]
     norms = [module for module in network.model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     if not method.uses_bare_batch or not any(norm.training for norm in norms):

@@ -52,7 +52,7 @@ class TaskGroup:
     def batches(
         self, size: int, streams: Streams, outputs: int, device: torch.device, skip: int = 0
     ) -> Iterator[Batch]:
-        """Yield every sample once, in batches of all tasks mixed, augmented, on the device.
+        """Iterate over every sample once, in batches of all tasks mixed, augmented, on the device.
 
         Args:
             size: Samples per batch.
@@ -60,6 +60,9 @@ class TaskGroup:
             outputs: How many outputs the model has.
             device: The device of the model.
             skip: How many batches to leave out at the beginning.
+
+        Returns:
+            An iterator over the batches.
 
         Raises:
             DataError: A label is outside its task's head.

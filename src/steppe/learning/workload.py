@@ -49,7 +49,12 @@ class Workload:
     def draws(self, method: Method | None, tasks: Sequence[Task] = ()) -> bool:
         """Whether anything involved may draw from torch's global generators.
 
-        It cannot if the model is a chain of linear layers, the data are tensors, and all other code is steppe's.
+        Args:
+            method: The method, if there is one yet.
+            tasks: The tasks whose data are read.
+
+        Returns:
+            False if the model is a chain of linear layers, the data are tensors, and all other code is steppe's.
         """
         network, chain = self._network, self._network.chain
         plain_inputs = network.inputs.scales_bytes or network.inputs.is_elementwise  # a user's transform may draw

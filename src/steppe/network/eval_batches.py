@@ -22,8 +22,10 @@ def eval_batch_size(model: nn.Module, count: int, largest: int) -> int:
     Args:
         model: The model.
         count: How many samples there are.
-        largest: The batch size to use if possible. Where the model does not accept single samples, a size is chosen
-            that leaves none over at the end.
+        largest: The batch size to use if possible.
+
+    Returns:
+        A size that leaves no single sample over at the end, if the model rejects those.
 
     Raises:
         DataError: There is one sample, and the model needs two.

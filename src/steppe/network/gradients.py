@@ -42,7 +42,10 @@ class Gradients:
             compute_loss: The forward pass.
             at: Weights to use in place of the model's own.
             factored: Weights of linear layers, with the layers that use each, whose gradients may come as factors.
-            statistics: Whether the forward may move running statistics.
+            statistics: Whether the forward pass may update running statistics.
+
+        Returns:
+            The loss, and the gradient by parameter name; 0 for frozen weights.
         """
         trainable = self._weights.trainable
         buffers = nullcontext() if statistics or not self._has_buffers else preserve_buffers(self._model)

@@ -52,10 +52,17 @@ class InputCopies:
 
 
 def _changed(copy: Tensor, original: Tensor) -> bool:
-    """Whether a forward has changed its copy, through torch or behind its back (a NumPy view).
+    """Whether a forward pass has changed its copy, through torch or behind its back (through a NumPy view).
 
     The latter is possible on the CPU only. On other devices comparing would wait for the device, so only inference
     tensors, which have no version counter, are compared there.
+
+    Args:
+        copy: The copy that the forward pass was given.
+        original: The original.
+
+    Returns:
+        True if it has.
     """
     counts = not copy.is_inference()
     if counts and copy._version > 0:

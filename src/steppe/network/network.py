@@ -158,9 +158,15 @@ class Network:
         self._fast_path.enable_if_exact(batch, self.loss_and_grad)
 
     def mode(self, *, training: bool) -> AbstractContextManager[None]:
-        """Put the model in train or eval mode inside; afterwards each module has its own mode again.
+        """Put the model in train or eval mode; afterwards each module has its own mode again.
 
-        Frozen parts that their owner put in eval mode stay in it. In eval mode the model runs in its own precision.
+        Modules that are frozen and in eval mode stay in it. In eval mode the model runs in its own precision.
+
+        Args:
+            training: Whether to use train mode.
+
+        Returns:
+            A context manager.
         """
         return self._forward.mode(training=training)
 

@@ -24,11 +24,14 @@ class DifferenceRow:
 
 
 def difference_rows(section: Section, reference: int) -> list[DifferenceRow]:
-    """Compare all other methods with a reference; the tests of each measure are one family.
+    """Compare all other methods with a reference. The tests of each measure are one family.
 
     Args:
         section: The methods.
         reference: Index of the method to compare with.
+
+    Returns:
+        A row for each other method.
     """
     against = section.variants[reference]
     others = [variant for place, variant in enumerate(section.variants) if place != reference]

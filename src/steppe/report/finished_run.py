@@ -57,10 +57,13 @@ class FinishedRun:
         return all(row[0] is not None for row in self.result.accuracy)
 
     def accuracy_of(self, task: int) -> list[float]:
-        """Test accuracy on a task after it and after every later one.
+        """Test accuracy on a task after it was learned and after every later task.
 
         Args:
             task: The task's number, from 1.
+
+        Returns:
+            The accuracies in order.
         """
         return [value for row in self.result.accuracy[task - 1 :] if (value := row[task - 1]) is not None]
 
@@ -151,6 +154,9 @@ def collect(directories: Sequence[Path]) -> Collection:
 
     Args:
         directories: Directories of runs or studies.
+
+    Returns:
+        The runs and studies found.
 
     Raises:
         UsageError: One of them is not a directory or contains no finished run.

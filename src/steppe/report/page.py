@@ -62,11 +62,14 @@ def write_page(collected: Collection, out: Path, command: str) -> None:
 
 
 def render_page(collected: Collection, command: str) -> str:
-    """The HTML of the report.
+    """Render the report as HTML.
 
     Args:
         collected: The runs.
-        command: The command line to name in it.
+        command: The command line to show in it.
+
+    Returns:
+        The page.
     """
     found = build_sections(collected)
     style = _asset("report.css")

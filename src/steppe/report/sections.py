@@ -35,10 +35,13 @@ class Variant:
         return [run.result.seed for run in self.runs]
 
     def by_seed(self, measure: str) -> dict[int, float]:
-        """A measure by seed, without seeds that do not have it.
+        """A measure by seed.
 
         Args:
             measure: An attribute of `RunResult`, such as `acc`.
+
+        Returns:
+            The values, without seeds whose value is None.
         """
         found = {run.result.seed: getattr(run.result, measure) for run in self.runs}
         return {seed: value for seed, value in found.items() if value is not None}

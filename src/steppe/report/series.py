@@ -151,9 +151,15 @@ def _recorded(
 
 
 def landscapes(section: Section) -> Data | None:
-    """Losses around the weights and measures of flatness, by method and moment; None if no run has any.
+    """Losses around the weights and measures of flatness, by method and moment.
 
     Only landscapes with the same settings as the first run's are averaged and compared; the others are named.
+
+    Args:
+        section: The methods.
+
+    Returns:
+        The data for the page; None if no run has a landscape.
     """
     runs = [run for variant in section.variants for run in variant.runs]
     first = next((found.settings for run in runs if (found := run.usable_landscape)), None)

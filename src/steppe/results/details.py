@@ -32,10 +32,13 @@ _NOTE = (
 
 
 def details(runs: Mapping[Path, RunResult]) -> str:
-    """The detailed table of one benchmark's runs in Markdown; columns that would be empty are left out.
+    """The detailed table of one benchmark's runs in Markdown.
 
     Args:
         runs: Results by run directory; ranks and importances come from the logs there.
+
+    Returns:
+        The table, without columns that would be empty, and notes on it.
     """
     body, paths, results = [], list(runs), list(runs.values())
     measure = common_time_measure(results)

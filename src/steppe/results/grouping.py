@@ -36,11 +36,14 @@ def group_by_settings(name: str, results: Sequence[RunResult], sections: Sequenc
 
 
 def differing_settings(results: Sequence[RunResult], sections: Sequence[str]) -> dict[str, list[Any]]:
-    """The settings in which results differ, by dotted key, each with its different values in order of appearance.
+    """The settings in which results differ.
 
     Args:
         results: The results.
         sections: The sections of the configuration to compare.
+
+    Returns:
+        The different values of each setting in order of appearance, by dotted key.
     """
     settings = comparable_settings(results, sections)
     found: dict[str, list[Any]] = {}
@@ -54,9 +57,16 @@ def differing_settings(results: Sequence[RunResult], sections: Sequence[str]) ->
 
 
 def comparable_settings(results: Sequence[RunResult], sections: Sequence[str]) -> list[dict[str, Any]]:
-    """The settings of each result by dotted key, completed so that results of several versions can be compared.
+    """The settings of each result, completed so that results of several versions can be compared.
 
-    A result from before a setting existed gets the value that other results have by default, if there is one.
+    A result from before a setting existed gets the default of the other results, if there is one.
+
+    Args:
+        results: The results.
+        sections: The sections of the configuration to compare.
+
+    Returns:
+        The values of each result, by dotted key.
     """
     settings = [flat_settings(result.config, sections) for result in results]
     defaults: dict[str, Any] = {}
@@ -79,9 +89,16 @@ def format_setting(value: Any) -> str:
 
 
 def explicit_settings(result: RunResult, sections: Collection[str]) -> dict[str, str]:
-    """The settings that a result's command passes by `--set`, by dotted key.
+    """The settings that a result's command passes with `--set`.
 
     The command counts, not today's preset, which may have changed since the run.
+
+    Args:
+        result: The result.
+        sections: The sections of the configuration to include.
+
+    Returns:
+        The values as text, by dotted key; empty if the command cannot be parsed.
     """
     try:
         words = shlex.split(result.command)

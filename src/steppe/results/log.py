@@ -35,6 +35,9 @@ def read_task_log(run: Path) -> TaskLog:
 
     Args:
         run: The run directory.
+
+    Returns:
+        The content; empty if there is no log.
     """
     log = TaskLog()
     for event in read_events(run):
@@ -51,10 +54,13 @@ def read_task_log(run: Path) -> TaskLog:
 
 
 def read_events(run: Path) -> Iterator[dict[str, Any]]:
-    """Iterate over the records of a run's log; unreadable ones are skipped, since the result stands without them.
+    """Iterate over the records of a run's log. Unreadable ones are skipped, as the result does not depend on them.
 
     Args:
         run: The run directory.
+
+    Yields:
+        A record.
     """
     try:
         lines = read_bounded(run / LOG, _MAX_FILE_BYTES).split(b"\n")

@@ -39,12 +39,15 @@ def methods_with_figures(benchmark: str) -> list[str]:
 
 
 def published_scores(benchmark: str, method: str, source: str = "paper") -> dict[str, PublishedScore]:
-    """Published `acc` and `bwt`; empty if there are none.
+    """Published `acc` and `bwt`.
 
     Args:
         benchmark: Name of the benchmark.
         method: Name of the method.
         source: `paper`, or `released` for its released code.
+
+    Returns:
+        The scores by measure; empty if none were published.
 
     Example:
         >>> str(published_scores("pmnist", "fs-dgpm")["acc"])

@@ -132,10 +132,13 @@ class RunResult:
         return str(self.config["run"].get("device", "cpu"))
 
     def time(self, measure: TimeMeasure) -> dict[str, float]:
-        """Seconds by kind.
+        """The time spent on each kind of work.
 
         Args:
             measure: Wall-clock or CPU time.
+
+        Returns:
+            Seconds by kind.
 
         Raises:
             ValueError: CPU time was not measured.
@@ -151,6 +154,9 @@ class RunResult:
 
         Args:
             data: The parsed JSON.
+
+        Returns:
+            The result.
 
         Raises:
             ValueError: A field is missing or invalid; the message names it.

@@ -25,7 +25,13 @@ class MeanStd:
 
 
 def mean_std(values: Iterable[float | None]) -> MeanStd | None:
-    """Mean and sample standard deviation of the values that are not None; None if there are none.
+    """Mean and sample standard deviation.
+
+    Args:
+        values: The values; None for those that are missing.
+
+    Returns:
+        Mean and deviation of the known values; None if there are none.
 
     Example:
         >>> str(mean_std([1.0, None, 3.0]))
@@ -62,6 +68,9 @@ def compare_means(first: Mapping[int, float], second: Mapping[int, float]) -> Me
         first: Values of the first method by seed.
         second: Values of the second method by seed.
 
+    Returns:
+        The difference, with the p-value or the reason why there is none.
+
     Example:
         >>> compare_means({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.5}).mean
         0.75
@@ -79,8 +88,17 @@ def compare_means(first: Mapping[int, float], second: Mapping[int, float]) -> Me
 
 
 def _welch(first: Sequence[float], second: Sequence[float]) -> MeanDifference:
-    """With u = var(a) / n and v = var(b) / m:  t = (mean(a) - mean(b)) / sqrt(u + v),
+    """Compare two methods by Welch's t-test.
+
+    With u = var(a) / n and v = var(b) / m:  t = (mean(a) - mean(b)) / sqrt(u + v),
     (u + v)^2 / (u^2 / (n - 1) + v^2 / (m - 1)) degrees of freedom.
+
+    Args:
+        first: The n values a.
+        second: The m values b.
+
+    Returns:
+        The difference, with the p-value or the reason why there is none.
     """
     mean, seeds = fmean(first) - fmean(second), (len(first), len(second))
     if min(seeds) < 2:
@@ -110,6 +128,9 @@ def holm_correction(values: Sequence[float | None]) -> list[float | None]:
 
     Args:
         values: The p-values of one family; None for comparisons without a test, which do not count.
+
+    Returns:
+        The corrected p-values in the same order.
 
     Example:
         >>> holm_correction([0.01, None, 0.04])

@@ -31,11 +31,14 @@ class Row:
 
 
 def rows(results: Sequence[RunResult], measure: TimeMeasure | None = None) -> list[Row]:
-    """One row for each method and choice of settings, in order of first appearance.
+    """The rows of a table.
 
     Args:
         results: The results of one benchmark.
         measure: How to measure time; None for the best measure that all results have.
+
+    Returns:
+        One row for each method and choice of settings, in order of first appearance.
     """
     measure = measure or common_time_measure(results)
     groups = group_by_variant(results).items()
@@ -71,8 +74,14 @@ def is_comparable(result: RunResult) -> bool:
 def common_time_measure(results: Iterable[RunResult]) -> TimeMeasure:
     """The measure of time by which all results can be compared.
 
-    CPU time is better, since other work on the machine does not change it. It needs results that all recorded it, and
-    means nothing for a GPU.
+    CPU time is better, as other work on the machine does not change it. But results of earlier versions may lack it,
+    and it means nothing for a GPU.
+
+    Args:
+        results: The results.
+
+    Returns:
+        `cpu_seconds` if all results have it and ran on the CPU, else `seconds`.
     """
     cpu = all(result.cpu_seconds is not None and result.device == "cpu" for result in results)
     return "cpu_seconds" if cpu else "seconds"
@@ -85,12 +94,15 @@ def seconds_per_task(result: RunResult, measure: TimeMeasure) -> float:
 
 
 def build_row(label: str, results: Sequence[RunResult], measure: TimeMeasure) -> Row:
-    """The row of results that differ in the seed alone.
+    """Build the row of results that differ only in the seed.
 
     Args:
-        label: The method's name, with settings if need be.
+        label: The method's name, with settings if needed.
         results: The results, one for each seed.
         measure: How to measure time.
+
+    Returns:
+        The row.
     """
 
     def over_seeds(value: Callable[[RunResult], float | None]) -> MeanStd | None:
@@ -183,6 +195,9 @@ def as_json(results: Sequence[RunResult], command: str) -> str:
     Args:
         results: The results of one benchmark.
         command: The command line of the study.
+
+    Returns:
+        The JSON text.
     """
     table = [
         {

@@ -53,7 +53,13 @@ class Stopwatch:
 
 
 def split_wall_cpu(times: Mapping[str, Elapsed]) -> tuple[dict[str, float], dict[str, float]]:
-    """Wall-clock and CPU seconds by kind of work; the latter are empty unless known for every kind.
+    """Split times into wall-clock and CPU seconds.
+
+    Args:
+        times: The time of each kind of work.
+
+    Returns:
+        Wall-clock and CPU seconds by kind; the latter are empty unless known for every kind.
 
     Example:
         >>> split_wall_cpu({"train": Elapsed(2.0, 1.0), "memory": Elapsed(3.0, None)})

@@ -39,11 +39,17 @@ def check_device(device: object) -> None:
 
 
 def resolve_device(name: str) -> str:
-    """The device by name; `auto` is CUDA if available, else the CPU.
+    """Resolve the name of a device.
+
+    Args:
+        name: The name; `auto` is CUDA if available, else the CPU.
+
+    Returns:
+        The device's name.
 
     Raises:
         UsageError: The name is unknown, or CUDA is not available.
-    """
+    """  # noqa: DOC501
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name not in DEVICES:

@@ -21,10 +21,13 @@ _MODEL_KEYS = ("model name", "cpu model", "cpu", "Hardware")  # in /proc/cpuinfo
 
 @functools.cache
 def machine_info(device: str = "cpu") -> Machine:
-    """What timings, and the last bits of results, may depend on. Unknown entries are omitted.
+    """What timings, and the last bits of results, may depend on.
 
     Args:
         device: The device of the work; for a GPU its name is included.
+
+    Returns:
+        The properties of this machine by name, without unknown ones.
     """
     info: Machine = {"processor": printable(_processor()), "cores": usable_cores(), "system": printable(_system())}
     if device != "cpu":
@@ -37,7 +40,13 @@ def machine_info(device: str = "cpu") -> Machine:
 
 
 def format_machine(info: Mapping[str, Any] | None) -> str:
-    """The result of `machine_info` as text; results of older versions have none.
+    """Format the result of `machine_info`.
+
+    Args:
+        info: The properties by name; results of earlier versions have none.
+
+    Returns:
+        The text.
 
     Example:
         >>> format_machine({"processor": "Xeon", "cores": 2, "memory_gib": 16.0})

@@ -41,7 +41,8 @@ def write_atomic(path: Path, content: bytes) -> None:
         content: Its new content.
 
     Raises:
-        OSError: The disk refused.
+        IsADirectoryError: The path is a directory.
+        OSError: It cannot be written.
         UsageError: The path is a device, a pipe or a socket.
     """
     place = resolve_target(path)
@@ -61,11 +62,17 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def resolve_target(path: Path) -> Path:
-    """The file that a path leads to through links.
+    """Follow links to the file that a path leads to.
+
+    Args:
+        path: The path, which need not exist.
+
+    Returns:
+        The file's path.
 
     Raises:
         UsageError: It is a device, a pipe or a socket, which renaming would replace by a file.
-        OSError: The links form a circle.
+        OSError: The links form a cycle.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UsageError(f"{path} is a device, pipe or socket, not a file; choose another name.")
@@ -86,7 +93,13 @@ def _flush_directory(path: Path) -> None:
 
 
 def expand_path(path: str) -> Path:
-    """The path with a leading ~ expanded to the home directory; ./~ is an ordinary name.
+    """Expand a leading ~ to the home directory; ./~ is an ordinary name.
+
+    Args:
+        path: The path as the user wrote it.
+
+    Returns:
+        The path.
 
     Raises:
         UsageError: It contains NUL, or there is no such home directory.
@@ -128,7 +141,13 @@ def require_inside(root: Path, path: Path) -> Path:
 
 
 def open_append(path: Path) -> int:
-    """Open a file for appending, creating it if needed, and return the descriptor.
+    """Open a file for appending, creating it if needed.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The descriptor.
 
     Raises:
         OSError: It cannot be opened, or is not a regular file.
@@ -143,11 +162,14 @@ def open_append(path: Path) -> int:
 
 
 def read_bounded(path: Path, limit: int | None = MAX_BYTES) -> bytes:
-    """The content of a regular file of limited size.
+    """Read a regular file of limited size.
 
     Args:
         path: The file, or a link to it.
         limit: The largest size in bytes; None for no limit.
+
+    Returns:
+        Its content.
 
     Raises:
         OSError: It does not exist, cannot be read, or is not a regular file.
@@ -173,8 +195,14 @@ def read_json(path: Path, limit: int = MAX_BYTES) -> Any:
 def parse_json(content: bytes) -> Any:
     """Parse JSON of limited complexity.
 
+    Args:
+        content: The JSON.
+
+    Returns:
+        The value.
+
     Raises:
-        ValueError: It is invalid, or has so many strings, lists and objects, or such deep nesting, that it would fill
+        ValueError: It is invalid, or has so many strings, lists and objects, or such deep nesting, that it would use up
             the memory.
 
     Example:
@@ -198,7 +226,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML of the complexity that a configuration may have.
+    """Parse TOML that is no more complex than a configuration.
+
+    Args:
+        text: The TOML.
+
+    Returns:
+        The table.
 
     Raises:
         ValueError: It is invalid or too complex.

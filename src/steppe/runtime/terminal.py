@@ -9,7 +9,13 @@ _DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # revers
 
 
 def escape_controls(text: str) -> str:
-    r"""The text with control characters escaped; newlines and tabs stay.
+    r"""Escape control characters, except newlines and tabs.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The escaped text.
 
     Example:
         >>> print(escape_controls("\x1b[2J"))

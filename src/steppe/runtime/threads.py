@@ -35,12 +35,17 @@ def choose_num_threads(multiplications: int, batch: int) -> int:
 
 
 def count_multiplications(model: nn.Module, inputs: Tensor) -> int:
-    """Multiplications in one sample's forward: each weight once for each position that its layer is applied to, and at
-    least once each, as a model may use weights outside its layers.
+    """Count the multiplications in one sample's forward pass.
+
+    Each weight counts once for each position that its layer is applied to, and at least once, as a model may use
+    weights outside its layers.
 
     Args:
         model: The model, which is run once.
         inputs: A few samples as the model takes them.
+
+    Returns:
+        The number of multiplications.
     """
     counted, least = 0, sum(weight.numel() for weight in model.parameters())
 
@@ -63,10 +68,16 @@ def count_multiplications(model: nn.Module, inputs: Tensor) -> int:
 
 
 def set_num_threads(count: int) -> int:
-    """Let operations of the calling thread use `count` threads; returns the previous number.
+    """Let operations of the calling thread use `count` threads.
 
     torch keeps this number per thread, plus a default for new threads, which `torch.set_num_threads` sets as well. Here
     the default stays: a helper thread that started with it puts it back.
+
+    Args:
+        count: The number of threads.
+
+    Returns:
+        The previous number.
     """
     before = torch.get_num_threads()
     if before == count:

@@ -6,7 +6,14 @@ from torch import Tensor
 
 
 def clip_ratio(norm: float, bound: float) -> float:
-    """The factor, at most 1, that scales a vector of this norm to at most `bound`.
+    """The factor that scales a vector down to a norm of at most `bound`.
+
+    Args:
+        norm: The norm of the vector.
+        bound: The largest norm allowed.
+
+    Returns:
+        The factor, at most 1.
 
     Example:
         >>> round(clip_ratio(4.0, 2.0), 3), clip_ratio(1.0, 2.0)

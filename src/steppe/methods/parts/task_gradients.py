@@ -90,6 +90,9 @@ class PastTasks:
 
         Args:
             clip: The norm to which longer rows are scaled down; 0 means no clipping.
+
+        Returns:
+            A.
         """
         return self._together(self.linear).clipped(clip) if self.linear else self._one_by_one(clip)
 

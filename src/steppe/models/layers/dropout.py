@@ -29,6 +29,9 @@ def dropout(x: Tensor, share: float, training: bool) -> Tensor:
         share: The probability that an element is dropped. The exact probability may be off by 2⁻¹⁴; the other elements
             are scaled up by the exact one.
         training: Whether to drop anything.
+
+    Returns:
+        The output.
     """
     if _left_to_torch(x, share, training):
         return functional.dropout(x, share, training)
@@ -36,9 +39,17 @@ def dropout(x: Tensor, share: float, training: bool) -> Tensor:
 
 
 def dropout_pool_relu(x: Tensor, share: float, training: bool) -> Tensor:
-    """Apply dropout, 2 × 2 max pooling and ReLU; the arguments are those of `dropout`.
+    """Apply dropout, 2 × 2 max pooling and ReLU.
 
-    ReLU before pooling gives the same bits, but has four times as many elements to process.
+    ReLU before pooling would give the same bits, but has four times as many elements to process.
+
+    Args:
+        x: The input.
+        share: As in `dropout`.
+        training: As in `dropout`.
+
+    Returns:
+        The output.
     """
     if _left_to_torch(x, share, training):
         return relu(max_pool2d(functional.dropout(x, share, training), 2))
@@ -68,8 +79,11 @@ class _DropoutPoolReLU(torch.autograd.Function):
 
 
 def _left_to_torch(x: Tensor, share: float, training: bool) -> bool:
-    """Whether to use torch's own dropout: without fast paths, on other devices, where nothing is random, and where the
-    elements have gaps in memory, so that bits cannot be assigned to them.
+    """Whether to use torch's own dropout.
+
+    Returns:
+        True if fast paths are off, nothing is random, the device is not the CPU, or the elements have gaps in memory,
+        so that bits cannot be assigned to them.
     """
     dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
     return not (training and fast_paths_enabled()) or x.device.type != "cpu" or not dense or not 0 < _share(share) < 1
