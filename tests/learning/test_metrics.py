@@ -40,7 +40,7 @@ def test_one_task_has_nothing_to_forget() -> None:
 
 def test_tasks_learnt_together_leave_what_was_not_measured_open() -> None:
     matrix = AccuracyMatrix([[50]])
-    matrix.append([60, 70, 80], learnt=2)
+    matrix.append([60, 70, 80], num_tasks=2)
     assert matrix.acc == pytest.approx(70)
     assert (matrix.bwt, matrix.forgetting, matrix.learning_acc) == (None, None, None)
     assert matrix.square() == [[50, None, None], [None, None, None], [60, 70, 80]]
@@ -56,9 +56,9 @@ def test_rows_of_the_wrong_length_are_refused(row: list[float]) -> None:
 def test_a_refused_row_leaves_the_matrix_as_it_was(row: list[float], learnt: int) -> None:
     matrix = AccuracyMatrix([[50]])
     with pytest.raises((DataError, ValueError)):
-        matrix.append(row, learnt=learnt)
+        matrix.append(row, num_tasks=learnt)
     assert matrix.rows == [[50]]
-    matrix.append([60, 70, 80], learnt=2)
+    matrix.append([60, 70, 80], num_tasks=2)
     assert matrix.rows == [[50], None, [60, 70, 80]]
 
 

@@ -173,14 +173,14 @@ class _Run:
             if retrain and not self._learner.has_pending_task:
                 self._learner = _build_learner(config)
             tested = self._evaluate_before_learning(number) if config.method_settings.schedule == "sequential" else ZERO
-            learnt = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._emit)  # type: ignore[arg-type]
+            learned = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._emit)  # type: ignore[arg-type]
             clock = Stopwatch(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
-            self._matrix.append(row, learnt=stage.stop - len(self._matrix))
+            self._matrix.append(row, num_tasks=stage.stop - len(self._matrix))
             seconds, cpu = split_wall_cpu({"evaluate": clock.elapsed})
-            spent = {**learnt.seconds, **seconds}
-            cpu = {**learnt.cpu_seconds, **cpu} if learnt.cpu_seconds and cpu else {}
-            own = {"seconds": spent, "bytes": learnt.bytes, "updates": learnt.updates}
+            spent = {**learned.seconds, **seconds}
+            cpu = {**learned.cpu_seconds, **cpu} if learned.cpu_seconds and cpu else {}
+            own = {"seconds": spent, "bytes": learned.bytes, "updates": learned.updates}
             self._per_task.append({**own, "cpu_seconds": cpu} if cpu else own)
             self._stage = number + 1
             place = stage.stop - 1
@@ -188,7 +188,7 @@ class _Run:
                 self._directory.save_weights(self._learner.model, place)
             name = tasks[place].name
             ended = TaskEnded(
-                place, name, row, spent, learnt.bytes, learnt.updates, learnt.remarks, learnt.diagnostics, cpu
+                place, name, row, spent, learned.bytes, learned.updates, learned.remarks, learned.diagnostics, cpu
             )
             self._emit(ended)
 
@@ -259,8 +259,8 @@ class _Run:
         stages = _stages(self._config.method_settings.schedule, len(self._tasks))
         self._stage, self._per_task = state["stage"], state["per_task"]
         self._remarks = [printable(remark) for remark in state["remarks"]]
-        learnt = stages[self._stage - 1].stop if self._stage > 0 else 0
-        if not 0 <= self._stage == len(self._per_task) <= len(stages) or len(state["rows"]) != learnt:
+        num_learned = stages[self._stage - 1].stop if self._stage > 0 else 0
+        if not 0 <= self._stage == len(self._per_task) <= len(stages) or len(state["rows"]) != num_learned:
             raise ValueError(f"{self._stage} stages do not match {len(state['rows'])} rows of accuracies")
         for task in self._per_task:
             float(task["updates"]), dict(task["bytes"])

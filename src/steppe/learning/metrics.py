@@ -10,7 +10,7 @@ from steppe.errors import DataError
 class AccuracyMatrix:
     """The lower triangle of R, with a row appended after each task.
 
-    Tasks learned together skip rows: `append(row, learnt=3)` stands for three tasks, of which only the row after the
+    Tasks learned together skip rows: `append(row, num_tasks=3)` stands for three tasks, of which only the row after the
     last exists. Measures that need the others are None.
 
     Args:
@@ -34,26 +34,26 @@ class AccuracyMatrix:
         for row in rows:
             self.append(row)
 
-    def append(self, row: Sequence[float], learnt: int = 1) -> None:
+    def append(self, row: Sequence[float], num_tasks: int = 1) -> None:
         """Append a row.
 
         Args:
             row: The accuracy on every task so far.
-            learnt: How many tasks were learned since the last row.
+            num_tasks: How many tasks were learned since the last row.
 
         Raises:
             DataError: The row has another length than there are tasks.
         """
-        if learnt < 1:
-            raise DataError(f"learnt = {learnt} must be at least 1.")
-        place = len(self.rows) + learnt
+        if num_tasks < 1:
+            raise DataError(f"num_tasks = {num_tasks} must be at least 1.")
+        place = len(self.rows) + num_tasks
         if len(row) != place:
             raise DataError(
                 f"row {place} of the accuracy matrix has {len(row)} entries; "
                 f"it needs one for each of the {place} tasks."
             )
         values = [float(value) for value in row]  # before anything is appended: it may fail
-        self.rows += [*[None] * (learnt - 1), values]
+        self.rows += [*[None] * (num_tasks - 1), values]
 
     def __len__(self) -> int:
         return len(self.rows)
