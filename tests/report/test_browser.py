@@ -257,7 +257,7 @@ def test_without_scripts_the_tables_remain(browser: Any, study: Path) -> None:
     try:
         show(browser, study, 1280, settled=False)
         text = browser.find_element("tag name", "body").text
-        assert "Scripts are off" in text
+        assert "JavaScript is disabled" in text
         assert "compared with fs-dgpm" in text
         assert "Accuracy matrix" not in text
         assert browser.find_element("css selector", "table.results").is_displayed()
