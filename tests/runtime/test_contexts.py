@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import steppe
 from steppe.methods.base import MethodConfig
+from steppe.runtime import contexts
 from steppe.runtime.contexts import twice_differentiable
 
 X = torch.randn(20, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -65,3 +66,15 @@ def test_kernels_are_given_back() -> None:
     with twice_differentiable(nn.Linear(1, 1)):
         assert found() == (False, False, True)
     assert found() == before
+
+
+def test_flushing_that_an_exception_left_behind_is_restored() -> None:
+    """As if the exception had struck before the context's end could do anything."""
+    inside = contexts.flush_denormals()
+    inside.__enter__()
+    smallest = torch.full((1,), torch.finfo(torch.float64).tiny, dtype=torch.float64)
+    assert not bool(smallest / 2)
+    contexts.restore_denormals()
+    assert bool(smallest / 2)
+    contexts.restore_denormals()  # once more changes nothing
+    assert bool(smallest / 2)

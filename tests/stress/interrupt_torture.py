@@ -173,7 +173,7 @@ class Case:
         count[kind] += 1
         count[f"in {act}"] += 1
         assert state_of(learner.model) == before, "the model's modes or hooks"
-        assert state_of_process() == torch_before, "the process"
+        assert state_of_process() == torch_before, f"the process: {state_of_process()} instead of {torch_before}"[:400]
         assert weights(learner) in self.boundaries, "the weights are those of no update"
         learner.model.train()
         try:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+_FLUSHING = threading.local()  # how the outermost `flush_denormals` of each thread found it
+
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
@@ -20,12 +22,24 @@ def flush_denormals() -> Iterator[None]:
 
     Momentum of inputs that are always zero decays into denormals, which make an update of the MLP nearly twice as slow.
     """
-    before = _flushes_denormals()
-    torch.set_flush_denormal(True)
+    before, is_outermost = _flushes_denormals(), getattr(_FLUSHING, "before", None) is None
     try:
+        if is_outermost:
+            _FLUSHING.before = before
+        torch.set_flush_denormal(True)
         yield
     finally:
         torch.set_flush_denormal(before)
+        if is_outermost:
+            _FLUSHING.before = None
+
+
+def restore_denormals() -> None:
+    """Do what `flush_denormals` has left undone in this thread, if an exception from outside split its end."""
+    before = getattr(_FLUSHING, "before", None)
+    if before is not None:
+        torch.set_flush_denormal(before)
+        _FLUSHING.before = None
 
 
 class SharedOverride:
@@ -77,8 +91,8 @@ Updates create many small objects, so that it runs often; with torch loaded, its
 def no_autocast_cache() -> Iterator[None]:
     """Disable autocast's cache of cast weights inside: around a whole update it would keep serving the old weights."""
     before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
     try:
+        torch.set_autocast_cache_enabled(False)
         yield
     finally:
         torch.set_autocast_cache_enabled(before)

@@ -26,6 +26,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from steppe.runtime.contexts import restore_denormals
 from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import GLOBAL_RNG_LOCK, GlobalRNG
 from steppe.runtime.signals import BlockedSignals, deliver_pending_signals, signals_unblocked
@@ -126,6 +127,8 @@ class Session:
     def _clean_up(self, outer: Session | None) -> None:
         if self._failed:
             self._repair()
+            if outer is None:
+                restore_denormals()
         if self._rng is not None:
             self._rng.release()
         if self._threads is not None:
