@@ -88,7 +88,7 @@ def verify(name: str, progress: Progress = lambda done, total: None) -> list[Che
         The result for each copy.
 
     Raises:
-        DataError: There is no copy.
+        DataError: The data set is not in the data directory.
     """  # noqa: DOC501
     entry = find_data_set(name)
     if entry.archive is None:

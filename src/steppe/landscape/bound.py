@@ -130,7 +130,7 @@ def compute_bound(
 
 
 def gaussian_kl(weights: Mapping[str, Tensor], centre: Mapping[str, Tensor] | None, sigma: float) -> float:
-    """KL(N(w, σ²) ‖ N(c, σ²)) = ‖w − c‖² / 2σ²; c is 0 if there is no centre."""
+    """KL(N(w, σ²) ‖ N(c, σ²)) = ‖w − c‖² / 2σ²; c defaults to 0."""
     squares = torch.zeros((), dtype=torch.float64, device="cpu")
     for name, weight in weights.items():
         apart = weight.detach().double().cpu()
