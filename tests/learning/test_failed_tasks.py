@@ -53,15 +53,15 @@ def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> No
 
 
 class Freezing(nn.Module):
-    """Fails in its second task, and leaves a weight frozen."""
+    """Fails in its second task, and leaves its weight or its bias frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: str = "bias") -> None:
         super().__init__()
-        self.layer, self.fails = nn.Linear(4, 4), False
+        self.layer, self.fails, self.frozen = nn.Linear(4, 4), False, frozen
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fails and self.training:
-            self.layer.bias.requires_grad_(False)
+            self.layer.get_parameter(self.frozen).requires_grad_(False)
             raise RuntimeError("boom")
         output: Tensor = self.layer(x)
         return output
@@ -78,23 +78,12 @@ def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
     assert (learner.num_tasks, learner.network.heads.ranges) == (1, [range(2)])
 
 
-class FreezingLayer(Freezing):
-    """Leaves the weight frozen of whose directions the method keeps a basis."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.fails and self.training:
-            self.layer.weight.requires_grad_(False)
-            raise RuntimeError("boom")
-        output: Tensor = self.layer(x)
-        return output
-
-
 @pytest.mark.parametrize("why", ["frozen", "no memory"])
 def test_a_learner_that_cannot_be_rolled_back_refuses_to_continue(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rather than with a memory that is empty, or full of what lay there before."""
-    model = FreezingLayer()
+    model = Freezing("weight")  # of whose directions the method keeps a basis
     learner = Learner(model, steppe.FSDGPM() if why == "frozen" else ER())
     samples = torch.randn(12, 4), torch.arange(12) % 2
     learner.learn(Task(samples))

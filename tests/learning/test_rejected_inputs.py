@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_models import bright, mlp
+from own_models import Table, bright, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -114,17 +114,6 @@ def test_tasks_that_cannot_be(case: str) -> None:
     make, kind, message = TASKS[case]
     with pytest.raises(kind, match=message):
         make()
-
-
-class Table(nn.Module):
-    """Weights, but no layer that a gradient memory could cover."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(torch.zeros(8, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.scores
 
 
 class Tuple(nn.Module):

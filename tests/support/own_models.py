@@ -35,6 +35,17 @@ def convolutional() -> nn.Module:
     )
 
 
+class Table(nn.Module):
+    """Weights, but no layer that a gradient memory could cover."""
+
+    def __init__(self, inputs: int = 8) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(inputs, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.scores
+
+
 class Sequence(nn.Module):
     """Conv1d over a signal, the mean over time, a linear head."""
 
