@@ -41,6 +41,8 @@ _CHUNK = 256  # samples per forward when collecting logits
 class ICaRL(MethodConfig):
     """Settings of iCaRL."""
 
+    takes_any_loss = False  # it keeps exemplars per class, and distills logits
+
     lr: float = setting(0.01, "SGD learning rate", above=0)
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
