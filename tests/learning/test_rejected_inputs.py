@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_models import Table, bright, mlp
+from own_models import BreaksAt, Table, bright, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -349,22 +349,10 @@ def test_idx_files_that_cannot_be(raw: bytes, message: str) -> None:
         idx.parse_idx(raw, "digits")
 
 
-class Breaking(nn.Module):
-    """Its output stops being a number at one forward in training, the one given, counted from 1."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.inner, self.left = mlp(), at
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.left -= self.training
-        return self.inner(x) * (torch.nan if self.left == 0 and self.training else 1.0)
-
-
 @pytest.mark.parametrize(("at", "epoch", "update"), [(1, 1, 1), (8, 1, 8), (11, 2, 11)])
 def test_a_loss_that_is_no_number_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
     """40 samples in batches of 10, two glances each: 8 updates an epoch, one forward an update."""
-    learner = Learner(Breaking(at), Finetune())
+    learner = Learner(BreaksAt(at, lambda output: output * torch.nan), Finetune())
     with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update};"):
         learner.learn(Task((X, Y), name="digits"), epochs=3, updates_per_batch=2)
 

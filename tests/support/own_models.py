@@ -46,6 +46,19 @@ class Table(nn.Module):
         return x @ self.scores
 
 
+class BreaksAt(nn.Module):
+    """An MLP whose output is broken in one forward in training, counted from 1."""
+
+    def __init__(self, at: int, broken: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.left, self.broken = mlp(), at, broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= self.training
+        output: Tensor = self.inner(x)
+        return self.broken(output) if self.left == 0 and self.training else output
+
+
 class Sequence(nn.Module):
     """Conv1d over a signal, the mean over time, a linear head."""
 
