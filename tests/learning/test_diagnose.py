@@ -116,7 +116,7 @@ def test_samples_that_cannot_be_kept_together(method: str) -> None:
     if method == "finetune":  # keeps nothing
         assert learner.learn(task).updates == 4
         return
-    with pytest.raises(DataError, match=r"^letters: inputs of shape .* cannot be kept together") as caught:
+    with pytest.raises(DataError, match=r"^letters: inputs of shape .* cannot be stored together") as caught:
         learner.learn(task)
     assert {"(5, 3)", "(7, 3)"} == {words[:6] for words in str(caught.value).split("of shape ")[1:]}
     fixed = DataLoader(Sentences((7, 7)), batch_size=5, collate_fn=padded)

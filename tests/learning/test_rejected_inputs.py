@@ -141,14 +141,14 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         mlp,
         lambda: Task((X, Y + 1), name="digits"),
         DataError,
-        "digits: the training data has labels 1 to 4.*rows 0 to 3",
+        "digits: the training data has labels 1 to 4.*outputs 0 to 3",
     ),
     "negative label": (mlp, lambda: Task((X, Y - 1)), DataError, "labels -1 to 2"),
     "label outside the head": (
         mlp,
         lambda: Task((X, Y % 2), head=range(2, 4)),
         DataError,
-        "labels 0 to 1.*rows 2 to 3.*add 2",
+        "labels 0 to 1.*outputs 2 to 3.*add 2",
     ),
     "test label": (mlp, lambda: Task((X, Y), (X, Y + 3)), DataError, "the test data has labels 3 to 6"),
     "label in a dataset": (
@@ -231,7 +231,7 @@ TESTS: dict[str, tuple[Task, str]] = {
     "tensors beyond the outputs": (Task((X, Y), (X, Y + 1), name="d"), "d: the test data has labels 1 to 4, outside"),
     "a dataset": (
         Task((X, Y % 2 + 2), TensorDataset(X, Y % 2), head=range(2, 4), name="d"),
-        "d: the test data has labels 0 to 1, outside the head, rows 2 to 3.*add 2",
+        "d: the test data has labels 0 to 1, outside the head, outputs 2 to 3.*add 2",
     ),
     "a loader": (
         Task((X, Y), DataLoader(TensorDataset(X, Y - 1), batch_size=5), name="d"),

@@ -4,8 +4,8 @@ The inputs of the first layer are the data, which an update sees several times: 
 of D ∪ N. A wide weight is not copied. Its perturbation v is kept as a sum of terms δᵀR with R = X_D M diag(η1 λ) Mᵀ, so
 that X (W + v)ᵀ = X Wᵀ + Σ (X Rᵀ) δ. A small weight is copied and moved, which costs less than the detour.
 
-At a batch size of ten, the number of calls is what takes the time. So what stays the same between updates is created
-once, and η1 is multiplied into λ for all layers at a time.
+At a batch size of ten, the time goes into the number of calls. So whatever stays the same between updates is created
+once, and η1 is multiplied into λ for all layers at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LogitsLoss(Protocol):
 
 
 class LossSource(Protocol):
-    """What a perturbed chain needs of its network."""
+    """What a perturbed chain needs from its network."""
 
     @property
     def scratch(self) -> ScratchMemory:
@@ -65,7 +65,7 @@ class LossSource(Protocol):
 
 
 class Projector(Protocol):
-    """What it needs of a projector M diag(λ) Mᵀ."""
+    """What it needs from a projector M diag(λ) Mᵀ."""
 
     @property
     def columns(self) -> Tensor:

@@ -209,7 +209,7 @@ class Learner(LearnerState):
         try:
             remarks = method.end_task()
         except BaseException:
-            self.streams.load_state_dict(streams)  # if it is ended later, then in the same way
+            self.streams.load_state_dict(streams)  # if it is ended later, it draws the same numbers
             raise
         if method.descent is not None:
             method.descent.restart()  # momentum is not used again, but would be kept and copied
@@ -218,7 +218,7 @@ class Learner(LearnerState):
     def _end_pending_task(self) -> None:
         """End the task that was stopped by the callback or Ctrl-C, which would otherwise be unprotected.
 
-        This is not done at once, because the user who stops it may be in a hurry.
+        This is not done immediately, because the user who stops it may be in a hurry.
         """
         if not isinstance(self.phase, PendingEnd):
             return
@@ -378,7 +378,7 @@ class Learner(LearnerState):
         self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
 
     def state_dict(self) -> State:
-        """Return model, method, random streams and all else that learning depends on, as plain values and tensors."""
+        """Return everything that learning depends on (model, method, random streams, …) as plain values and tensors."""
         if has_extra_state(self.model):
             raise ModelError(
                 "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "
