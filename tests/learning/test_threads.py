@@ -1,4 +1,4 @@
-"""Learners, a copy that serves predictions and a plain model, each in a thread of its own."""
+"""Learners, a copy that predicts, and a plain model, each in its own thread."""
 
 from __future__ import annotations
 
