@@ -1,4 +1,4 @@
-"""A run's configuration: presets, overrides, and the file from which it reruns."""
+"""A run's configuration: presets, overrides, and the file it can be rerun from."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_same_value_given_twice_is_fine() -> None:
 
 
 def values_of(kind: type, limits: Limits) -> st.SearchStrategy[Any]:
-    """Whatever a setting may be; texts that are not to be chosen from have a meaning of their own and stay."""
+    """Any valid value of a setting; free texts keep their defaults."""
     if limits.choices:
         return st.sampled_from(limits.choices)
     if kind is bool:
@@ -88,7 +88,7 @@ def test_any_valid_values_round_trip_through_toml(method: str, benchmark: str, d
     ]
     try:
         config = RunConfig.make(benchmark, method, overrides, seed=data.draw(st.integers(0, 2**63 - 1)))
-    except UsageError:  # values that do not go together
+    except UsageError:  # values that contradict each other
         reject()
     assert RunConfig.from_toml(config.as_toml()) == config
     assert RunConfig.from_mapping(json.loads(json.dumps(config.as_dict()))) == config

@@ -1,6 +1,5 @@
-"""Directories that somebody else made: whatever is done with them, no code of theirs runs, nothing is written outside
-of them, and nothing waits for a pipe or fills the memory.
-"""
+"""Untrusted directories: whatever is done with them, none of their code runs, nothing is written outside them, and
+nothing blocks on a pipe or exhausts the memory."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ LOOK = ["--samples", "10", "--directions", "1", "--points", "11"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run and a study, both of a plugin."""
+    """A finished run and a study, both with a plugin."""
     place = tmp_path_factory.mktemp("made")
     (place / "theirs.py").write_text(CODE, encoding="utf-8")
     named = ["--plugin", str(place / "theirs.py")]
@@ -51,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy, as it comes out of an archive, in a process that has not run the plugin."""
+    """A copy, as if unpacked from an archive, in a process that has not imported the plugin."""
     place = tmp_path / "world"
     shutil.copytree(made, place)
     for file in [*place.rglob("config.toml"), *place.rglob("*.json")]:
@@ -138,7 +137,7 @@ def test_the_users_plugin_replaces_one_of_the_same_name(world: Path, tmp_path: P
 
 
 def test_workers_do_not_import_from_the_working_directory(tmp_path: Path) -> None:
-    """What starts workers is Python with -c, which would look there first."""
+    """Workers are started as `python -c`, which would search the working directory first."""
     place = tmp_path / "theirs"
     place.mkdir()
     for name in ("multiprocessing", "torch", "steppe"):
@@ -197,7 +196,7 @@ def test_links_out_of_the_directory_are_not_followed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What was there lies outside now, as it might for the user, or nothing does."""
+    """The link's target exists outside the directory, or does not exist."""
     (tmp_path / "work").mkdir()
     (tmp_path / "user").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -221,7 +220,7 @@ def test_links_out_of_the_directory_are_not_followed(
     told = capsys.readouterr().err
     assert re.search(rf"d/{name}(/\S+)? leads out of d", told) or (
         name == "config.toml" and not there
-    )  # then it is no run
+    )  # then it is not a run
 
 
 def test_links_out_of_the_directory_are_reported(
@@ -248,7 +247,7 @@ def test_links_named_like_temporary_files_are_not_followed(
     if pipe:
         (tmp_path / "d" / name).unlink()
         os.mkfifo(tmp_path / "d" / name)
-    with _AtMost(60):
+    with _TimeLimit(60):
         assert main(RUN) == 0
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
@@ -291,8 +290,8 @@ def test_links_within_a_directory_and_to_it_are_followed(tmp_path: Path, monkeyp
     assert main(["run", "pmnist", "finetune", *SHORT, "--out", "d", "--resume"]) in (0, 2)
 
 
-class _AtMost:
-    """Fails by an alarm rather than wait for ever."""
+class _TimeLimit:
+    """Fails by an alarm instead of waiting forever."""
 
     def __init__(self, seconds: int) -> None:
         self.seconds = seconds
@@ -329,7 +328,7 @@ def test_pipes_do_not_block(name: str, world: Path, capsys: pytest.CaptureFixtur
         _unfinished(world)
     (world / name).unlink(missing_ok=True)
     os.mkfifo(world / name)
-    with _AtMost(20):
+    with _TimeLimit(20):
         assert main(PIPES[name]) in (1, 2)
     assert "internal error" not in capsys.readouterr().err
 
@@ -338,7 +337,7 @@ def test_pipes_do_not_block(name: str, world: Path, capsys: pytest.CaptureFixtur
 def test_report_ignores_pipes(name: str, world: Path) -> None:
     (world / "r" / name).unlink(missing_ok=True)
     os.mkfifo(world / "r" / name)
-    with _AtMost(20):
+    with _TimeLimit(20):
         assert main(["report", "r"]) == 0
 
 
@@ -396,7 +395,7 @@ def _seen(row: int) -> list[bool]:
 
 
 def test_resume_rejects_a_directory_with_links_out(tmp_path: Path) -> None:
-    """A link that appears while the run goes on is refused as well."""
+    """A link that appears during the run is rejected too."""
     out, target = tmp_path / "d", tmp_path / "precious"
     config = RunConfig.make("pmnist", "finetune", ["benchmark.samples=20", "benchmark.test_samples=20", "tasks=2"])
 
