@@ -1,7 +1,7 @@
-"""Whatever is wrong with what `steppe` is given, it says so in one line, with the right exit code, and changes nothing.
+"""Invalid input of any kind gives a one-line error and the right exit code, and changes nothing.
 
-A row of the table: the command; a piece of what it says; the exit code (2: asked for wrongly, 1: failed); what is done
-to the directory before. In the directory are a run that is finished, one that was stopped, a study, and a data file.
+A row of the table: the command, a part of its message, the exit code (2: invalid use, 1: failure), and what is done to
+the directory before. The directory contains a finished run, a stopped run, a study, and a data file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEEP = 100_000
 
 
 class Row(NamedTuple):
-    """One bad input."""
+    """One invalid input."""
 
     command: str
     says: str
@@ -47,7 +47,7 @@ def put(name: str, content: str | bytes) -> Callable[[], object]:
 
 
 def config(content: str | bytes, says: str) -> Row:
-    """A configuration that is refused."""
+    """An invalid configuration."""
     return Row("run --config c.toml", says, 2, put("c.toml", content))
 
 
@@ -68,7 +68,7 @@ def _change_json(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def state(change: Callable[[Any], Any]) -> Callable[[], object]:
-    """Change the state that a stopped run would go on from, and let its hash be right."""
+    """Change the state that a stopped run would resume from, with a correct hash."""
     return lambda: hostile.forged(max(Path(STOPPED).glob("checkpoints/state-*")), "run", change)
 
 
@@ -359,12 +359,12 @@ TABLE = {
 
 
 class Broken(BaseException):
-    """The end of a process, as far as the run can tell."""
+    """Stands for the end of the process."""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, pictures_known: None) -> Iterator[Path]:
-    """A run that is finished, one that was stopped in its middle, a study of which one run is finished, and a file."""
+    """A finished run, a run stopped in the middle, a study with one finished run, and a file."""
     place = tmp_path_factory.mktemp("world")
     (place / "file").write_bytes(b"")
     small = RunConfig.make("pictures", "finetune", SMALL)
@@ -389,7 +389,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, pictures_known: None) -> Ite
 
 
 def tree(place: Path) -> dict[str, bytes | None]:
-    """Everything that is there."""
+    """All files and their contents."""
     return {str(file.relative_to(place)): file.read_bytes() if file.is_file() else None for file in place.rglob("*")}
 
 

@@ -18,7 +18,7 @@ PLUGIN = "import steppe\nsteppe.register_method('at-home', steppe.Finetune, 'min
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home directory, and the current one beside it."""
+    """A home directory, and the current directory beside it."""
     for name in ("home", "here"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -53,7 +53,7 @@ def test_a_directory_named_tilde(home: Path, capsys: pytest.CaptureFixture[str])
 
 
 def paths(parser: argparse.ArgumentParser, command: tuple[str, ...] = ()) -> Iterator[tuple[str, argparse.Action]]:
-    """Every argument of every command that is a path, by what its help calls it."""
+    """Every argument of every command that is a path, judging by its help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
