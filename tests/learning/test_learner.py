@@ -28,7 +28,7 @@ METHODS: dict[str, Callable[[], MethodConfig]] = {
 }
 
 
-def build_learner(own: Own, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build_model(own: Own, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(1)
     return own.build().to(dtype)
 
@@ -36,7 +36,7 @@ def build_learner(own: Own, dtype: torch.dtype = torch.float32) -> nn.Module:
 def trained_learner(
     own: Own, method: MethodConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, tasks: int = 2
 ) -> tuple[Learner, list[Task]]:
-    learner = Learner(build_learner(own, dtype), method, seed=seed)
+    learner = Learner(build_model(own, dtype), method, seed=seed)
     stream = [Task(own.source(40, t), own.source(16, t), name=f"task {t}") for t in range(tasks)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -78,7 +78,7 @@ def test_time_for_the_memory_is_not_training_time(monkeypatch: pytest.MonkeyPatc
 def test_own_models_learn_without_side_effects(own: str, method: str) -> None:
     """The task is learned; afterwards no hook, gradient, mode or global generator has changed."""
     case = OWN[own]
-    model = build_learner(case)
+    model = build_model(case)
     model.get_submodule(next(name for name, _ in model.named_children())).eval()
     modes = [module.training for module in model.modules()]
     learner = Learner(model, METHODS[method]())
@@ -101,22 +101,22 @@ def test_own_models_learn_without_side_effects(own: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_covered_weights_have_bases_and_unprotected_ones_are_named(own: str) -> None:
+def test_covered_weights_have_bases_and_excluded_ones_have_none(own: str) -> None:
     case = OWN[own]
-    learner = Learner(build_learner(case), FSDGPM(**BRISK))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = learner.learn(Task(case.source(30)))
-    assert set(result.diagnostics["ranks"]) == case.covered
-    said = [str(w.message) for w in caught if "protection" in str(w.message)]
-    assert len(said) == (case.unprotected is not None)
-    assert case.unprotected is None or case.unprotected in said[0]
+    for exclude in ((), sorted(case.newly_covered)):
+        learner = Learner(build_model(case), FSDGPM(**BRISK), exclude=exclude)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = learner.learn(Task(case.source(30)))
+        left = {name for name in case.covered if name.startswith(tuple(exclude))}
+        assert set(result.diagnostics["ranks"]) == case.covered - left
+        assert not [str(w.message) for w in caught if "protection" in str(w.message)]
 
 
 def test_finetune_equals_a_plain_training_loop() -> None:
     """A DataLoader's own order and batches, SGD with momentum, gradient clipping."""
     x, y = bright(8)(23, 0)
-    model, twin = (build_learner(OWN["mlp"], torch.float64) for _ in range(2))
+    model, twin = (build_model(OWN["mlp"], torch.float64) for _ in range(2))
     Learner(model, Finetune(lr=0.3, clip=0.2)).learn(Task(DataLoader(TensorDataset(x, y), batch_size=6)), epochs=2)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9)
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_finetune_equals_a_plain_training_loop() -> None:
 )
 def test_every_form_of_the_data_gives_the_same_weights(form: Callable[[Tensor, Tensor], Any]) -> None:
     x, y = bright(8)(37, 0)
-    models = [build_learner(OWN["mlp"]) for _ in range(2)]
+    models = [build_model(OWN["mlp"]) for _ in range(2)]
     for model, source in zip(models, [(x, y), form(x, y)], strict=True):
         learner = Learner(model, ER(**{k: BRISK[k] for k in ("lr", "buffer")}))  # type: ignore[arg-type]
         learner.learn(Task(source, source), epochs=2)
@@ -155,7 +155,7 @@ def test_results_depend_only_on_the_seed(own: str, method: str) -> None:
     """Bit for bit, dropout included, whatever draws from the global generator before or between the tasks."""
     first, _ = trained_learner(OWN[own], METHODS[method]())
     torch.rand(17)
-    again = Learner(build_learner(OWN[own]), METHODS[method]())
+    again = Learner(build_model(OWN[own]), METHODS[method]())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for task in range(2):
@@ -199,7 +199,7 @@ def multi_head_task(task: int, n: int = 30) -> Task:
 
 
 def test_multi_head_output_layer_is_detected_and_not_covered() -> None:
-    learner = Learner(build_learner(OWN["mlp"]), FSDGPM(**BRISK))
+    learner = Learner(build_model(OWN["mlp"]), FSDGPM(**BRISK))
     learner.learn(multi_head_task(0), epochs=12)
     unseen = learner.model[4].weight[2:].clone()  # type: ignore[index]
     assert set(learner.learn(multi_head_task(1), epochs=1).diagnostics["ranks"]) == {"0.weight", "2.weight"}
@@ -208,7 +208,7 @@ def test_multi_head_output_layer_is_detected_and_not_covered() -> None:
 
 
 def test_predictions_stay_within_the_head() -> None:
-    learner = Learner(build_learner(OWN["mlp"]), ER())
+    learner = Learner(build_model(OWN["mlp"]), ER())
     x, y = bright(8)(50, 0)
     with torch.no_grad():
         output = learner.model(x)
@@ -244,7 +244,7 @@ def test_undetectable_head_must_be_named() -> None:
 
 
 def test_exclusions() -> None:
-    learner = Learner(build_learner(OWN["mlp"]), FSDGPM(**BRISK), exclude=("2", "4.weight"))
+    learner = Learner(build_model(OWN["mlp"]), FSDGPM(**BRISK), exclude=("2", "4.weight"))
     assert set(learner.learn(Task(bright(8)(20, 0))).diagnostics["ranks"]) == {"0.weight"}
     with pytest.raises(UsageError, match=r"'5\.weight'"):
         Learner(mlp(), FSDGPM(), exclude=("5.weight",))
@@ -260,7 +260,7 @@ def test_embedding_tied_to_a_linear_layer_is_rejected() -> None:
 
 @pytest.mark.parametrize(("samples", "remarks"), [(25, 0), (500, 1)])
 def test_more_basis_samples_than_the_buffer_holds_gives_a_remark(samples: int, remarks: int) -> None:
-    learner = Learner(build_learner(OWN["mlp"]), FSDGPM(buffer=25, basis_samples=samples))
+    learner = Learner(build_model(OWN["mlp"]), FSDGPM(buffer=25, basis_samples=samples))
     result = learner.learn(Task(bright(8)(40, 0)))
     assert len(result.remarks) == remarks
     assert all("500" in remark and "25" in remark for remark in result.remarks)
