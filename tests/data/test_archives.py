@@ -64,7 +64,7 @@ def test_the_folder_appears(name: str, ending: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_existing_folder_is_replaced(name: str, tmp_path: Path) -> None:
-    """What a killed attempt names_in is removed."""
+    """What a killed attempt left is removed."""
     for stale in ("set", ".set.unpacking", ".set.old"):
         (tmp_path / stale / "deep").mkdir(parents=True)
         (tmp_path / stale / "deep" / "stale").write_bytes(b"x")
@@ -202,10 +202,10 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: p
 
     def full(self: Path, mode: str = "r", *arguments: object, **options: object) -> object:
         if mode == "xb":
-            raise OSError(28, "No space names_in on device")
+            raise OSError(28, "No space left on device")
         return real_open(self, mode, *arguments, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(DataError, match="no space names_in on disk; fix that, or choose another directory with --data"):
+    with pytest.raises(DataError, match="no space left on disk; fix that, or choose another directory with --data"):
         unpack(archive, "set", LIMITS)
     assert names_in(tmp_path) == ["set.tar.gz"]

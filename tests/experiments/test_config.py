@@ -25,7 +25,7 @@ def test_every_method_round_trips_through_toml(method: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["pmnist", "er", "--tasks", "2", "--set", "tasks=1"], "benchmark.tasks is set twice, to '1' and '2'"),
         (["pmnist", "er", "--epochs", "3", "--set", "epochs=2"], "training.epochs is set twice, to '2' and '3'"),
@@ -39,7 +39,7 @@ def test_every_method_round_trips_through_toml(method: str, tmp_path: Path) -> N
 def test_a_setting_given_twice_must_be_the_same(
     command: str,
     words: list[str],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -47,7 +47,7 @@ def test_a_setting_given_twice_must_be_the_same(
     monkeypatch.chdir(tmp_path)
     assert main([command, *words]) == 2
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

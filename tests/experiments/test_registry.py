@@ -55,7 +55,7 @@ def plugin(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (
             METHOD.format(field="pass", name="er"),
@@ -81,10 +81,10 @@ def plugin(text: str) -> list[str]:
         ),
     ],
 )
-def test_invalid_registrations(text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_registrations(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = dict(METHODS), dict(BENCHMARKS)
     assert main(["list", *plugin(text)]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert (dict(METHODS), dict(BENCHMARKS)) == before
 
 

@@ -29,14 +29,14 @@ def _every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
 
 
-def begun(config: RunConfig, out: Path, tasks: int, told: str = "Progress", every: float = 0) -> None:
+def begun(config: RunConfig, out: Path, tasks: int, event_name: str = "Progress", every: float = 0) -> None:
     """A run interrupted by the first such event in the task with this number, counted from 1."""
     ended = 0
 
     def callback(event: Event) -> None:
         nonlocal ended
         ended += type(event).__name__ == "TaskEnded"
-        if ended == tasks - 1 and type(event).__name__ == told:
+        if ended == tasks - 1 and type(event).__name__ == event_name:
             raise Broken
 
     with pytest.raises(Broken):
@@ -104,7 +104,7 @@ def test_interrupted_truncation_can_be_repeated(moment: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "method", "tasks", "told"),
+    ("benchmark", "method", "tasks", "message"),
     [
         ("pmnist", "er", 4, "has 3 tasks; it can only be truncated to fewer"),
         ("pmnist", "multitask", 2, "learns all tasks at once"),
@@ -112,11 +112,13 @@ def test_interrupted_truncation_can_be_repeated(moment: str, tmp_path: Path, mon
         ("pmnist", "er", 0, "tasks"),
     ],
 )
-def test_invalid_truncations_are_rejected(benchmark: str, method: str, tasks: int, told: str, tmp_path: Path) -> None:
+def test_invalid_truncations_are_rejected(
+    benchmark: str, method: str, tasks: int, message: str, tmp_path: Path
+) -> None:
     config = small(benchmark, method)
     broken_off(config, tmp_path, 2)
     before = (tmp_path / CONFIG).read_bytes()
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         truncate_runs({tmp_path: config}, tasks)
     assert (tmp_path / CONFIG).read_bytes() == before
 

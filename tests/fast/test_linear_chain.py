@@ -263,7 +263,7 @@ def test_frozen_weight_is_not_moved() -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("multitask", "oracle")])
 def test_every_method_learns_the_same_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tasks in float64, weights assert_gradients_close at the end."""
+    """Two tasks in float64, weights compared at the end."""
     entry = METHODS[name]
     made = entry.settings.from_mapping({**entry.values("cifar100-split"), **entry.variant})
     assert isinstance(made, MethodConfig)

@@ -46,7 +46,7 @@ def command(path: Path) -> str:
 
 def test_the_file_records_its_command(own: Path) -> None:
     first, later = f"{WRITTEN} --after 1", f"{WRITTEN} --after 3 --hessian --resume"
-    for arguments, told in (
+    for arguments, expected in (
         (["--after", "1"], first),
         (["--resume", "--after", "1"], first),  # nothing new
         (["--resume", "--after", "3", "--hessian"], f"{first} && {later}"),
@@ -55,7 +55,7 @@ def test_the_file_records_its_command(own: Path) -> None:
         (["--resume", "--after", "1", "--surface"], f"{first} && {later} && {first} --surface --resume"),
     ):
         assert main(["landscape", str(own), *FEW, *arguments]) == 0
-        assert command(own) == told
+        assert command(own) == expected
 
 
 def test_recorded_commands_reproduce_the_file(own: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_command_suggested_by_a_figure_works(
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "message"),
     [
         (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range; it must be at least 1e-30"),
         (["--sigma", "1e-170"], 2, "sigma = 1e-170 is out of range"),
@@ -146,11 +146,11 @@ def test_command_suggested_by_a_figure_works(
     ],
 )
 def test_settings_with_non_finite_losses_are_named(
-    options: list[str], code: int, told: str, own: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], code: int, message: str, own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["landscape", str(own), *FEW, *options]) == code
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     errors = [line for line in captured.err.splitlines() if not line.endswith((" % of 18", " % of 36"))]  # progress
     assert len(errors) == 1
     assert not (own / "landscape.json").exists()

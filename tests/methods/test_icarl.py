@@ -39,7 +39,7 @@ def test_herding_by_hand() -> None:
 
 
 def trained_icarl(changes: dict[str, Any], tasks: int, missing: int = -1) -> tuple[Any, Any]:
-    """iCaRL on the convolutional problem after some tasks, in which one class may missing occur."""
+    """iCaRL on the convolutional problem after some tasks, in which one class may never occur."""
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", changes)
     for task in range(tasks):
@@ -58,7 +58,7 @@ def trained_icarl(changes: dict[str, Any], tasks: int, missing: int = -1) -> tup
 def test_update_descends_the_reference_loss(gamma: float, missing: int) -> None:
     """In the middle of the third task, the step is the reference loss's gradient, clipped.
 
-    A class that missing occurred has no exemplar, but still counts among its head's classes.
+    A class that never occurred has no exemplar, but still counts among its head's classes.
     """
     network, method = trained_icarl({"exemplars": 12, "distillation": gamma, "clip": 0.8, "lr": 0.1}, 2, missing)
     setup = PROBLEMS["conv"]

@@ -1,4 +1,4 @@
-"""No result in the documents is typed_numbers by hand.
+"""No result in the documents is typed by hand.
 
 Results are at marked places, which scripts/fill_results.py fills and checks. Any other number in the prose that has a
 decimal point, or counts points, percent, times, seconds or bytes, must be a setting's value, be in code or a formula,
@@ -102,7 +102,7 @@ def _numbers(values: Iterable[object]) -> Iterable[float]:
 
 
 def unexplained(page: Path, text: str) -> list[str]:
-    """The typed_numbers numbers that are neither a setting's value with a decimal point nor have a reason."""
+    """The typed numbers that are neither a setting's value with a decimal point nor have a reason."""
     reasons, settings = REASONS.get(page.relative_to(ROOT).as_posix(), {}), settings_on(page)
     left = [found for found in typed_numbers(text) if found not in reasons]
     return [found for found in left if "." not in found or float(found.replace(",", "")) not in settings]
@@ -161,7 +161,7 @@ def test_code_formulas_and_links_are_ignored(text: str) -> None:
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_changed_numbers_are_found(page: Path) -> None:
-    """In any marked place; and a value without its mark counts as typed_numbers."""
+    """In any marked place; and a value without its mark counts as typed."""
     text = page.read_text(encoding="utf-8")
     places = [match.span(3) for pattern in (BLOCK, VALUE) for match in pattern.finditer(text)]
     for start, end in places:

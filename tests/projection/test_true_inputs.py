@@ -101,7 +101,7 @@ TRUE: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Conv2d(2, 7, 3, **F64),
     "twice the weight": own(lambda m, x: linear(x, 2 * m.weight)),
     "scaled inputs": own(lambda m, x: linear(normalize(x), m.weight)),
-    "bound_rows outputs": own(lambda m, x: torch.tanh(linear(x, m.weight))),
+    "bounded outputs": own(lambda m, x: torch.tanh(linear(x, m.weight))),
     "dropped weights in training": own(lambda m, x: linear(x, dropout(m.weight, 0.5, m.training))),
     "the samples turned round": own(lambda m, x: linear(x.flip(0), m.weight)),
     "the mean of all": own(lambda m, x: linear(x.mean(0, keepdim=True), m.weight) + 0 * x[:, :1]),
@@ -116,12 +116,12 @@ FALSE: dict[str, Callable[[], nn.Module]] = {
     "other inputs": own(lambda m, x: linear(torch.sin(3 * x), m.weight)),
     "other inputs beside": own(lambda m, x: linear(x, m.weight) + linear(0.1 * torch.sin(3 * x), m.weight)),
     "replaced": with_forward(lambda m, x: linear(torch.sin(3 * x), m.weight)),
-    "round_to_quarters weights": own(lambda m, x: linear(x, round_to_quarters(m.weight))),
-    "weights of bound_rows length": with_hook(bound_rows),
+    "rounded weights": own(lambda m, x: linear(x, round_to_quarters(m.weight))),
+    "weights of bounded length": with_hook(bound_rows),
     "a hook with the weight": with_hook(after=lambda layer, args, output: output * layer.weight.square().mean()),
     "called in its own way": lambda: Called(SIZE, 7, **F64),
-    "standardize convolution": custom_convolution(standardize),
-    "standardize within": custom_convolution(standardize, inside=True),
+    "standardized convolution": custom_convolution(standardize),
+    "standardized within": custom_convolution(standardize, inside=True),
     "patches of another image": custom_convolution(
         lambda m, x: conv2d(avg_pool2d(x, 3, stride=1, padding=1), m.weight),
     ),
@@ -204,7 +204,7 @@ def test_detection_in_either_precision_and_mode(name: str, dtype: torch.dtype) -
             assert ("0.weight" in found) == (name in TRUE)
             assert "3.weight" in found
             assert all(module.training == mode for module in model.modules())
-    if name != "weights of bound_rows length":  # the layer itself changes it
+    if name != "weights of bounded length":  # the layer itself changes it
         assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
 
 

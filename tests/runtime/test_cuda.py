@@ -120,9 +120,9 @@ def test_a_gem_reads_nothing_from_the_gpu() -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-@pytest.mark.parametrize(("device", "told"), [("cuda:1", "has 1 CUDA device"), ("mps", "not supported")])
-def test_unsupported_devices_are_rejected(device: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("device", "message"), [("cuda:1", "has 1 CUDA device"), ("mps", "not supported")])
+def test_unsupported_devices_are_rejected(device: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Learner(nn.Linear(2, 2), steppe.ER(), device=device)
     check_device("cuda:0")
 
@@ -290,10 +290,10 @@ def test_runs_and_landscapes_are_deterministic(monkeypatch: pytest.MonkeyPatch, 
     assert asked == ["cuda", "cuda"]
 
 
-@pytest.mark.parametrize(("device", "told"), [("cpu", ""), ("cuda", " --device cuda")])
-def test_landscape_records_its_device(device: str, told: str) -> None:
+@pytest.mark.parametrize(("device", "message"), [("cpu", ""), ("cuda", " --device cuda")])
+def test_landscape_records_its_device(device: str, message: str) -> None:
     options = argparse.Namespace(after=None, task=None, surface=False, hessian=False)
-    assert landscape._command(options, LandscapeSettings(), device) == f"steppe landscape RUN{told}"
+    assert landscape._command(options, LandscapeSettings(), device) == f"steppe landscape RUN{message}"
 
 
 def test_predictions_are_on_the_inputs_device(monkeypatch: pytest.MonkeyPatch) -> None:
