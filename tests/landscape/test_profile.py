@@ -14,7 +14,7 @@ from steppe.errors import DivergedError
 from steppe.landscape import profile as profiles
 from steppe.landscape.directions import gaussian_noise, random_direction
 from steppe.landscape.profile import LossProbe, cross_entropy, loss_profile, loss_surface, zero_one
-from steppe.learning.evaluation import predicted
+from steppe.learning.scoring import Best
 from steppe.network.network import Network
 
 ALPHAS = [-1.0, -0.3, 0.0, 0.3, 1.0]
@@ -113,7 +113,7 @@ def test_zero_one_loss_with_ties_and_nan(rows: list[list[float]], label: int, he
         if any(value != value for value in seen):
             assert error == 1
             continue
-        assert error == (int(predicted(output.unsqueeze(0), head)) != label)
+        assert error == (int(Best(output.unsqueeze(0), head).places) != label)
         assert error == (seen.index(max(seen)) + (0 if head is None else head.start) != label)
 
 
