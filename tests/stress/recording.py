@@ -1,4 +1,4 @@
-"""What the programs here share: their options, and what they print at the end and write where `--out` says."""
+"""The options that the programs here share; prints their results, and writes them where `--out` says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def option_parser(text: str | None, seed_of: str | None = None) -> argparse.Argu
 
 
 def record(out: Path | None, **found: Any) -> None:
-    """Print what was found, with the command, the versions and the machine; write it to a file if there is one."""
+    """Print the results with the command, the versions and the machine, and write them to a file if one is given."""
     program = f"tests/stress/{Path(sys.argv[0]).name}"
     command = " ".join(["python", program, *sys.argv[1:]])
     text = json.dumps({"command": command, "versions": versions(), "machine": machine_info(), **found}, indent=1) + "\n"
