@@ -60,6 +60,9 @@ class Learner(LearnerState):
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
+        grow: Whether the layer `head`, a `torch.nn.Linear`, gets more outputs when a task has labels or a head beyond
+            them. What was learned stays as it is. The initial values of new outputs depend on `seed`
+            (docs/scenarios.md).
         threads: How many threads torch uses while learning and testing. By default one where a batch is little work,
             otherwise as many as torch is set to (docs/reliability.md).
 
@@ -174,6 +177,8 @@ class Learner(LearnerState):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
         loop = TrainingLoop(method, self.network, group, self._num_outputs, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
             session.use_global_rng(GlobalRNG(self.network.device, self.streams))
@@ -238,6 +243,8 @@ class Learner(LearnerState):
 
     def _use_chain_if_exact(self, task: Task, number: int) -> None:
         x, y = task.train.first()
+        if self._growing is not None:  # it may not have grown yet
+            y = y.clamp(max=self._growing.rows - 1)
         with torch.enable_grad():
             self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
 
@@ -257,7 +264,7 @@ class Learner(LearnerState):
         listed = as_task_list(tasks)
 
         def test() -> list[float]:
-            return accuracies(listed, self.network, self._method, self._input_kind)
+            return accuracies(listed, self.network, self._method, self._input_kind, grows=self._growing is not None)
 
         tests = [task.test for task in listed if task.test is not None]
         first = tests[0].first()[0] if tests else None
@@ -325,7 +332,7 @@ class Learner(LearnerState):
         self._check_not_broken()
         self._end_pending_task()
         begun = self.num_tasks > 0  # before that, tasks that were only validated decide nothing
-        kind, outputs = self._input_kind if begun else None, self._num_outputs
+        kind, outputs = self._input_kind if begun else None, 0
         heads = list(self.network.heads.ranges)
         if self.has_pending_task:
             del heads[-len(tasks) :]  # those of the tasks to resume
@@ -333,7 +340,8 @@ class Learner(LearnerState):
         self.network.input_copies.forget()
         with neutral_autograd(self.network.device), preserve_global_rng(self.network.device):  # forwards may draw
             for task in tasks:
-                kind, outputs = validate_task(task, self.network, kind)
+                kind, needed = validate_task(task, self.network, kind, self._growing)
+                outputs = max(outputs, needed)
                 self.settings.validate(task, heads)
                 if self.settings.uses_projection:
                     warn_shared_head(task.name, task.head, earlier, self._num_outputs)
@@ -349,7 +357,8 @@ class Learner(LearnerState):
                 method, covered = self._start_method(tasks[0])
                 self._use_chain_if_exact(tasks[0], 0)
                 self._method, self._covered, self._multi_head = method, covered, multi_head
-        self._input_kind, self._num_outputs = kind, outputs
+        self._input_kind, self._outputs_needed = kind, outputs
+        self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
 
     def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:

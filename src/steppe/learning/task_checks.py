@@ -26,6 +26,7 @@ from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
 from steppe.network.eval_batches import min_eval_batch
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
 from steppe.settings import TrainingConfig
@@ -35,8 +36,19 @@ _NONE = type(None)
 _MOST_DECAYS = 100_000  # of the learning rates in a task
 
 
-def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Kind, int]:
-    """Return the kind of the task's inputs and how many outputs the model has.
+def validate_task(
+    task: Task, network: Network, earlier: Kind | None, head: GrowingHead | None = None
+) -> tuple[Kind, int]:
+    """Return the kind of the task's inputs and how many outputs the model has, or needs if its head grows.
+
+    Args:
+        task: The task.
+        network: The network.
+        earlier: The kind of earlier tasks' inputs.
+        head: The output layer, if it grows.
+
+    Returns:
+        The kind and the number of outputs.
 
     Raises:
         DataError: The data does not fit the model, its head or the inputs of earlier tasks.
@@ -58,6 +70,9 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
         raise ModelError(f"the model must return one row of logits per sample, (n, outputs), got {problem}.")
     check_gradient(output, network, x)
     outputs = output.shape[1]
+    if head is not None:
+        check_columns(output, head)
+        outputs = max(outputs, count_outputs(task))
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
@@ -65,7 +80,9 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
         with task.error_context(words):
             first, label = part.first()
             if isinstance(part, TensorSamples):
-                task.check_labels(part.y, outputs)
+                task.check_labels(
+                    part.y, most_outputs(part.y, outputs) if head is not None and words == "test" else outputs
+                )
             elif words == "training":
                 task.check_labels(label, outputs)
         shape = tuple(first.shape[1:])
@@ -77,6 +94,36 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
         with task.error_context(words):
             check_scaled_alike(first, kind, network)
     return kind, outputs
+
+
+def check_columns(output: Tensor, head: GrowingHead) -> None:
+    """Raise ModelError if the model's output is not that of its growing head."""
+    if output.shape[1] != head.rows:
+        raise ModelError(
+            f"the layer {head.name!r} has {head.rows} outputs, but the model returns {output.shape[1]}; with grow=True "
+            "the model must return that layer's outputs, however many there are."
+        )
+
+
+def count_outputs(task: Task) -> int:
+    """Return how many outputs the task needs: up to the end of its head, or without one up to its highest label.
+
+    Raises:
+        DataError: The labels cannot be read before learning.
+    """
+    if task.head is not None:
+        return task.head.stop
+    with task.error_context("training"):
+        if isinstance(task.train, TensorSamples):
+            return most_outputs(task.train.y, 0)
+        if isinstance(task.train, DatasetSamples):
+            return max(most_outputs(y, 0) for _, y in task.train.batches(512, None))
+        raise DataError("is a DataLoader, whose labels are not known in advance; pass its Dataset, or tensors.")
+
+
+def most_outputs(y: Tensor, outputs: int) -> int:
+    """Return the number of outputs that labels need, at least `outputs`."""
+    return max(outputs, int(y.max()) + 1) if len(y) else outputs
 
 
 def probe_inputs(task: Task, network: Network) -> Tensor:

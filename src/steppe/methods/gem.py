@@ -40,6 +40,8 @@ _RIDGE = 1e-3  # added to AAᵀ, so that the solution is unique even if the rows
 class GEM(MethodConfig):
     """Settings of GEM."""
 
+    needs_tasks = True
+
     lr: float = setting(0.01, "SGD learning rate", above=0)
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     clip: float = setting(2.0, "maximum norm of each gradient, past tasks' included; 0 disables clipping", at_least=0)

@@ -14,7 +14,7 @@ z is closest to its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from steppe.errors import ModelError, UsageError
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
 from steppe.network.eval_batches import min_eval_batch
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -40,6 +41,8 @@ _CHUNK = 256  # samples per forward when collecting logits
 @dataclass(frozen=True)
 class ICaRL(MethodConfig):
     """Settings of iCaRL."""
+
+    needs_tasks = True
 
     lr: float = setting(0.01, "SGD learning rate", above=0)
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
@@ -125,6 +128,17 @@ class _ICaRL(Method):
         super().begin_task()
         self._pool = []
         self.uses_bare_batch = self.exemplars is None  # else exemplars of the old classes are joined to it
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Complete the stored logits by the new outputs'."""
+        super().grow_head(head)
+        held = self.exemplars
+        if held is None or held.logits.shape[1] == head.rows:
+            return
+        known = held.logits.shape[1]
+        logits = torch.cat([held.logits, self._logits(held.batch)[:, known:].to(held.logits)], 1)
+        exemplars = replace(held, logits=logits)
+        self.exemplars, self._means = exemplars, exemplars.class_means()
 
     def observe(self, batch: Batch) -> Tensor:
         exemplars, stored = self._sample_exemplars()  # stored: their z*
