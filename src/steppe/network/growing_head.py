@@ -51,15 +51,27 @@ class GrowingHead:
     @torch.no_grad()
     def resize(self, rows: int) -> None:
         """Give the layer so many outputs. Rows that remain keep their bits; it can be repeated after an exception."""
-        with torch.inference_mode(False):
-            new = {row: self._new_row(row) for row in range(self.rows, rows)}
-            for own, parameter in self.layer.named_parameters():
-                kept = parameter.detach()[:rows]
-                added = [values[own] for row, values in new.items() if row >= len(kept)]
-                data = torch.cat([kept, torch.stack(added).to(kept)]) if added else kept.clone()
-                parameter.grad = None
-                parameter.data = data
+        for name, parameter in self.parameters.items():
+            data = self.extend(name, parameter.detach()[:rows], rows)
+            parameter.grad = None
+            parameter.data = data
         self.layer.out_features = rows
+
+    def extend(self, name: str, values: Tensor, rows: int) -> Tensor:
+        """Return a copy of earlier values of a parameter, with the initial values of the rows that they lack.
+
+        Args:
+            name: The parameter's name in the model.
+            values: Its values when the layer had fewer outputs.
+            rows: The number of outputs.
+
+        Returns:
+            The values, with so many rows.
+        """
+        own = name.rpartition(".")[2]
+        added = [self._new_row(row)[own] for row in range(len(values), rows)]
+        with torch.inference_mode(False):
+            return torch.cat([values, torch.stack(added).to(values)]) if added else values.clone()
 
     def _new_row(self, row: int) -> dict[str, Tensor]:
         """The initial values of an output, distributed like those of a new `nn.Linear`."""
