@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from learner_states import same_state, timeless
 from small_tasks import SEQUENTIAL, Small, images, settings_of, task
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -45,23 +46,6 @@ def tasks_of(method: str) -> Any:
     return task if method == "icarl" else class_task
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two states hold the same values, bit for bit; NaN is the same as NaN."""
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and torch.equal(one.nan_to_num(7e7), other.nan_to_num(7e7))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, steppe.Batch):
-        return all(same(getattr(one, part), getattr(other, part)) for part in ("x", "y", "task"))
-    return bool(one == other)
-
-
-def timeless(learner: Learner) -> Any:
-    return {key: value for key, value in learner.state_dict().items() if key != "fitting"}
-
-
 @pytest.mark.parametrize("method", SEQUENTIAL)
 @pytest.mark.parametrize("multi_head", [True, False])
 def test_new_classes_are_learnt_and_survive_a_file(method: str, multi_head: bool, tmp_path: Path) -> None:
@@ -74,7 +58,7 @@ def test_new_classes_are_learnt_and_survive_a_file(method: str, multi_head: bool
         assert len(learner.evaluate([make(each) for each in range(number + 1)])) == number + 1
         learner.save(tmp_path / "learner")
         loaded = steppe.load(tmp_path / "learner", Small(2))
-        assert same(timeless(loaded), timeless(learner))
+        assert same_state(timeless(loaded), timeless(learner))
         learner = loaded
     assert learner.predict(images(5, range(6), 9)[0]).max() < 6
 
@@ -95,10 +79,10 @@ def test_a_file_from_within_a_task_resumes_to_the_same_bits(
     resumed = steppe.load(file, Small(2))
     assert resumed.has_pending_task
     resumed.learn(make(1), **HOW)
-    assert same(timeless(resumed), timeless(learner))
+    assert same_state(timeless(resumed), timeless(learner))
     for each in (resumed, learner):
         each.learn(make(2), **HOW)
-    assert same(timeless(resumed), timeless(learner))
+    assert same_state(timeless(resumed), timeless(learner))
 
 
 @pytest.mark.parametrize("method", SEQUENTIAL)
@@ -128,10 +112,10 @@ def test_a_failed_task_leaves_the_head_as_it_was(method: str) -> None:
             failed.learn(Task(data, head=head, augment=_breaks_after(2)), **HOW)
         assert failed.model.head.out_features == never.model.head.out_features  # type: ignore[union-attr]
         failed.network.restore(before)
-        assert same(timeless(failed), timeless(never)) or number == 0
+        assert same_state(timeless(failed), timeless(never)) or number == 0
         for each in (failed, never):
             each.learn(Task(data, head=head, augment=_breaks_after(100)), **HOW)
-        assert same(timeless(failed), timeless(never))
+        assert same_state(timeless(failed), timeless(never))
 
 
 def _breaks_after(batches: int) -> Any:
@@ -158,7 +142,7 @@ def test_growing_in_steps_equals_growing_at_once(method: str) -> None:
         steps._grow_head(make(0))
     once._outputs_needed = 7
     once._grow_head(make(0))
-    assert same(timeless(steps), timeless(once))
+    assert same_state(timeless(steps), timeless(once))
 
 
 @hypothesis_settings(deadline=None, max_examples=40)
@@ -320,5 +304,5 @@ def test_a_file_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     with pytest.raises(ModelError, match=r"hidden\.bias"):
         steppe.load(tmp_path / "learner", other)
-    assert same(before, dict(other.state_dict()))
+    assert same_state(before, dict(other.state_dict()))
     assert other.head.out_features == 2

@@ -24,9 +24,10 @@ from steppe.learning.checks import (
 )
 from steppe.learning.evaluation import BATCH, accuracies, as_inputs, predictions
 from steppe.learning.events import Callback, ignore
-from steppe.learning.learner_state import LearnerState, UserCallback
+from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
+from steppe.learning.stream import StreamLearner
 from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
@@ -39,12 +40,11 @@ from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
 from steppe.settings import TrainingConfig
-from steppe.tensors.batch import Batch
 
 _Result = TypeVar("_Result")
 
 
-class Learner(LearnerState):
+class Learner(StreamLearner):
     """A PyTorch model that learns tasks one after another with a continual-learning method.
 
     The model is used in place: `learn` changes its weights and leaves nothing else behind (no hooks, no change of
@@ -165,6 +165,7 @@ class Learner(LearnerState):
                 "learn([task, task, …]), or create a new Learner to learn again."
             )
         method = self.validate(group.tasks)
+        self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
             session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
@@ -208,18 +209,6 @@ class Learner(LearnerState):
         method.begin_task()
         check_last_batch(method, self.network, group, config.batch_size)
 
-    def _end_task(self, method: Method, name: str) -> list[str]:
-        check_finite(self.network.trainable, f"after task {name!r}")
-        streams = self.streams.state_dict()
-        try:
-            remarks = method.end_task()
-        except BaseException:
-            self.streams.load_state_dict(streams)  # if it is ended later, then in the same way
-            raise
-        if method.descent is not None:
-            method.descent.restart()  # momentum is not used again, but would be kept and copied
-        return remarks
-
     def _end_pending_task(self) -> None:
         """End the task that was stopped by the callback or Ctrl-C, which would otherwise be unprotected.
 
@@ -240,13 +229,6 @@ class Learner(LearnerState):
             self.phase = Idle()
 
         self._run_exclusively(end)
-
-    def _use_chain_if_exact(self, task: Task, number: int) -> None:
-        x, y = task.train.first()
-        if self._growing is not None:  # it may not have grown yet
-            y = y.clamp(max=self._growing.rows - 1)
-        with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Measure test accuracy.

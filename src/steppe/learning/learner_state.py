@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State, as_names, clone_tree, parse_dtype
 from steppe.data.task import Task
-from steppe.errors import DivergedError, UsageError, one_line
+from steppe.errors import DivergedError, UsageError, one_line, short_repr
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
+    check_finite,
     check_state_matches,
     check_trainable,
     has_extra_state,
@@ -24,7 +25,7 @@ from steppe.learning.checks import (
 )
 from steppe.learning.events import Callback, Event
 from steppe.learning.input_kind import Kind
-from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase
+from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase, Streaming
 from steppe.learning.task_checks import check_columns, check_loop_state, diagnose, probe_inputs
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
@@ -35,6 +36,7 @@ from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.tensors.batch import Batch
 
 _Result = TypeVar("_Result")
 
@@ -178,6 +180,25 @@ class LearnerState:
         if self._method is not None:
             self._method.grow_head(self._growing)
 
+    def _use_chain_if_exact(self, task: Task, number: int) -> None:
+        x, y = task.train.first()
+        if self._growing is not None:  # it may not have grown yet
+            y = y.clamp(max=self._growing.rows - 1)
+        with torch.enable_grad():
+            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
+
+    def _end_task(self, method: Method, name: str) -> list[str]:
+        check_finite(self.network.trainable, f"after task {name!r}")
+        streams = self.streams.state_dict()
+        try:
+            remarks = method.end_task()
+        except BaseException:
+            self.streams.load_state_dict(streams)  # if it is ended later, then in the same way
+            raise
+        if method.descent is not None:
+            method.descent.restart()  # momentum is not used again, but would be kept and copied
+        return remarks
+
     def _whole_state(self, *, without_method: bool = False) -> State:
         """The state; or the part of it that the first task does not decide."""
         kind, method = (None, None) if without_method else (self._input_kind, self._method)
@@ -199,6 +220,7 @@ class LearnerState:
             "method": None if method is None else method.state_dict(),
             "streams": self.streams.state_dict(),
             "fitting": self._loop_state(),
+            "stream": self.phase.samples if isinstance(self.phase, Streaming) else None,
         }
 
     def _loop_state(self) -> State:
@@ -215,6 +237,11 @@ class LearnerState:
             state[name] for name in ("tasks_learnt", "outputs", "fitting", "covered")
         )
         check_loop_state(loop_state)
+        streamed = state.get("stream")  # older states have no such entry
+        if streamed is not None and (
+            type(streamed) is not int or streamed < 0 or loop_state or state["method"] is None
+        ):
+            raise ValueError(f"invalid number of samples of a stream: {short_repr(streamed)}")
         kind: Kind | None = None
         if state["inputs"] is not None:
             shape, dtype = state["inputs"]
@@ -230,7 +257,7 @@ class LearnerState:
         self._eval_layers, self._just_loaded = as_names(state.get("at_rest")), True
         self.num_tasks, self._num_outputs = num_tasks, outputs
         self._input_kind, self._covered, self._method = kind, covered, method
-        self.phase = Interrupted(loop_state) if loop_state else Idle()
+        self.phase = Interrupted(loop_state) if loop_state else Idle() if streamed is None else Streaming(streamed)
 
     def _find_covered(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
         """The weights that were covered when the method was first created."""
