@@ -7,17 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import (
-    ImageBenchmark,
-    Split,
-    TaskSpec,
-    random_subset,
-    scenario_remarks,
-    scenario_setting,
-    split_classes,
-)
-from steppe.data import mnist
-from steppe.data.images import ImageSet
+from steppe.benchmarks.image_benchmark import TaskSpec, scenario_remarks, scenario_setting, split_classes
+from steppe.benchmarks.mnist_benchmark import MNISTBenchmark
 from steppe.models.mlp import MLP
 from steppe.registry import register_benchmark
 from steppe.settings import TrainingConfig, setting
@@ -25,7 +16,7 @@ from steppe.settings import TrainingConfig, setting
 
 @register_benchmark("split-mnist", "Split MNIST: 5 tasks of two digits each; task-, domain- or class-incremental.")
 @dataclass(frozen=True)
-class SplitMNIST(ImageBenchmark):
+class SplitMNIST(MNISTBenchmark):
     """Settings of Split MNIST."""
 
     training = TrainingConfig(epochs=1, batch_size=10)
@@ -34,17 +25,9 @@ class SplitMNIST(ImageBenchmark):
     samples: int = setting(12_000, "training samples of each task, at most", at_least=1)
     scenario: str = scenario_setting()
 
-    def images(self) -> ImageSet:
-        """The digits."""
-        return mnist.images()
-
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """0 and 1, 2 and 3, and so on."""
         return split_classes(range(10), self.tasks, 2, scenario=self.scenario)
-
-    def split(self, seed: int) -> Split:
-        """Samples drawn by the seed."""
-        return random_subset(self.samples, seed)
 
     def network(self) -> nn.Module:
         """The paper's MLP, with ten outputs, of which each task has two, or with two, which all tasks share."""

@@ -16,7 +16,6 @@ from steppe.errors import DivergedError, UsageError, one_line, short_repr
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
-    check_finite,
     check_state_matches,
     check_trainable,
     has_extra_state,
@@ -26,12 +25,15 @@ from steppe.learning.checks import (
 from steppe.learning.events import Callback, Event
 from steppe.learning.input_kind import Kind
 from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase, Streaming
+from steppe.learning.scoring import Metric, check_metric
 from steppe.learning.task_checks import check_columns, check_loop_state, diagnose, probe_inputs
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
 from steppe.network.growing_head import GrowingHead, validate_grow
+from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
+from steppe.network.output_loss import Loss
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import Streams, preserve_global_rng
@@ -70,18 +72,26 @@ class LearnerState:
         head: str | None = None,
         grow: bool = False,
         threads: int | None = None,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
     ) -> None:
         check_arguments(model, method, seed, device, input_transform, exclude)
+        check_metric(metric)
+        if loss is not None and not method.takes_any_loss:
+            raise UsageError(
+                f"{type(method).__name__} works with class numbers and cross-entropy only; leave out loss, or use "
+                "another method."
+            )
         chosen_threads = validate_threads(threads)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
-        self.network = Network(self.model, input_transform)
+        self.network = Network(self.model, input_transform, loss=loss)
         self.num_tasks = 0
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
         self._growing = GrowingHead(model, str(head), self.streams) if validate_grow(grow, self._head) else None
-        self._has_input_transform = input_transform is not None
+        self._has_input_transform, self._metric = input_transform is not None, metric
         self._turn = FairLock()  # of the threads that use it
         self._workload = Workload(self.network, chosen_threads)
         # Decided by the first task:
@@ -131,6 +141,7 @@ class LearnerState:
             self._head,
             has_input_transform=self._has_input_transform,
             grow=self._growing is not None,
+            has_loss=not self.network.output_loss.is_cross_entropy,
         )
         with self._head_resized(state["network"]["weights"]):
             self.network.load_state_dict(state["network"], state["outputs"])
@@ -182,22 +193,10 @@ class LearnerState:
 
     def _use_chain_if_exact(self, task: Task, number: int) -> None:
         x, y = task.train.first()
-        if self._growing is not None:  # it may not have grown yet
+        if self._growing is not None and is_class_numbers(y):  # it may not have grown yet
             y = y.clamp(max=self._growing.rows - 1)
         with torch.enable_grad():
             self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
-
-    def _end_task(self, method: Method, name: str) -> list[str]:
-        check_finite(self.network.trainable, f"after task {name!r}")
-        streams = self.streams.state_dict()
-        try:
-            remarks = method.end_task()
-        except BaseException:
-            self.streams.load_state_dict(streams)  # if it is ended later, then in the same way
-            raise
-        if method.descent is not None:
-            method.descent.restart()  # momentum is not used again, but would be kept and copied
-        return remarks
 
     def _whole_state(self, *, without_method: bool = False) -> State:
         """The state; or the part of it that the first task does not decide."""
@@ -209,6 +208,7 @@ class LearnerState:
             "head": self._head,
             "grow": self._growing is not None,
             "prepared": self._has_input_transform,
+            "loss": not self.network.output_loss.is_cross_entropy,
             "threads": self._workload.chosen,
             "tasks_learnt": self.num_tasks,
             "outputs": self._num_outputs,

@@ -16,11 +16,13 @@ from steppe.data.samples import Pair, TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError, UsageError, short_repr
 from steppe.learning.checks import frozen_eval_layers
+from steppe.learning.eval_mode import EvalMode
 from steppe.learning.events import Callback, MemoryUpdated, ignore
-from steppe.learning.learner_state import LearnerState, UserCallback
+from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import Losses, observe
 from steppe.learning.phases import Idle, Interrupted, Streaming
 from steppe.methods.base import Method
+from steppe.network.heads import is_class_numbers
 from steppe.runtime.contexts import training_context
 from steppe.runtime.devices import to_device
 from steppe.runtime.rng import GlobalRNG
@@ -31,7 +33,7 @@ _CHECK_EVERY = 0.2  # seconds between checks that losses are finite: each waits 
 _NAME = "the stream"
 
 
-class StreamLearner(LearnerState):
+class StreamLearner(EvalMode):
     """The part of a learner that learns from a stream."""
 
     _losses: Losses | None = None  # since the last check
@@ -146,11 +148,17 @@ class StreamLearner(LearnerState):
             )
         kind = tuple(data.x.shape[1:]), data.x.dtype
         known = isinstance(self.phase, Streaming) and kind == self._input_kind and not self._just_loaded
-        if known and self._method is not None and 0 <= int(data.y.min()) <= int(data.y.max()) < self._num_outputs:
+        if known and self._method is not None and self._has_outputs_for(data.y):
             return self._method
         method = self._validate([task])
         self._eval_layers, self._just_loaded = frozen_eval_layers(self.model), False
         return method
+
+    def _has_outputs_for(self, y: Tensor) -> bool:
+        """Whether targets fit the model as it is; with a loss of its own and a fixed head any do."""
+        if self._growing is None and not self.network.output_loss.is_cross_entropy:
+            return True
+        return is_class_numbers(y) and 0 <= int(y.min()) <= int(y.max()) < self._num_outputs
 
     def _begin_segment(self, task: Task, method: Method) -> None:
         heads, num_tasks = list(self.network.heads.ranges), self.num_tasks

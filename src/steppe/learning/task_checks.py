@@ -21,12 +21,22 @@ from steppe.errors import (
     one_line,
 )
 from steppe.learning.input_kind import Kind, check_scaled_alike
-from steppe.learning.output_checks import check_gradient, describe_if_not_logits
+from steppe.learning.output_checks import (
+    check_gradient,
+    check_head_possible,
+    check_loss,
+    check_output,
+    check_targets,
+    count_outputs,
+    describe_if_unusable,
+    expected_output,
+)
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
 from steppe.network.eval_batches import min_eval_batch
 from steppe.network.growing_head import GrowingHead
+from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
 from steppe.settings import TrainingConfig
@@ -54,7 +64,7 @@ def validate_task(
         DataError: The data does not fit the model, its head or the inputs of earlier tasks.
         ModelError: The model does not return differentiable logits.
     """
-    x = probe_inputs(task, network)
+    x, y = probe_samples(task, network)
     kind = (tuple(x.shape[1:]), x.dtype)
     if earlier is not None and kind != earlier:
         raise DataError(
@@ -66,13 +76,13 @@ def validate_task(
             output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {one_line(error)}") from error
-    if (problem := describe_if_not_logits(output, len(x))) is not None:
-        raise ModelError(f"the model must return one row of logits per sample, (n, outputs), got {problem}.")
+    check_output(output, len(x), network)
     check_gradient(output, network, x)
-    outputs = output.shape[1]
+    check_head_possible(task, output)
+    outputs = count_outputs(output)
     if head is not None:
         check_columns(output, head)
-        outputs = max(outputs, count_outputs(task))
+        outputs = max(outputs, outputs_needed(task))
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
@@ -80,11 +90,9 @@ def validate_task(
         with task.error_context(words):
             first, label = part.first()
             if isinstance(part, TensorSamples):
-                task.check_labels(
-                    part.y, most_outputs(part.y, outputs) if head is not None and words == "test" else outputs
-                )
+                check_targets(task, part.y, _allowed_outputs(part.y, outputs, words, head), network)
             elif words == "training":
-                task.check_labels(label, outputs)
+                check_targets(task, label, outputs, network)
         shape = tuple(first.shape[1:])
         if shape != kind[0]:
             raise DataError(
@@ -93,23 +101,24 @@ def validate_task(
             )
         with task.error_context(words):
             check_scaled_alike(first, kind, network)
+    check_loss(task, output, y, network)
     return kind, outputs
 
 
 def check_columns(output: Tensor, head: GrowingHead) -> None:
     """Raise ModelError if the model's output is not that of its growing head."""
-    if output.shape[1] != head.rows:
+    if (found := count_outputs(output)) != head.rows:
         raise ModelError(
-            f"the layer {head.name!r} has {head.rows} outputs, but the model returns {output.shape[1]}; with grow=True "
-            "the model must return that layer's outputs, however many there are."
+            f"the layer {head.name!r} has {head.rows} outputs, but the model returns {found}; with grow=True the model "
+            "must return that layer's outputs, however many there are."
         )
 
 
-def count_outputs(task: Task) -> int:
+def outputs_needed(task: Task) -> int:
     """Return how many outputs the task needs: up to the end of its head, or without one up to its highest label.
 
     Raises:
-        DataError: The labels cannot be read before learning.
+        DataError: The labels are no class numbers, or cannot be read before learning.
     """
     if task.head is not None:
         return task.head.stop
@@ -122,15 +131,29 @@ def count_outputs(task: Task) -> int:
 
 
 def most_outputs(y: Tensor, outputs: int) -> int:
-    """Return the number of outputs that labels need, at least `outputs`."""
+    """Return the number of outputs that class numbers need, at least `outputs`."""
+    if not is_class_numbers(y):
+        raise DataError(f"has targets {y.dtype} of shape {tuple(y.shape)}; grow=True needs class numbers, (n,).")
     return max(outputs, int(y.max()) + 1) if len(y) else outputs
+
+
+def _allowed_outputs(y: Tensor, outputs: int, part: str, head: GrowingHead | None) -> int:
+    """How many outputs labels may index: in test data of a head that grows, also classes that have not come yet."""
+    return outputs if head is None or part != "test" else most_outputs(y, outputs)
 
 
 def probe_inputs(task: Task, network: Network) -> Tensor:
     """Return as few stored inputs of the task as the model accepts."""
+    return probe_samples(task, network)[0]
+
+
+def probe_samples(task: Task, network: Network) -> tuple[Tensor, Tensor]:
+    """Return as few stored inputs of the task as the model accepts, with their targets."""
     with task.error_context("training"):
-        x, _ = task.train.first(min_eval_batch(network.model))
-    return x if len(x) >= min_eval_batch(network.model) else torch.cat([x, x])
+        x, y = task.train.first(min_eval_batch(network.model))
+    if len(x) >= min_eval_batch(network.model):
+        return x, y
+    return torch.cat([x, x]), torch.cat([y, y])
 
 
 def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeError | None:
@@ -155,12 +178,12 @@ def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeErro
         return None
     finally:
         network.restore(before)
-    problem = describe_if_not_logits(output, 2)
+    problem = describe_if_unusable(output, 2, network)
     if problem is None:
         return None
     return ModelError(
-        f"in train mode too, the model must return one row of logits per sample, (n, outputs), got {problem}; "
-        "disable auxiliary outputs (such as aux_logits=False), or return the logits alone."
+        f"in train mode too, {expected_output(network)}, got {problem}; disable auxiliary outputs (such as "
+        "aux_logits=False), or return the logits alone."
     )
 
 
