@@ -306,3 +306,12 @@ def test_a_file_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
         steppe.load(tmp_path / "learner", other)
     assert same_state(before, dict(other.state_dict()))
     assert other.head.out_features == 2
+
+
+def test_a_loss_of_ones_own_on_class_numbers_grows_too() -> None:
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    learner = Learner(Small(2), ER(), head="head", grow=True, loss=loss)
+    for number in range(3):
+        learner.learn(class_task(number), **HOW)
+    assert learner.predict(class_task(2).train.first(4)[0]).max() < 6  # type: ignore[union-attr]
+    assert len(learner.network.trainable["head.weight"]) == 6

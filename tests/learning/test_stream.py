@@ -224,3 +224,15 @@ def test_a_file_with_a_wrong_stream_is_refused() -> None:
     for wrong in (-1, "many", True):
         with pytest.raises(ValueError, match="invalid number of samples"):
             Learner(mlp(6), ER()).load_state_dict({**state, "stream": wrong})
+
+
+def test_a_stream_with_a_loss_of_its_own() -> None:
+    """One that ignores samples whose class is unknown."""
+    learner = Learner(nn.Linear(6, 2), ER(lr=0.1), loss=nn.CrossEntropyLoss(ignore_index=-100))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        x = torch.randn(20, 6, generator=generator)
+        y = (x[:, 0] > 0).long()
+        y[:5] = -100
+        loss = learner.observe((x, y), update_every=500)
+    assert loss < 0.2
