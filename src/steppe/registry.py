@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from steppe.errors import UsageError, short_repr, unknown_name
-from steppe.settings import Settings
+from steppe.settings import SearchRange, Settings, without
 
 S = TypeVar("S", bound=type[Settings])
 
@@ -36,6 +36,10 @@ class MethodEntry:
     def values(self, benchmark: str) -> dict[str, Any]:
         """Return the settings for a benchmark: its preset, if any, then the variant."""
         return {**self.presets.get(benchmark, {}), **self.variant}
+
+    def search_space(self, settings: Settings) -> dict[str, SearchRange]:
+        """Return what a search varies around these settings; what defines this member of a family stays."""
+        return without(settings.search_space(), *self.variant)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,104 @@ _MAX_INT = 2**63 - 1  # of tensors and of TOML
 
 
 @dataclass(frozen=True)
+class SearchRange:
+    """The values that `steppe search` tries for a setting; made by `log_range`, `linear_range` and `one_of`.
+
+    Attributes:
+        low: The smallest value.
+        high: The largest value.
+        log: Whether values are spread evenly by their logarithm.
+        values: The values to choose from, if it is not a range.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    values: tuple[Value, ...] = ()
+
+    def ends(self) -> tuple[Value, ...]:
+        """The values that must be valid for all of it to be valid."""
+        return self.values or (self.low, self.high)
+
+    def __str__(self) -> str:
+        if self.values:
+            return ", ".join(map(str, self.values))
+        return f"{self.low:g} to {self.high:g}" + (" (log)" if self.log else "")
+
+
+def log_range(low: float, high: float) -> SearchRange:
+    """Let a search try values from `low` to `high`, spread evenly by their logarithm, as for step sizes.
+
+    Args:
+        low: The smallest value, above 0.
+        high: The largest value.
+
+    Returns:
+        The range.
+
+    Raises:
+        UsageError: The ends are not in order, or not above 0.
+
+    Example:
+        >>> print(log_range(1e-3, 0.3))
+        0.001 to 0.3 (log)
+    """
+    _check_ends(low, high, above=0)
+    return SearchRange(low, high, log=True)
+
+
+def linear_range(low: float, high: float) -> SearchRange:
+    """Let a search try values from `low` to `high`, spread evenly.
+
+    Args:
+        low: The smallest value.
+        high: The largest value.
+
+    Returns:
+        The range.
+
+    Raises:
+        UsageError: The ends are not in order.
+    """
+    _check_ends(low, high)
+    return SearchRange(low, high)
+
+
+def one_of(*values: Value) -> SearchRange:
+    """Let a search try these values, in no order.
+
+    Args:
+        values: The values.
+
+    Returns:
+        The values as a range.
+
+    Raises:
+        UsageError: There is no value, or one of another type than a setting's.
+    """
+    if not values or not all(isinstance(value, (bool, int, float, str)) for value in values):
+        raise UsageError(f"one_of needs numbers, texts or booleans; got {short_repr(values)}.")
+    return SearchRange(values=tuple(dict.fromkeys(values)))
+
+
+def without(space: Mapping[str, SearchRange], *names: str) -> dict[str, SearchRange]:
+    """The space without these settings, for methods whose other settings make them idle."""
+    return {name: values for name, values in space.items() if name not in names}
+
+
+def _check_ends(low: float, high: float, above: float = -math.inf) -> None:
+    numbers = all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high))
+    if not numbers or not above < low < high:
+        least = "" if above == -math.inf else f" above {above:g}"
+        raise UsageError(
+            f"the range from {short_repr(low)} to {short_repr(high)} is invalid; give two numbers{least}, the smaller "
+            "one first."
+        )
+
+
+@dataclass(frozen=True)
 class Limits:
-    """The documentation of a setting and the values it may take: a range or a list of choices."""
+    """The documentation of a setting, the values it may take (a range or choices), and those that a search tries."""
 
     help: str
     above: float | None = None
@@ -29,6 +125,7 @@ class Limits:
     at_least: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
+    search: SearchRange | None = None
 
     def describe(self) -> str:
         """Describe the allowed values; empty if every value of the type is allowed."""
@@ -66,6 +163,7 @@ def setting(
     at_least: float | None = None,
     at_most: float | None = None,
     choices: tuple[str, ...] = (),
+    search: SearchRange | None = None,
 ) -> Any:
     """Declare a setting: a dataclass field with documentation and limits.
 
@@ -77,6 +175,7 @@ def setting(
         at_least: The value must be at least this.
         at_most: The value must be at most this.
         choices: The only valid texts.
+        search: What `steppe search` tries, made by `log_range`, `linear_range` or `one_of`; None: it is left alone.
 
     Returns:
         The dataclass field.
@@ -91,7 +190,7 @@ def setting(
         ...
         steppe.errors.UsageError: lr = -1.0 is out of range; it must be above 0.
     """
-    limits = Limits(help, above, below, at_least, at_most, choices)
+    limits = Limits(help, above, below, at_least, at_most, choices, search)
     return dataclasses.field(default=default, metadata={"limits": limits})
 
 
@@ -158,6 +257,16 @@ class Settings:
     def as_dict(self) -> dict[str, Value]:
         """Return the settings as plain values, for config files and records."""
         return {name: getattr(self, name) for name in self.schema()}
+
+    def search_space(self) -> dict[str, SearchRange]:
+        """What `steppe search` varies around these settings: by default all that were declared with `search`.
+
+        Override it to leave out settings that have no effect beside the others.
+
+        Returns:
+            The ranges by setting.
+        """
+        return {name: limits.search for name, (_, limits) in self.schema().items() if limits.search is not None}
 
     def equals(self, values: Any) -> bool:
         """Return whether untrusted plain values equal these settings.

@@ -53,6 +53,9 @@ def _render_method(entry: MethodEntry) -> str:
     presets = {benchmark: entry.settings.from_mapping(entry.values(benchmark)) for benchmark in entry.presets}
     lines = [f"{entry.name}: {entry.summary}", "", "Settings (--set method.KEY=VALUE)"]
     lines += _render_settings(entry.settings.from_mapping(entry.values("")))
+    if space := entry.search_space(entry.settings.from_mapping(entry.values(""))):
+        lines += ["", f"Searched by default (steppe search BENCHMARK {entry.name})"]
+        lines += [f"  {name}: {values}" for name, values in space.items()]
     if presets:
         lines += ["", "Presets (only what differs from the values above)"]
         defaults = entry.settings.from_mapping(entry.values("")).as_dict()

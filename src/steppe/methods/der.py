@@ -26,7 +26,7 @@ from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import linear_range, setting
 from steppe.tensors.batch import Batch
 
 
@@ -35,8 +35,12 @@ class DERPlusPlus(ReplayConfig):
     """Settings of DER++."""
 
     buffer: int = setting(200, "replay buffer size in samples, each stored with its logits", at_least=1)
-    alpha: float = setting(0.5, "weight of the distance to the stored logits (α)", at_least=0)
-    beta: float = setting(0.5, "weight of the replayed cross-entropy (β); 0 gives DER", at_least=0)
+    alpha: float = setting(
+        0.5, "weight of the distance to the stored logits (α)", at_least=0, search=linear_range(0.05, 1.5)
+    )
+    beta: float = setting(
+        0.5, "weight of the replayed cross-entropy (β); 0 gives DER", at_least=0, search=linear_range(0.05, 1.5)
+    )
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         return _DERPlusPlus(self, network, streams)

@@ -25,7 +25,7 @@ from steppe.projection.layers import ProjectedWeight
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import SearchRange, log_range, setting, without
 from steppe.tensors.batch import Batch
 
 
@@ -33,9 +33,14 @@ from steppe.tensors.batch import Batch
 class ER(ReplayConfig):
     """Settings of ER and FS-ER."""
 
-    lr: float = setting(0.01, "SGD learning rate (η3)", above=0)
+    lr: float = setting(0.01, "SGD learning rate (η3)", above=0, search=log_range(1e-3, 0.3))
     ascent_steps: int = setting(0, "ascent steps of the perturbation (K); 0 gives plain ER", at_least=0)
-    ascent_lr: float = setting(0.05, "step size of an ascent step (η1)", above=0)
+    ascent_lr: float = setting(0.05, "step size of an ascent step (η1)", above=0, search=log_range(1e-3, 0.3))
+
+    def search_space(self) -> dict[str, SearchRange]:
+        """Without the step size of an ascent that plain ER does not make."""
+        space = super().search_space()
+        return space if self.ascent_steps else without(space, "ascent_lr")
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         return _ER(self, network, streams)

@@ -26,7 +26,7 @@ from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import log_range, setting
 from steppe.tensors.batch import Batch
 
 
@@ -35,7 +35,7 @@ class EWC(SGDConfig):
     """Settings of EWC."""
 
     clip: float = setting(2.0, "maximum norm of the gradient, penalty included; 0 disables clipping", at_least=0)
-    strength: float = setting(100.0, "weight of the penalty (γ)", at_least=0)
+    strength: float = setting(100.0, "weight of the penalty (γ)", at_least=0, search=log_range(1, 1e5))
     samples: int = setting(
         10, "number of samples, a task's first, from which importances are computed (n_mem)", at_least=1
     )

@@ -37,7 +37,7 @@ from steppe.projection.layers import ProjectedWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import SearchRange, linear_range, log_range, setting, without
 from steppe.tensors.batch import Batch
 
 
@@ -57,11 +57,11 @@ class FSDGPM(MethodConfig):
 
     uses_projection = True
 
-    lr: float = setting(0.01, "SGD learning rate (η3)", above=0)
+    lr: float = setting(0.01, "SGD learning rate (η3)", above=0, search=log_range(1e-3, 0.3))
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     clip: float = setting(2.0, "maximum gradient norm before projection; 0 disables clipping", at_least=0)
     ascent_steps: int = setting(2, "ascent steps of the perturbation (K)", at_least=1)
-    ascent_lr: float = setting(0.05, "step size of an ascent step (η1)", above=0)
+    ascent_lr: float = setting(0.05, "step size of an ascent step (η1)", above=0, search=log_range(1e-3, 0.3))
     ascent_clamp: float = setting(2.0, "each element of a projected ascent gradient is clamped to ± this", above=0)
     ascent_form: str = setting(
         "whole",
@@ -82,21 +82,35 @@ class FSDGPM(MethodConfig):
     importance: str = setting(
         "sigmoid", "rule for the importances λ of the basis directions", choices=("sigmoid", "ones", "spectral")
     )
-    importance_lr: float = setting(0.01, "learning rate of the importances (η2), for `sigmoid`", at_least=0)
+    importance_lr: float = setting(
+        0.01, "learning rate of the importances (η2), for `sigmoid`", at_least=0, search=log_range(1e-3, 10)
+    )
     temperature: float = setting(10.0, "temperature of the sigmoid, for `sigmoid`", above=0)
     alpha: float = setting(
         25.0,
         "how slowly λ falls with the singular value (α), for `spectral`; larger keeps more directions near λ = 1",
         above=0,
+        search=log_range(1, 200),
     )
     buffer: int = setting(200, "replay buffer size in samples", at_least=1)
     basis_samples: int = setting(200, "samples drawn from the buffer to build the bases (n_s)", at_least=1)
     threshold: float = setting(
-        0.99, "share of the inputs' energy that the bases hold after the first task (ε0)", above=0, at_most=1
+        0.99,
+        "share of the inputs' energy that the bases hold after the first task (ε0)",
+        above=0,
+        at_most=1,
+        search=linear_range(0.7, 0.999),
     )
     threshold_step: float = setting(
         0.0005, "increase of the threshold with each further task (Δε)", at_least=0, at_most=1
     )
+
+    def search_space(self) -> dict[str, SearchRange]:
+        """Without the settings of other importance rules."""
+        own = {"sigmoid": ("importance_lr",), "spectral": ("alpha",)}
+        used = own.get(self.importance, ())
+        idle = [name for names in own.values() for name in names if name not in used]
+        return without(super().search_space(), *idle)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         require_covered(covered)

@@ -24,7 +24,7 @@ from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import linear_range, setting
 from steppe.tensors.batch import Batch
 
 _RIDGE = 1e-3  # added to AAᵀ, so that the solution is unique even if the rows are linearly dependent
@@ -34,7 +34,9 @@ _RIDGE = 1e-3  # added to AAᵀ, so that the solution is unique even if the rows
 class GEM(TaskMemoryConfig):
     """Settings of GEM."""
 
-    strength: float = setting(0.0, "lower bound of the dual variables (γ); above 0 favors past tasks", at_least=0)
+    strength: float = setting(
+        0.0, "lower bound of the dual variables (γ); above 0 favors past tasks", at_least=0, search=linear_range(0, 1)
+    )
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         require_uniform_weights(network)

@@ -27,7 +27,7 @@ from steppe.projection.layers import ProjectedWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import one_of, setting
 from steppe.tensors.batch import Batch
 
 
@@ -43,6 +43,7 @@ class GPM(SGDConfig):
         "0.97",
         "share of the inputs' energy that the bases hold after the first task (ε): one number, or one per projected "
         "layer, separated by commas",
+        search=one_of("0.9", "0.95", "0.97", "0.98", "0.99", "0.995", "0.999"),
     )
     threshold_step: float = setting(
         0.0, "increase of the thresholds with each further task (Δε)", at_least=0, at_most=1

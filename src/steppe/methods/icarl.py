@@ -33,7 +33,7 @@ from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.runtime.session import yield_point
-from steppe.settings import setting
+from steppe.settings import linear_range, setting
 from steppe.tensors.batch import Batch, index_of
 
 _CHUNK = 256  # samples per forward when collecting logits
@@ -47,7 +47,9 @@ class ICaRL(SGDConfig):
     takes_any_loss = False  # it keeps exemplars per class, and distills logits
 
     exemplars: int = setting(1000, "number of exemplars over all classes (K)", at_least=1)
-    distillation: float = setting(0.5, "weight of the distillation of old classes (γ)", at_least=0)
+    distillation: float = setting(
+        0.5, "weight of the distillation of old classes (γ)", at_least=0, search=linear_range(0.1, 2)
+    )
 
     def validate(self, task: Task, heads: Sequence[range | None]) -> None:
         """Reject a task without its own classes, or with more classes than exemplars.

@@ -29,7 +29,7 @@ from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.contexts import twice_differentiable
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import SearchRange, log_range, setting, without
 from steppe.tensors.batch import Batch, index_of
 
 
@@ -37,12 +37,14 @@ from steppe.tensors.batch import Batch, index_of
 class LaMAML(MethodConfig):
     """Settings of La-MAML."""
 
-    rate: float = setting(0.15, "initial learning rate of every weight (α0)", above=0)
-    rate_lr: float = setting(0.3, "learning rate of the learning rates (η)", at_least=0)
+    rate: float = setting(0.15, "initial learning rate of every weight (α0)", above=0, search=log_range(0.01, 0.5))
+    rate_lr: float = setting(0.3, "learning rate of the learning rates (η)", at_least=0, search=log_range(0.01, 1))
     inner_steps: int = setting(5, "inner steps, each on one slice of the batch (K)", at_least=1)
     second_order: bool = setting(False, "differentiate through the inner steps")
     asynchronous: bool = setting(True, "take the outer step with the learned rates instead of with lr")
-    lr: float = setting(0.1, "learning rate of the outer step if it is not asynchronous", above=0)
+    lr: float = setting(
+        0.1, "learning rate of the outer step if it is not asynchronous", above=0, search=log_range(1e-3, 0.3)
+    )
     inner_relu: bool = setting(True, "treat negative learning rates as 0 in the inner steps too")
     inner_clamp: float = setting(
         0.0, "each element of an inner gradient is clamped to ± this; 0 disables clamping", at_least=0
@@ -52,6 +54,10 @@ class LaMAML(MethodConfig):
     )
     buffer: int = setting(200, "replay buffer size in samples", at_least=1)
     replay_batch: int = setting(10, "samples drawn from the buffer per update, with replacement", at_least=1)
+
+    def search_space(self) -> dict[str, SearchRange]:
+        """Without the step size that only other outer steps use."""
+        return without(super().search_space(), "lr") if self.asynchronous else super().search_space()
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         return _LaMAML(self, network, streams)

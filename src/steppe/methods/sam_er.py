@@ -22,7 +22,7 @@ from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
+from steppe.settings import log_range, setting
 from steppe.tensors.batch import Batch
 
 
@@ -31,7 +31,7 @@ class SAMER(ReplayConfig):
     """Settings of SAM-ER."""
 
     clip: float = setting(2.0, "maximum norm of the gradient at w + v; 0 disables clipping", at_least=0)
-    rho: float = setting(0.05, "length of the perturbation v (ρ)", above=0)
+    rho: float = setting(0.05, "length of the perturbation v (ρ)", above=0, search=log_range(5e-3, 0.5))
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         return _SAMER(self, network, streams)

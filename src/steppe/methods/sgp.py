@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from steppe.methods.gpm import GPM, PRESETS
 from steppe.projection.importance import ImportanceRule, Spectral
 from steppe.registry import register_method
-from steppe.settings import setting
+from steppe.settings import log_range, setting
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,10 @@ class SGP(GPM):
     """Settings of SGP: GPM's, and α."""
 
     alpha: float = setting(
-        10.0, "how slowly λ falls with the singular value (α); larger keeps more directions near λ = 1", at_least=0
+        10.0,
+        "how slowly λ falls with the singular value (α); larger keeps more directions near λ = 1",
+        at_least=0,
+        search=log_range(0.3, 30),
     )
 
     def importance_rule(self) -> ImportanceRule:

@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.sgd import MomentumSGD
 from steppe.network.network import Network
-from steppe.settings import setting
+from steppe.settings import log_range, setting
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class SGDConfig(MethodConfig):
     A subclass adds its own settings, and declares one of these again to give it another help text or default.
     """
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
+    lr: float = setting(0.01, "SGD learning rate", above=0, search=log_range(1e-3, 0.3))
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
 
