@@ -127,6 +127,11 @@ class RunResult:
         return sum(self.bytes.values())
 
     @property
+    def on_validation(self) -> bool:
+        """Whether the accuracies are those on validation data, by which settings are chosen, and not on test data."""
+        return self.config["run"].get("report") == "validation"
+
+    @property
     def device(self) -> str:
         """The device the run computed on."""
         return str(self.config["run"].get("device", "cpu"))
