@@ -162,3 +162,17 @@ def test_a_plugin_adds_a_method(tmp_path: Path) -> None:
         assert config.method_settings.as_dict()["lr"] == 0.125
     finally:
         METHODS.pop("mine", None)
+
+
+def test_the_first_tasks_can_be_left_out() -> None:
+    """What is measured after settings were chosen on the first tasks; it is part of the run, and no published result."""
+    config = RunConfig.make("pmnist", "er", ["benchmark.tasks=4", "samples=20"], skip_tasks=3)
+    assert [task.name for task in config.tasks()] == ["permutation 4"]
+    assert RunConfig.from_mapping(config.as_dict()) == config
+    assert "--skip-tasks 3" in config.command()
+    assert not config.is_canonical
+    assert not config.matches(RunConfig.make("pmnist", "er", ["benchmark.tasks=4", "samples=20"]).as_dict())
+    with pytest.raises(UsageError, match="leaves out all 4 tasks"):
+        RunConfig.make("pmnist", "er", ["benchmark.tasks=4"], skip_tasks=4).tasks()
+    with pytest.raises(UsageError, match="skip_tasks = -1 is invalid"):
+        RunConfig.make("pmnist", "er", skip_tasks=-1)

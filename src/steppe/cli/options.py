@@ -76,6 +76,9 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     add_jobs_option(parser)
     parser.add_argument("--epochs", type=int, metavar="N", help="epochs per task (default: the benchmark's)")
     parser.add_argument("--tasks", type=int, metavar="N", help="use only the first N tasks")
+    parser.add_argument(
+        "--skip-tasks", type=int, default=0, metavar="N", help="leave out the first N tasks (see steppe search)"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to train (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads per run (default: 1)")
     parser.add_argument(
@@ -190,6 +193,7 @@ def build_config(options: argparse.Namespace, method: str, seed: int) -> RunConf
         threads=1 if options.threads is None else options.threads,
         plugins=options.plugin,
         report=options.report,
+        skip_tasks=options.skip_tasks,
     )
 
 

@@ -86,6 +86,7 @@ def format_command(
     threads: int = 1,
     plugins: Iterable[str] = (),
     report: str = "test",
+    skip_tasks: int = 0,
     overrides: Iterable[str] = (),
 ) -> str:
     """Format a steppe command as a user would type it; defaults are left out, and plugins appear by file name.
@@ -96,6 +97,7 @@ def format_command(
         threads: For `--threads`.
         plugins: Paths for `--plugin`.
         report: For `--report`.
+        skip_tasks: For `--skip-tasks`.
         overrides: `KEY=VALUE` pairs for `--set`.
 
     Returns:
@@ -112,6 +114,8 @@ def format_command(
         line += ["--threads", str(threads)]
     if report != "test":
         line += ["--report", report]
+    if skip_tasks:
+        line += ["--skip-tasks", str(skip_tasks)]
     for plugin in plugins:
         line += ["--plugin", Path(plugin).name]
     for override in overrides:

@@ -41,6 +41,7 @@ class RunConfig:
         threads: Number of threads.
         plugins: Paths of the plugin files.
         report: The data that accuracies are measured on: "test" or "validation".
+        skip_tasks: The number of first tasks to leave out, such as those that settings were chosen on.
     """
 
     benchmark: str
@@ -53,6 +54,7 @@ class RunConfig:
     threads: int = 1
     plugins: tuple[str, ...] = ()
     report: str = "test"
+    skip_tasks: int = 0
 
     @classmethod
     def make(
@@ -66,6 +68,7 @@ class RunConfig:
         threads: int = 1,
         plugins: Sequence[str] = (),
         report: str = "test",
+        skip_tasks: int = 0,
     ) -> RunConfig:
         """Build a configuration from names: the presets, then the overrides.
 
@@ -78,6 +81,7 @@ class RunConfig:
             threads: Number of threads.
             plugins: Files that register methods and benchmarks.
             report: The data that accuracies are measured on.
+            skip_tasks: The number of first tasks to leave out.
 
         Returns:
             The configuration.
@@ -108,7 +112,7 @@ class RunConfig:
                 raise UsageError(f"{section}.{key} is set twice, to {both}; set it once.")
             values[section][key] = value
         made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
-        return cls._validated(benchmark, method, made, seed, device, threads, paths, report)
+        return cls._validated(benchmark, method, made, seed, device, threads, paths, report, skip_tasks)
 
     @classmethod
     def load(cls, path: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = False) -> RunConfig:
@@ -162,12 +166,12 @@ class RunConfig:
         kinds = _settings_types(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
-        report = run.pop("report", REPORTS[0])
+        report, skip_tasks = run.pop("report", REPORTS[0]), run.pop("skip_tasks", 0)
         for key in run:
-            raise unknown_name(
-                "key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins", "report")
-            )
-        return cls._validated(names["benchmark"], names["method"], made, seed, device, threads, paths, report)
+            known = ("benchmark", "method", "seed", "device", "threads", "plugins", "report", "skip_tasks")
+            raise unknown_name("key of section [run]", key, known)
+        given = (made, seed, device, threads, paths, report, skip_tasks)
+        return cls._validated(names["benchmark"], names["method"], *given)
 
     @classmethod
     def _validated(
@@ -180,6 +184,7 @@ class RunConfig:
         threads: int,
         plugins: tuple[str, ...],
         report: str,
+        skip_tasks: int,
     ) -> RunConfig:
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise UsageError(f"seed = {short_repr(seed)} is invalid; expected a whole number from 0 to 2**63 - 1.")
@@ -191,16 +196,28 @@ class RunConfig:
             raise unknown_name("device", str(device), DEVICES)
         if report not in REPORTS:
             raise unknown_name("data to report on", str(report), REPORTS)
+        if type(skip_tasks) is not int or skip_tasks < 0:
+            raise UsageError(f"skip_tasks = {short_repr(skip_tasks)} is invalid; expected a whole number, at least 0.")
         tasks, settings, training = made["benchmark"], made["method"], made["training"]
         assert isinstance(tasks, Benchmark)
         assert isinstance(settings, MethodConfig)
         assert isinstance(training, TrainingConfig)
-        return cls(benchmark, method, tasks, settings, training, seed, device, threads, plugins, report)
+        return cls(benchmark, method, tasks, settings, training, seed, device, threads, plugins, report, skip_tasks)
 
     def tasks(self) -> Sequence[Task]:
-        """Make the tasks, whose test data are the data to report on."""
+        """Make the tasks, whose test data are the data to report on.
+
+        Returns:
+            The tasks.
+
+        Raises:
+            UsageError: All are skipped, or there are no such data.
+        """
         benchmark = self.benchmark_settings
-        return benchmark.stream(self.seed) if self.report == REPORTS[0] else benchmark.validation_stream(self.seed)
+        tasks = benchmark.stream(self.seed) if self.report == REPORTS[0] else benchmark.validation_stream(self.seed)
+        if self.skip_tasks >= len(tasks):
+            raise UsageError(f"skip_tasks = {self.skip_tasks} leaves out all {len(tasks)} tasks; skip fewer.")
+        return tasks[self.skip_tasks :]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, for TOML and JSON."""
@@ -213,6 +230,7 @@ class RunConfig:
                 "threads": self.threads,
                 "plugins": list(self.plugins),
                 **({} if self.report == REPORTS[0] else {"report": self.report}),
+                **({"skip_tasks": self.skip_tasks} if self.skip_tasks else {}),
             },
             "benchmark": self.benchmark_settings.as_dict(),
             "method": self.method_settings.as_dict(),
@@ -252,7 +270,7 @@ class RunConfig:
     def is_canonical(self) -> bool:
         """Whether tasks and training are the benchmark's own, so that results compare with published ones."""
         retrained = any(key.startswith("training.") for key in self.changes())
-        return self.benchmark_settings.is_canonical and not retrained and self.report == REPORTS[0]
+        return self.benchmark_settings.is_canonical and not retrained and self.report == REPORTS[0] and not self.skip_tasks
 
     def command(self) -> str:
         """Return the command that repeats this run."""
@@ -276,6 +294,7 @@ class RunConfig:
             threads=self.threads,
             plugins=self.plugins if plugins is None else plugins,
             report=self.report,
+            skip_tasks=self.skip_tasks,
             overrides=overrides,
         )
 

@@ -309,7 +309,6 @@ class _Run:
             seconds=_sums(per_task, "seconds"),
             cpu_seconds=_sums(per_task, "cpu_seconds") if timed else None,
             bytes=per_task[-1]["bytes"],
-            working=list(config.method_settings.working_memory),
             per_task=[StageCost.from_dict(task) for task in per_task],
             is_canonical=config.is_canonical and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
             remarks=self._remarks,

@@ -180,7 +180,7 @@ class _Measurement:
     ) -> None:
         benchmark = config.benchmark_settings
         self.run, self.settings, self.request = run, settings, request
-        self.tasks: Sequence[Task] = benchmark.stream(config.seed)
+        self.tasks: Sequence[Task] = config.tasks()
         self.network = Network(benchmark.model(config.seed).to(device), benchmark.input_transform)
         with torch.no_grad(), self.network.mode(training=False):
             x, _ = self.tasks[0].train.first(min_eval_batch(self.network.model))

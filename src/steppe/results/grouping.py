@@ -71,6 +71,7 @@ def comparable_settings(results: Sequence[RunResult], sections: Sequence[str]) -
     settings = [flat_settings(result.config, sections) for result in results]
     for result, values in zip(results, settings, strict=True):
         values["run.report"] = "validation" if result.on_validation else "test"  # never averaged together
+        values["run.skip_tasks"] = result.config["run"].get("skip_tasks", 0)
     defaults: dict[str, Any] = {}
     for result, values in zip(results, settings, strict=True):
         explicit = explicit_settings(result, sections)
