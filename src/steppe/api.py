@@ -36,8 +36,9 @@ from steppe.methods import (
 )
 from steppe.methods.base import Method, MethodConfig
 from steppe.registry import register_benchmark, register_method
-from steppe.settings import TrainingConfig, setting
+from steppe.settings import TrainingConfig, linear_range, log_range, one_of, setting
 from steppe.tensors.batch import Batch
+from steppe.tuning.learner_search import SearchResult, search
 from steppe.version import __version__
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "Progress",
     "RotatedMNIST",
     "RunError",
+    "SearchResult",
     "SplitMNIST",
     "SteppeError",
     "Task",
@@ -82,8 +84,12 @@ __all__ = [
     "TrainingConfig",
     "UsageError",
     "__version__",
+    "linear_range",
     "load",
+    "log_range",
+    "one_of",
     "register_benchmark",
     "register_method",
+    "search",
     "setting",
 ]

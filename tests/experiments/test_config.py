@@ -165,7 +165,7 @@ def test_a_plugin_adds_a_method(tmp_path: Path) -> None:
 
 
 def test_the_first_tasks_can_be_left_out() -> None:
-    """What is measured after settings were chosen on the first tasks; it is part of the run, and no published result."""
+    """What is measured after settings were chosen on the first tasks; and it is part of the run."""
     config = RunConfig.make("pmnist", "er", ["benchmark.tasks=4", "samples=20"], skip_tasks=3)
     assert [task.name for task in config.tasks()] == ["permutation 4"]
     assert RunConfig.from_mapping(config.as_dict()) == config

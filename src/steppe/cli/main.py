@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from steppe.cli import data, figures, landscape, listing, report, reproduce, resume, run, show, study
+from steppe.cli import data, figures, landscape, listing, report, reproduce, resume, run, search, show, study
 from steppe.cli.commands import Commands
 from steppe.errors import SteppeError, one_line, os_error_text
 from steppe.runtime.signals import Terminated, raise_on_termination
@@ -95,6 +95,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"steppe {__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     commands = Commands(parser.add_subparsers(required=True, metavar="COMMAND"))
-    for command in (run, study, resume, reproduce, listing, show, report, figures, landscape, data):
+    for command in (run, study, search, resume, reproduce, listing, show, report, figures, landscape, data):
         command.add(commands)
     return parser

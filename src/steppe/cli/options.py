@@ -214,11 +214,11 @@ def unused_path(path: Path) -> Path:
 @contextmanager
 def hint_at_resume(options: argparse.Namespace, out: Path) -> Iterator[None]:
     """If the user interrupts the work inside, and it left something to resume, tell them how."""
-    from steppe.results.layout import CONFIG, PLAN
+    from steppe.results.layout import CONFIG, PLAN, SEARCH
 
     try:
         yield
     except KeyboardInterrupt:
-        if any((out / name).exists() for name in (CONFIG, PLAN)):
+        if any((out / name).exists() for name in (CONFIG, PLAN, SEARCH)):
             options.resume_hint = f"resume with: steppe resume {shlex.quote(str(out))}"
         raise

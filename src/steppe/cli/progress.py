@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from steppe.experiments.study import Failed, Finished, Message
+from steppe.experiments.study import Failed, Finished, Message, Pruned
 from steppe.learning.events import EpochEnded, Progress, RunStarted, TaskEnded
 from steppe.runtime.terminal import escape_controls, say
 
@@ -103,6 +103,8 @@ class _RunProgress:
             self.outcome = f"ACC {message.result.acc:.2f}" + ("" if bwt is None else f"  BWT {bwt:.2f}")
         elif isinstance(message, Failed):
             self.outcome = f"failed: {message.reason}"
+        elif isinstance(message, Pruned):
+            self.outcome = message.reason
 
     def describe(self) -> str:
         if self.outcome:
@@ -153,7 +155,7 @@ class LineDisplay(Display):
     def _show(self, number: int, message: Message) -> None:
         state = self._states[number]
         due = time.monotonic() - self._last[number] > _LINE_EVERY
-        if isinstance(message, (TaskEnded, Finished, Failed)) or (isinstance(message, Progress) and due):
+        if isinstance(message, (TaskEnded, Finished, Failed, Pruned)) or (isinstance(message, Progress) and due):
             self._last[number] = time.monotonic()
             _print_line(state.name, state.describe())
         if isinstance(message, (RunStarted, TaskEnded)):

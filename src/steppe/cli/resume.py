@@ -17,10 +17,12 @@ from steppe.cli.options import (
     add_jobs_option,
     add_plugin_option,
     add_trust_option,
+    hint_at_resume,
     parse_path,
     validate_jobs,
 )
 from steppe.cli.run import do_run
+from steppe.cli.search import do_search
 from steppe.cli.study import do_study
 from steppe.data.directory import set_data_directory
 from steppe.errors import UsageError
@@ -42,12 +44,12 @@ def add(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add(
         "resume",
-        "Resume an interrupted run or study.",
+        "Resume an interrupted run, study or search.",
         _resume,
         _EXAMPLES,
         resume_hint="run the same command again to resume.",
     )
-    parser.add_argument("directory", type=parse_path, metavar="DIR", help="run or study directory")
+    parser.add_argument("directory", type=parse_path, metavar="DIR", help="run, study or search directory")
     add_jobs_option(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads per run (default: as before)")
     parser.add_argument(
@@ -65,7 +67,7 @@ def _resume(options: argparse.Namespace) -> int:
     from steppe.experiments.run_directory import lock_directory
     from steppe.experiments.study import read_plan, write_plan
     from steppe.experiments.truncate import truncate_runs
-    from steppe.results.layout import CONFIG, PLAN, RESULT
+    from steppe.results.layout import CONFIG, PLAN, RESULT, SEARCH
 
     set_data_directory(options.data)
     out = options.directory
@@ -93,7 +95,28 @@ def _resume(options: argparse.Namespace) -> int:
             if options.threads is not None or options.tasks is not None or options.plugin:
                 write_plan(out, jobs, command)
             return do_study(options, out, jobs, command, resume=True)
-    raise UsageError(f"{out} contains neither a run ({CONFIG}) nor a study ({PLAN}); there is nothing to resume.")
+    if (out / SEARCH).exists():
+        return _resume_search(options, out)
+    raise UsageError(
+        f"{out} contains neither a run ({CONFIG}) nor a study ({PLAN}) nor a search ({SEARCH}); there is nothing to "
+        "resume."
+    )
+
+
+def _resume_search(options: argparse.Namespace, out: Path) -> int:
+    from steppe.experiments.plugins import require_known_names
+    from steppe.experiments.run_directory import lock_directory
+    from steppe.tuning.plan import SearchPlan
+    from steppe.tuning.trials import require_optuna
+
+    require_optuna()
+    if options.tasks is not None or options.threads is not None:
+        raise UsageError("--tasks and --threads are for runs and studies; a search keeps its own.")
+    plan = SearchPlan.read(out, options.plugin, trust_plugins=options.trust_plugins)
+    require_known_names(options.plugin, plan.config.plugins)
+    _require_cuda(out, [plan.config])
+    with hint_at_resume(options, out), lock_directory(out):
+        return do_search(options, plan, out, plan.validate())
 
 
 def _require_cuda(out: Path, left: Sequence[RunConfig]) -> None:

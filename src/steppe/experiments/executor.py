@@ -168,6 +168,14 @@ class LocalExecutor:
             worker.process.kill()
         self._reap(number)
 
+    def stop(self, number: int) -> None:
+        """Terminate one worker and wait until it has exited; what it has sent and is not read yet is dropped."""
+        if number in self._workers:
+            worker = self._workers[number]
+            worker.process.terminate()
+            worker.channel.close()
+            self._reap(number)
+
     def cancel(self) -> None:
         """Terminate all workers and wait until they have exited."""
         for worker in self._workers.values():

@@ -20,7 +20,7 @@ from steppe.checkpoint.io import read_state, write_state
 from steppe.checkpoint.tree import State
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
-from steppe.results.layout import BESIDE, CHECKPOINTS, CONFIG, LOG, PAGE, PLAN, REPORT, RESULT, TABLES
+from steppe.results.layout import BESIDE, CHECKPOINTS, CONFIG, LOG, PAGE, PLAN, REPORT, RESULT, SEARCH, TABLES
 from steppe.results.schema import RunResult
 from steppe.runtime.files import explain_write_errors, open_append, read_json, require_inside, write_atomic
 
@@ -145,6 +145,13 @@ class RunDirectory:
             for number in self.states:
                 self._remove(self._state_file(number))
 
+    def drop_checkpoints(self) -> None:
+        """Remove all weights and states, of a run whose result is all that counts."""
+        self.drop_weights(0)
+        with explain_write_errors(self.path):
+            for number in self.states:
+                self._remove(self._state_file(number))
+
     @property
     def states(self) -> list[int]:
         """The numbers of the saved states, in order."""
@@ -244,7 +251,7 @@ def require_free(path: Path, *, for_study: bool = False) -> None:
     """
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; choose another --out.")
-    for kind, names in (("run", (CONFIG, RESULT)), ("study", (PLAN,))):
+    for kind, names in (("run", (CONFIG, RESULT)), ("study", (PLAN,)), ("search", (SEARCH,))):
         for name in names:
             if (path / name).exists():
                 raise UsageError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import RunError, SteppeError, UsageError, one_line, short_repr
+from steppe.errors import DivergedError, RunError, SteppeError, UsageError, one_line, short_repr
 from steppe.experiments.config import RunConfig, plugin_names
 from steppe.experiments.executor import LocalExecutor, ParentGoneError, Send, WorkerExited
 from steppe.experiments.run import CHECKPOINT_EVERY, different_settings, finalize_existing, require_same_config, run
@@ -45,6 +45,15 @@ class Failed:
 
     reason: str
     details: str = ""
+    diverged: bool = False
+    """Whether a loss or a gradient was no longer finite."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A trial of a search was ended early."""
+
+    reason: str
 
 
 @dataclass
@@ -55,7 +64,7 @@ class Outcome:
     failures: dict[int, Failed] = field(default_factory=dict)
 
 
-Message = Event | Finished | Failed
+Message = Event | Finished | Failed | Pruned
 _MESSAGES: dict[str, Callable[..., Message]] = {
     kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, TaskEnded, Failed)
 }
@@ -68,7 +77,7 @@ def _encode(message: Message) -> dict[str, Any]:
     return {"kind": type(message).__name__, **values}
 
 
-def _decode(data: dict[str, Any]) -> Message:
+def decode(data: dict[str, Any]) -> Message:
     """The message in plain values."""
     kind, values = data["kind"], {key: value for key, value in data.items() if key != "kind"}
     if kind == Finished.__name__:
@@ -131,12 +140,12 @@ def run_all(
                 number, job = waiting.pop()
                 arguments = (job.config.as_toml(), job.config.plugins, job.out, resume, checkpoint_every)
                 try:
-                    executor.submit(number, _run_job, *arguments)
+                    executor.submit(number, run_job, *arguments)
                 except (OSError, EOFError) as error:
                     handle(number, Failed(f"cannot start a process: {one_line(error)}"))
             for number, payload in executor.poll():
                 if not isinstance(payload, WorkerExited):
-                    handle(number, _decode(payload))
+                    handle(number, decode(payload))
                     if is_done(number):
                         executor.release(number)
                 elif not is_done(number):
@@ -267,7 +276,7 @@ def write_tables(out: Path, results: Sequence[RunResult], command: str) -> None:
             write_atomic(require_inside(out, out / name), text.encode())
 
 
-def _run_job(send: Send, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
+def run_job(send: Send, config: str, plugins: Sequence[str], out: Path, resume: bool, checkpoint_every: float) -> None:
     """Execute one run in a worker process.
 
     Args:
@@ -310,6 +319,6 @@ def _run_job(send: Send, config: str, plugins: Sequence[str], out: Path, resume:
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGTERM) from None
     except SteppeError as error:
-        emit(Failed(str(error)))
+        emit(Failed(str(error), diverged=isinstance(error, DivergedError)))
     except Exception as error:
         emit(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))

@@ -1,0 +1,1 @@
+"""Search for good settings with Optuna, by accuracy on validation data."""
