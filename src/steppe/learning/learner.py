@@ -172,7 +172,11 @@ class Learner(StreamLearner):
         self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
-            session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
+            first = probe_inputs(tasks[0], self.network)
+            session.set_num_threads(self._workload.threads(first, config.batch_size))
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
+            session.set_num_threads(self._workload.threads(first, config.batch_size))  # of the model as it is now
             return self._learn(method, group, config, guarded, session)
 
     def _learn(
@@ -182,8 +186,6 @@ class Learner(StreamLearner):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
-            with training_context(self.network.device):
-                self._grow_head(group.tasks[0])
         classes = self._num_outputs if self.network.output_loss.is_cross_entropy else None
         loop = TrainingLoop(method, self.network, group, classes, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
