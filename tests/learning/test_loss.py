@@ -93,6 +93,7 @@ def test_mixed_heads_weigh_by_samples() -> None:
     torch.testing.assert_close(network.loss(Batch(x, y, where)), by_hand)
 
 
+@pytest.mark.usefixtures("fast_paths_on")
 def test_the_fast_path_differentiates_an_own_loss() -> None:
     """A plain sum, whose gradient is an expanded tensor, on the chain of linear layers."""
     learner = Learner(chain(), FSDGPM(buffer=20, basis_samples=10), loss=lambda output, y: output.square().sum())

@@ -17,7 +17,9 @@ from steppe.learning.checks import (
     check_finite,
     check_frozen_eval_layers,
     check_precision,
+    check_schedule,
     check_unchanged,
+    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
@@ -67,6 +69,11 @@ class Learner(EvalMode):
             class numbers counted from its first (docs/recipes/own-loss.md).
         metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
             object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
+        optimizer: A function that makes an optimizer of the model's trainable parameters, such as
+            `lambda params: torch.optim.AdamW(params, lr=1e-3)`. It takes the steps in place of the method's SGD, whose
+            lr and momentum have no effect then. It is called for every task (docs/recipes/own-loss.md).
+        scheduler: A function that makes a scheduler of the optimizer. It steps after every update.
+        keep_optimizer_state: Carry the optimizer's moments over to the next task instead of starting anew.
 
     Attributes:
         model: The model, in place.
@@ -160,6 +167,7 @@ class Learner(EvalMode):
         if isinstance(self.phase, Interrupted):
             check_same_task(self.phase.loop_state, group, config)
         if config.patience:
+            check_schedule(self.network)
             group.require_validation()
         if self.settings.schedule != "sequential" and group.first:
             raise UsageError(
@@ -357,6 +365,7 @@ class Learner(EvalMode):
                 self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
             )
         method = self.settings.start(self.network, covered, self.streams)
+        check_uses_optimizer(method, self.network)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
     def save(self, path: Path | str) -> None:

@@ -16,7 +16,9 @@ from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
     check_state_matches,
+    check_supported,
     check_trainable,
+    choose_optimizer,
     has_extra_state,
     validate_exclude,
     validate_head,
@@ -29,7 +31,9 @@ from steppe.learning.task_checks import check_loop_state, diagnose
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.optimizer_descent import OptimizerDescent
 from steppe.network.network import Network
+from steppe.network.optimizer_choice import OptimizerFactory, SchedulerFactory
 from steppe.network.output_loss import Loss
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
@@ -69,19 +73,19 @@ class LearnerState:
         threads: int | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        keep_optimizer_state: bool = False,
     ) -> None:
         check_arguments(model, method, seed, device, input_transform, exclude)
         check_metric(metric)
-        if loss is not None and not method.takes_any_loss:
-            raise UsageError(
-                f"{type(method).__name__} works with class numbers and cross-entropy only; leave out loss, or use "
-                "another method."
-            )
+        choice = choose_optimizer(optimizer, scheduler, keep_state=keep_optimizer_state)
+        check_supported(method, loss=loss is not None, optimizer=choice is not None)
         chosen_threads = validate_threads(threads)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
-        self.network = Network(self.model, input_transform, loss=loss)
+        self.network = Network(self.model, input_transform, loss=loss, optimizer=choice)
         self.num_tasks = 0
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
@@ -150,6 +154,7 @@ class LearnerState:
             "head": self._head,
             "prepared": self._has_input_transform,
             "loss": not self.network.output_loss.is_cross_entropy,
+            "optimizer": self._optimizer_name(method),
             "threads": self._workload.chosen,
             "tasks_learnt": self.num_tasks,
             "outputs": self._num_outputs,
@@ -187,12 +192,34 @@ class LearnerState:
             validation = loop_state and loop_state["validation"]
             for _ in range(validation["cuts"] if validation else 0):
                 method.decay_lr(loop_state["training"]["lr_divisor"])
-            method.load_state_dict(state["method"])
+            method.load_state_dict(self._with_own_optimizer(method, state))
         self.streams.load_state_dict(state["streams"])  # last: creating the method may have drawn from them
         self._eval_layers, self._just_loaded = as_names(state.get("at_rest")), True
         self.num_tasks, self._num_outputs = num_tasks, outputs
         self._input_kind, self._covered, self._method = kind, covered, method
         self.phase = Interrupted(loop_state) if loop_state else Idle()
+
+    def _optimizer_name(self, method: Method | None) -> str | None:
+        """The class of the user's optimizer; None if there is none, or no method yet that uses it."""
+        return method.descent.name if method is not None and isinstance(method.descent, OptimizerDescent) else None
+
+    def _with_own_optimizer(self, method: Method, state: State) -> State:
+        """The method's state, with a fresh one of the optimizer if it was saved between tasks with another."""
+        saved, own = state.get("optimizer"), self._optimizer_name(method)  # older states have no such entry
+        if saved == own:
+            return state["method"]
+        if state["fitting"] is not None:
+            raise UsageError(
+                f"the learner was saved within a task that was learned with {saved or 'the SGD of its method'}, but "
+                f"this learner has {own or 'no optimizer of its own'}; resume that task with the same optimizer."
+            )
+        if own is None:
+            raise UsageError(
+                f"the learner was saved with the optimizer {saved}, which a file cannot hold; pass optimizer=..., the "
+                "same or another one."
+            )
+        assert method.descent is not None
+        return {**state["method"], "descent": method.descent.state_dict()}
 
     def _find_covered(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
         """The weights that were covered when the method was first created."""

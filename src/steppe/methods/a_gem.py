@@ -16,13 +16,14 @@ from torch import Tensor
 from steppe.data.task import Task
 from steppe.fast.factored import ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.methods.parts.ring_buffer import (
     TaskMemory,
     require_uniform_weights,
     validate_memory_size,
     validate_task_count,
 )
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -62,14 +63,14 @@ class AGEM(MethodConfig):
 
 
 class _AGEM(Method):
-    descent: MomentumSGD
+    descent: Descent
     uses_bare_batch = True
     state_attrs = ("descent", "memory")
 
     def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.memory = TaskMemory(network, settings.memory, settings.tasks)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self._draws = streams.python_rng("replay draws")
 
     def begin_task(self) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -44,13 +45,13 @@ class DERPlusPlus(MethodConfig):
 
 
 class _DERPlusPlus(Method):
-    descent: MomentumSGD
+    descent: Descent
     state_attrs = ("descent", "replay")
 
     def __init__(self, settings: DERPlusPlus, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.replay = Reservoir.from_streams(settings.buffer, streams)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self._output = torch.empty(0, device="cpu")  # on the last batch observed
 
     def observe(self, batch: Batch) -> Tensor:

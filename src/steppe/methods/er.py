@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import Ones
@@ -45,14 +46,14 @@ class ER(MethodConfig):
 
 
 class _ER(Method):
-    descent: MomentumSGD
+    descent: Descent
     state_attrs = ("descent", "replay")
 
     def __init__(self, settings: ER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.replay = Reservoir.from_streams(settings.buffer, streams)
         self.ascent = self._initial_ascent()
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self._full_space = GradientMemory(Ones())  # an empty memory passes gradients through
 
     def _initial_ascent(self) -> SharpnessAscent | None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from steppe.checkpoint.tree import State
 from steppe.fast.factored import ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.descent import Descent, make_descent
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.methods.parts.single_sample import require_batchable
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
@@ -45,14 +46,14 @@ class EWC(MethodConfig):
 
 
 class _EWC(Method):
-    descent: MomentumSGD
+    descent: Descent
     uses_bare_batch = True
     state_attrs = ("descent", "penalty", "first")
 
     def __init__(self, settings: EWC, network: Network) -> None:
         self.settings, self.network = settings, network
         self.penalty = Penalty(network.trainable)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self.first: Batch | None = None  # the current task's first samples
 
     def begin_task(self) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.descent import Descent, make_descent
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -38,13 +39,13 @@ class Finetune(MethodConfig):
 
 
 class _Finetune(Method):
-    descent: MomentumSGD
+    descent: Descent
     uses_bare_batch = True
     state_attrs = ("descent",)
 
     def __init__(self, settings: Finetune, network: Network) -> None:
         self.settings, self.network = settings, network
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), as_factors=True)

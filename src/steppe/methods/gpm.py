@@ -18,8 +18,9 @@ from torch import Tensor
 
 from steppe.errors import UsageError
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones
 from steppe.projection.layers import ProjectedWeight, require_covered
@@ -89,7 +90,7 @@ class GPM(MethodConfig):
 
 
 class _GPM(Method):
-    descent: MomentumSGD
+    descent: Descent
     uses_bare_batch = True
     state_attrs = ("descent", "memory", "tasks_done", "_samples")
 
@@ -103,7 +104,7 @@ class _GPM(Method):
     ) -> None:
         self.settings, self.network, self.thresholds = settings, network, thresholds
         self.memory = GradientMemory(settings.importance_rule(), covered)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self.tasks_done = 0
         self._streams = streams
         self._samples = self._empty_reservoir()
@@ -119,7 +120,7 @@ class _GPM(Method):
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.linear)
-        self.descent.step(self.memory.project_out(clip_by_norm(gradient, self.settings.clip)))
+        self.descent.step(clip_by_norm(gradient, self.settings.clip), outside=self.memory)
         return loss
 
     def after_batch(self, batch: Batch) -> None:

@@ -24,7 +24,8 @@ from steppe.checkpoint.tree import State
 from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.descent import Descent, make_descent
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
@@ -112,12 +113,12 @@ class Exemplars:
 
 
 class _ICaRL(Method):
-    descent: MomentumSGD
+    descent: Descent
     state_attrs = ("descent",)
 
     def __init__(self, settings: ICaRL, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self.exemplars: Exemplars | None = None
         self._picker = streams.python_rng("exemplar draws")
         self._pool: list[Batch] = []  # the samples of the task's first epoch

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from steppe.fast.factored import Gradient, ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -41,13 +42,13 @@ class SAMER(MethodConfig):
 
 
 class _SAMER(Method):
-    descent: MomentumSGD
+    descent: Descent
     state_attrs = ("descent", "replay")
 
     def __init__(self, settings: SAMER, network: Network, streams: Streams) -> None:
         self.settings, self.network = settings, network
         self.replay = Reservoir.from_streams(settings.buffer, streams)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
