@@ -88,7 +88,7 @@ class Method(ABC):
 
         >>> from dataclasses import dataclass
         >>> import steppe, torch
-        >>> from steppe.methods.parts.descent import Descent
+        >>> from steppe.methods.parts.descent import make_descent
         >>> class PlainSGD(steppe.Method):
         ...     state_attrs = ("descent",)
         ...     def __init__(self, network, lr):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 
 
-@runtime_checkable
 class Descent(Protocol):
     """Moves the network's weights, given gradients that a method has computed itself."""
 
@@ -62,7 +61,7 @@ def make_descent(network: Network, lr: float, momentum: float) -> Descent:
         momentum: The momentum of SGD.
 
     Returns:
-        It.
+        What to pass gradients to.
     """
     if network.optimizer is None:
         return MomentumSGD(network, lr, momentum)
