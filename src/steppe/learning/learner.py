@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import Nest, index_nest, nest_length
 
 _Result = TypeVar("_Result")
 
@@ -237,9 +238,8 @@ class Learner(LearnerState):
         self._run_exclusively(end)
 
     def _use_chain_if_exact(self, task: Task, number: int) -> None:
-        x, y = task.train.first()
         with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
+            self.network.use_chain_if_exact(self.network.prepare(Batch.of_task(*task.train.first(), number)))
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Measure test accuracy.
@@ -260,10 +260,10 @@ class Learner(LearnerState):
             return accuracies(listed, self.network, self._method, self._input_kind)
 
         tests = [task.test for task in listed if task.test is not None]
-        first = tests[0].first()[0] if tests else None
+        first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
         return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
 
-    def predict(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the most likely class of each sample.
 
         Args:
@@ -277,19 +277,20 @@ class Learner(LearnerState):
             DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
         """
         check_head(head)
-        inputs = as_inputs(x)
+        inputs = as_inputs(x, self.network)
 
         def predict() -> Tensor:
             return predictions(inputs, head, self.network, self._method, self._input_kind)
 
-        first = inputs[: min_eval_batch(self.model)] if inputs.ndim > 1 else None
-        count = len(inputs) if inputs.ndim else 1
+        flat = isinstance(inputs, Tensor) and inputs.ndim < 2
+        first = None if flat else index_nest(inputs, slice(min_eval_batch(self.model)))
+        count = 1 if flat and not inputs.ndim else nest_length(inputs)
         return self._run_exclusively(lambda session: self._in_eval_mode(predict, first, count, [], session))
 
     def _in_eval_mode(
         self,
         work: Callable[[], _Result],
-        first: Tensor | None,
+        first: Nest | None,
         count: int | None,
         tasks: Sequence[Task],
         session: Session,
@@ -298,7 +299,7 @@ class Learner(LearnerState):
         self._end_pending_task()
         if self._workload.draws(self._method, tasks):
             session.use_global_rng(GlobalRNG(self.network.device))
-        tiny = first is None or len(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
+        tiny = first is None or nest_length(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
         if first is not None and not tiny:
             session.set_num_threads(self._workload.threads(first, BATCH if count is None else min(count, BATCH)))
         with torch.no_grad(), self.network.mode(training=False):

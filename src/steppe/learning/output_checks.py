@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from steppe.errors import ModelError
 from steppe.network.network import Network
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, concat_nests
 
 _NO_GRADIENT = (
     "the model's output has no gradient in any weight, so it cannot be trained; remove detach(), no_grad(), NumPy and "
@@ -14,24 +18,27 @@ _NO_GRADIENT = (
 )
 
 
-def check_gradient(output: Tensor, network: Network, x: Tensor) -> None:
+def check_gradient(output: Tensor, network: Network, x: Nest) -> None:
     """Raise ModelError if the output, in eval mode on stored samples x and in train mode too, has no gradient."""
     if not output.requires_grad and not _has_gradient(network, x):
         raise ModelError(_NO_GRADIENT)
 
 
-def _has_gradient(network: Network, x: Tensor) -> bool:
+def _has_gradient(network: Network, x: Nest) -> bool:
     """Whether the output on stored samples has a gradient in train mode, where a forward may change the model."""
     before = network.snapshot()
     try:
         with torch.enable_grad(), network.mode(training=True):
-            return bool(network.model(network.prepare_inputs(torch.cat([x, x]))).requires_grad)  # BatchNorm needs two
+            twice = network.prepare_inputs(concat_nests([x, x]))  # BatchNorm needs two
+            return bool(call_model(network.model, twice).requires_grad)
     finally:
         network.restore(before)
 
 
 def describe_if_not_logits(output: object, samples: int) -> str | None:
     """Describe what a model returns instead of a row of logits for each sample; None if it returns these."""
+    if isinstance(output, Mapping):
+        return f"a {type(output).__name__} without 'logits' (it has {', '.join(map(repr, output))})"
     if not isinstance(output, Tensor):
         return f"a {type(output).__name__}"
     if output.is_meta or output.layout != torch.strided:

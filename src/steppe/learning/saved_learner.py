@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from steppe.checkpoint.io import read_state
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
+from steppe.data.padding import Padding
 from steppe.errors import RunError, UsageError, one_line
 from steppe.learning.learner import Learner
 from steppe.methods.base import MethodConfig
@@ -23,7 +25,7 @@ def load(
     model: nn.Module,
     *,
     device: str | torch.device | None = None,
-    input_transform: Callable[[Tensor], Tensor] | None = None,
+    input_transform: Callable[[Any], Any] | None = None,
     threads: int | None = None,
 ) -> Learner:
     """Load a learner that `Learner.save` wrote.
@@ -66,7 +68,7 @@ def _load(
     path: Path,
     model: nn.Module,
     device: str | torch.device | None,
-    input_transform: Callable[[Tensor], Tensor] | None,
+    input_transform: Callable[[Any], Any] | None,
     threads: int | None,
 ) -> Learner:
     target = device if device is not None else next((p.device for p in model.parameters()), "cpu")
@@ -79,6 +81,7 @@ def _load(
             seed=state["seed"],
             device=device,
             input_transform=input_transform,
+            padding=None if state.get("padding") is None else Padding(**state["padding"]),
             exclude=state["exclude"],
             head=state.get("head"),  # older files have neither this
             threads=state.get("threads") if threads is None else threads,  # nor this

@@ -20,6 +20,7 @@ from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.session import yield_point
+from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
@@ -177,7 +178,7 @@ class GradientMemory:
         if gradient is not None:
             self.rule.update(self.importance, gradient)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
+    def rebuild(self, network: Network, x: Nest, threshold: float, chunk: int = 64) -> list[str]:
         """UpdateGPM: replace the bases by those of the covered layers' inputs on stored samples, and reinitialize λ.
 
         Args:
@@ -206,7 +207,7 @@ class GradientMemory:
         return self._saturation_remarks(before)
 
     def extend(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> list[str]:
         """GPM's update: extend the bases by what they miss of the covered layers' inputs on stored samples.
 
@@ -254,7 +255,7 @@ class GradientMemory:
         ]
 
     def _collect_representations(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], chunk: int
     ) -> dict[str, Representation]:
         """The covered layers' inputs on stored samples x, in eval mode."""
         representations = {name: Representation(thresholds[name]) for name in self.covered}
@@ -266,7 +267,7 @@ class GradientMemory:
                 self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
             ),
         ):
-            for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
+            for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
                 yield_point()
         for name, representation in representations.items():
