@@ -126,6 +126,7 @@ def check_state_matches(
     *,
     has_input_transform: bool,
     padding: Padding | None,
+    has_loss: bool,
 ) -> None:
     """Raise UsageError for the state of a learner that was created with other arguments."""
     own = type(settings).__name__, settings.as_dict(), seed, list(exclude), head
@@ -142,6 +143,12 @@ def check_state_matches(
     if saved_padding != own_padding:
         raise UsageError(
             f"the learner was saved with padding = {saved_padding}, but this one has {own_padding}; use the same."
+        )
+    if bool(state.get("loss", False)) != has_loss:
+        raise UsageError(
+            "the learner was saved without a loss of its own; leave `loss` out."
+            if has_loss
+            else "the learner was saved with its own `loss`, which a file cannot hold; pass the same function."
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from steppe.checkpoint.tree import State
+from steppe.data.collate import Pair
 from steppe.data.read_samples import DatasetSamples
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
@@ -22,7 +23,16 @@ from steppe.errors import (
     one_line,
 )
 from steppe.learning.input_kind import Kind, check_scaled_alike, difference, kind_of, shapes
-from steppe.learning.output_checks import check_gradient, describe_if_not_logits
+from steppe.learning.output_checks import (
+    check_gradient,
+    check_head_possible,
+    check_loss,
+    check_output,
+    check_targets,
+    count_outputs,
+    describe_if_unusable,
+    expected_output,
+)
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
@@ -47,7 +57,7 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
         DataError: The data does not fit the model, its head or the inputs of earlier tasks.
         ModelError: The model does not return differentiable logits.
     """
-    x = probe_inputs(task, network)
+    x, y = probe_samples(task, network)
     kind = kind_of(x)
     if earlier is not None and (differs := difference(kind, earlier)) is not None:
         raise DataError(
@@ -58,13 +68,12 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
         with torch.enable_grad(), network.mode(training=False):
             output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(
-            f"{task.name}: inputs of shape {shapes(kind)} do not fit the model: {one_line(error)}"
-        ) from error
-    if (problem := describe_if_not_logits(output, nest_length(x))) is not None:
-        raise ModelError(f"the model must return one row of logits per sample, (n, outputs), got {problem}.")
+        reason = one_line(error)
+        raise DataError(f"{task.name}: inputs of shape {shapes(kind)} do not fit the model: {reason}") from error
+    check_output(output, nest_length(x), network)
     check_gradient(output, network, x)
-    outputs = output.shape[1]
+    check_head_possible(task, output)
+    outputs = count_outputs(output)
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
@@ -73,9 +82,9 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
             first, label = part.first(_LOOKED_AT)
             first = network.inputs.as_stored(first)
             if isinstance(part, TensorSamples):
-                task.check_labels(part.y, outputs)
+                check_targets(task, part.y, outputs, network)
             elif words == "training":
-                task.check_labels(label, outputs)
+                check_targets(task, label, outputs, network)
         own = kind_of(first)
         if [part[:2] for part in own] != [part[:2] for part in kind]:
             raise DataError(
@@ -84,15 +93,23 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
             )
         with task.error_context(words):
             check_scaled_alike(first, kind, network)
+    check_loss(task, output, y, network)
     return kind, outputs
 
 
 def probe_inputs(task: Task, network: Network) -> Nest:
     """Return as few stored inputs of the task as the model accepts."""
+    return probe_samples(task, network)[0]
+
+
+def probe_samples(task: Task, network: Network) -> Pair:
+    """Return as few stored inputs of the task as the model accepts, with their targets."""
     with task.error_context("training"):
-        x, _ = task.train.first(min_eval_batch(network.model))
+        x, y = task.train.first(min_eval_batch(network.model))
         x = network.inputs.as_stored(x)
-    return x if nest_length(x) >= min_eval_batch(network.model) else concat_nests([x, x])
+    if nest_length(x) >= min_eval_batch(network.model):
+        return x, y
+    return concat_nests([x, x]), concat_nests([y, y])
 
 
 def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeError | None:
@@ -117,12 +134,12 @@ def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeErro
         return None
     finally:
         network.restore(before)
-    problem = describe_if_not_logits(output, 2)
+    problem = describe_if_unusable(output, 2, network)
     if problem is None:
         return None
     return ModelError(
-        f"in train mode too, the model must return one row of logits per sample, (n, outputs), got {problem}; "
-        "disable auxiliary outputs (such as aux_logits=False), or return the logits alone."
+        f"in train mode too, {expected_output(network)}, got {problem}; disable auxiliary outputs (such as "
+        "aux_logits=False), or return the logits alone."
     )
 
 

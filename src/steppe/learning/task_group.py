@@ -11,6 +11,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.data.collate import Pair, as_dicts_and_tuples
+from steppe.data.sample_source import Samples
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError
@@ -52,13 +53,15 @@ class TaskGroup:
                 return self.tasks[0].train.count_batches(size)
         return -(-sum(len(task.train) for task in self.tasks) // size)
 
-    def batches(self, size: int, streams: Streams, outputs: int, network: Network, skip: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, size: int, streams: Streams, outputs: int | None, network: Network, skip: int = 0
+    ) -> Iterator[Batch]:
         """Iterate over every sample once, in batches of all tasks mixed, augmented, on the device.
 
         Args:
             size: Samples per batch.
             streams: The learner's random streams; the order is drawn at once.
-            outputs: How many outputs the model has.
+            outputs: How many outputs the model has; None if targets need not be class numbers.
             network: The network to learn them.
             skip: How many batches to leave out at the beginning.
 
@@ -77,7 +80,9 @@ class TaskGroup:
             pairs = self.tasks[0].train.batches(size, order, skip)
         return self._single(pairs, streams, outputs, network)
 
-    def _single(self, pairs: Iterator[Pair], streams: Streams, outputs: int, network: Network) -> Iterator[Batch]:
+    def _single(
+        self, pairs: Iterator[Pair], streams: Streams, outputs: int | None, network: Network
+    ) -> Iterator[Batch]:
         while True:
             with self.tasks[0].error_context("training"):
                 pair = next(pairs, None)
@@ -85,7 +90,9 @@ class TaskGroup:
                 return
             yield self._part(0, pair, streams, outputs, network)
 
-    def _mixed(self, picks: Sequence[Tensor], streams: Streams, outputs: int, network: Network) -> Iterator[Batch]:
+    def _mixed(
+        self, picks: Sequence[Tensor], streams: Streams, outputs: int | None, network: Network
+    ) -> Iterator[Batch]:
         lengths = torch.tensor([len(task.train) for task in self.tasks], device="cpu")
         owner = torch.repeat_interleave(torch.arange(len(self.tasks), device="cpu"), lengths)
         start = lengths.cumsum(0) - lengths
@@ -98,13 +105,12 @@ class TaskGroup:
                 parts.append(self._part(number, pair, streams, outputs, network))
             yield Batch.union(parts)
 
-    def _part(self, number: int, pair: Pair, streams: Streams, outputs: int, network: Network) -> Batch:
+    def _part(self, number: int, pair: Pair, streams: Streams, outputs: int | None, network: Network) -> Batch:
         """Samples of one task as a batch."""
         task = self.tasks[number]
         x, y = pair
         with task.error_context("training"):
-            if not isinstance(task.train, TensorSamples):  # the labels of tensors were all checked before
-                task.check_labels(y, outputs)
+            _check_labels(task, task.train, y, outputs)
             x = network.inputs.as_stored(x)
         x, y = nest_to_device(x, network.device), nest_to_device(y, network.device)
         if task.augment is not None:
@@ -121,8 +127,8 @@ class TaskGroup:
                 )
 
     @torch.no_grad()
-    def validation_loss(self, network: Network, outputs: int, size: int = 1024) -> float:
-        """Return the mean cross-entropy over the tasks' validation data, in eval mode, each sample on its own head."""
+    def validation_loss(self, network: Network, outputs: int | None, size: int = 1024) -> float:
+        """Return the mean loss over the tasks' validation data, in eval mode; every sample counts the same."""
         total, count = torch.zeros((), dtype=torch.float64, device=network.device), 0
         with network.mode(training=False):
             for number, task in enumerate(self.tasks):
@@ -130,8 +136,7 @@ class TaskGroup:
                 before = count
                 with task.error_context("validation"):
                     for x, y in task.val.batches(eval_batch_size(network.model, task.val.count, size), None):
-                        if not isinstance(task.val, TensorSamples):  # the labels of tensors were all checked before
-                            task.check_labels(y, outputs)
+                        _check_labels(task, task.val, y, outputs)
                         batch = network.prepare(Batch.of_task(x, y, self.first + number))
                         total += network.loss(batch).double() * len(y)
                         count += len(y)
@@ -139,6 +144,12 @@ class TaskGroup:
                     if count == before:
                         raise DataError("yields no batch (drop_last with too few samples?).")
         return float(total) / count
+
+
+def _check_labels(task: Task, samples: Samples, y: Any, outputs: int | None) -> None:
+    """Check a batch's class numbers, unless targets are something else. Those of tensors were all checked before."""
+    if outputs is not None and not isinstance(samples, TensorSamples):
+        task.check_labels(y, outputs)
 
 
 def _augment(task: Task, x: Nest, generator: torch.Generator) -> Nest:

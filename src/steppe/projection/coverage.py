@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from steppe.errors import ModelError
 from steppe.fast.linear_hooks import find_factorable
 from steppe.network.network import Network
@@ -104,14 +102,8 @@ def _require_called(names: Sequence[str]) -> None:
 
 
 def _uncovered(network: Network, known: Collection[str]) -> list[str]:
-    """The trainable matrices without a rule, other than embeddings."""
-    embedded = {
-        id(p)
-        for module in network.model.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        for p in module.parameters()
-    }
-    return [name for name, p in network.trainable.items() if p.ndim > 1 and name not in known and id(p) not in embedded]
+    """The trainable matrices that are not among the known weights."""
+    return [name for name, p in network.trainable.items() if p.ndim > 1 and name not in known]
 
 
 def _matches(name: str, entry: str) -> bool:

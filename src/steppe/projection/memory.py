@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,15 +10,17 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.fast.factored import FactoredGrad, Gradient
+from steppe.fast.factored import Gradient
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
-from steppe.projection.basis import Representation, direction_mask, select_leading
-from steppe.projection.extend_basis import extend_basis
+from steppe.projection.basis import Representation
+from steppe.projection.extend_basis import ExtendedBasis, extend_basis
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.importance import ImportanceRule
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.layers import Layout, ProjectedWeight
+from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
+from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
 from steppe.tensors.nest import Nest, nest_length, split_nest
 
@@ -60,7 +62,7 @@ class GradientMemory:
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
-            own = {name: dict(weight.layers[0].named_parameters())["weight"] for name, weight in covered.items()}
+            own = {name: weight.parameter for name, weight in covered.items()}
             _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
 
@@ -111,7 +113,10 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        return self._apply(gradient, known, SoftProjector.project_onto)
+        parts = dict(gradient)
+        for name, projector in self._projectors.items():
+            parts[name] = projector.project_onto(gradient[name], None if known is None else known.get(name))
+        return parts
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
@@ -123,17 +128,9 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        return self._apply(gradient, known, SoftProjector.project_out)
-
-    def _apply(
-        self,
-        gradient: Gradient,
-        known: Gradient | None,
-        part: Callable[[SoftProjector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
-    ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
-            parts[name] = part(projector, gradient[name], None if known is None else known.get(name))
+            parts[name] = projector.project_out(gradient[name], None if known is None else known.get(name))
         return parts
 
     def ranks(self) -> dict[str, dict[str, int]]:
@@ -197,12 +194,11 @@ class GradientMemory:
         thresholds = dict.fromkeys(self.covered, threshold)
         for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
             yield_point()
-            spectrum = representation.spectrum()
-            if spectrum is None:  # a layer that the forward did not use
+            kept = representation.leading(threshold)
+            if kept is None:  # a layer that the forward did not use
                 continue
-            kept = select_leading(spectrum, threshold)
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
-                projectors[name] = _make_projector(network, name, kept.vectors, self.rule.initial(kept.values))
+                projectors[name] = self._make_projector(name, kept.vectors, self.rule.initial(kept.values))
         self.projectors = projectors
         return self._saturation_remarks(before)
 
@@ -230,7 +226,7 @@ class GradientMemory:
         for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
             yield_point()
             old = projectors.get(name)
-            growth = extend_basis(representation, None if old is None else old.basis, thresholds[name], first=first)
+            growth = _extend(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:
                 continue
             if growth.basis.shape[-1] == 0:
@@ -239,8 +235,8 @@ class GradientMemory:
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
-                importance[:, : old.basis.shape[-1]] += old.importance * direction_mask(old.basis)
-            projectors[name] = _make_projector(network, name, growth.basis, importance.clamp(max=1))
+                importance[:, : old.basis.shape[-1]] += old.importance * old.mask
+            projectors[name] = self._make_projector(name, growth.basis, importance.clamp(max=1))
         self.projectors = projectors
         return [*remarks, *self._saturation_remarks(before)]
 
@@ -256,9 +252,11 @@ class GradientMemory:
 
     def _collect_representations(
         self, network: Network, x: Nest, thresholds: Mapping[str, float], chunk: int
-    ) -> dict[str, Representation]:
+    ) -> dict[str, Representation | RowCounts]:
         """The covered layers' inputs on stored samples x, in eval mode."""
-        representations = {name: Representation(thresholds[name]) for name in self.covered}
+        representations = {
+            name: _empty_representation(weight, thresholds[name]) for name, weight in self.covered.items()
+        }
         with (
             torch.no_grad(),
             network.mode(training=False),
@@ -278,6 +276,13 @@ class GradientMemory:
                 )
         return representations
 
+    def _make_projector(self, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
+        """A projector in the weight's precision."""
+        weight = self.covered[name]
+        dtype = weight.parameter.dtype
+        kept = basis.to(dtype) if basis.is_floating_point() else basis
+        return make_projector(weight.layout, weight.parameter, kept.contiguous(), importance.to(dtype))
+
     def state_dict(self) -> State:
         """The bases and importances. The rule is not included; the method restores its step size.
 
@@ -295,11 +300,13 @@ class GradientMemory:
         Raises:
             ValueError: If it has a basis of a weight that is not covered, or importances of another shape.
         """
+        projectors = {}
         for name, (basis, importance) in state.items():
-            fits = basis.ndim == 3 and importance.shape == (basis.shape[0], basis.shape[2])
-            if name not in self.covered or not fits:
-                raise ValueError(f"the basis of {name!r} does not match its importances, or the weight is not covered")
-        self.projectors = {name: SoftProjector(basis, importance) for name, (basis, importance) in state.items()}
+            if name not in self.covered:
+                raise ValueError(f"there is a basis of {name!r}, but the weight is not covered")
+            weight = self.covered[name]
+            projectors[name] = make_projector(weight.layout, weight.parameter, basis, importance)
+        self.projectors = projectors
 
     def memory_bytes(self) -> dict[str, int]:
         """The memory of bases and importances.
@@ -330,10 +337,18 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _make_projector(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
-    """A projector in the weight's precision."""
-    dtype = network.trainable[name].dtype
-    return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
+def _empty_representation(weight: ProjectedWeight, threshold: float) -> Representation | RowCounts:
+    """What to collect the inputs of a weight in."""
+    return RowCounts(len(weight.parameter)) if weight.layout is Layout.TABLE else Representation(threshold)
+
+
+def _extend(
+    representation: Representation | RowCounts, old: Tensor | None, threshold: float, *, first: bool
+) -> ExtendedBasis | None:
+    """The extended basis; None if nothing was collected."""
+    if isinstance(representation, RowCounts):
+        return representation.extend(old, threshold, first=first)
+    return extend_basis(representation, old, threshold, first=first)
 
 
 def _empty_basis_remark(name: str, threshold: float) -> str:
