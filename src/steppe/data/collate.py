@@ -141,11 +141,14 @@ def checked(x: Nest, y: Any, verb: str, indices: Tensor | None = None) -> Pair:
 def as_dicts_and_tuples(x: Any) -> Nest:
     """Inputs with mappings as dictionaries, and lists and named tuples as tuples, as files keep them."""
     if isinstance(x, Mapping):
-        for key in x:
-            if type(key) not in (str, int):
-                raise DataError(f"has an input with the key {key!r}; expected the name of an argument of the model.")
-        return {key: as_dicts_and_tuples(x[key]) for key in x}
+        return {_check_key(key): as_dicts_and_tuples(x[key]) for key in x}
     return tuple(as_dicts_and_tuples(part) for part in x) if isinstance(x, (tuple, list)) else x
+
+
+def _check_key(key: object) -> str | int:
+    if isinstance(key, (str, int)) and not isinstance(key, bool):
+        return key
+    raise DataError(f"has an input with the key {key!r}; expected the name of an argument of the model.")
 
 
 def as_nest(source: Any) -> Nest:
@@ -163,7 +166,7 @@ def as_nest(source: Any) -> Nest:
     if isinstance(source, (Tensor, Ragged, np.ndarray)):
         return source if isinstance(source, Ragged) else as_tensor(source)
     if isinstance(source, Mapping):
-        return {key: as_nest(part) for key, part in as_dicts_and_tuples(dict(source)).items()}
+        return {_check_key(key): as_nest(source[key]) for key in source}
     if isinstance(source, tuple) and not _is_array_like(source):
         return tuple(as_nest(part) for part in source)
     if isinstance(source, list) and source and all(isinstance(row, (Tensor, np.ndarray, list)) for row in source):
@@ -173,7 +176,7 @@ def as_nest(source: Any) -> Nest:
 
 def _from_list(rows: list[Any]) -> Tensor | Ragged:
     """A list of samples."""
-    if not any(isinstance(row, Tensor) for row in rows):
+    if not any(isinstance(row, (Tensor, np.ndarray)) for row in rows):
         try:
             return as_tensor(rows)
         except DataError:

@@ -52,6 +52,10 @@ class StreamSamples(Samples):
         return known_length(self.dataset)
 
     def take(self, indices: Tensor) -> Pair:
+        self.require_indexable()
+        raise AssertionError
+
+    def require_indexable(self) -> None:
         raise DataError("is an IterableDataset, whose samples cannot be indexed; pass a Dataset or tensors.")
 
     def first(self, count: int = 1) -> Pair:
@@ -103,6 +107,10 @@ class LoaderSamples(Samples):
         return known_length(self.loader.dataset)
 
     def take(self, indices: Tensor) -> Pair:
+        self.require_indexable()
+        raise AssertionError
+
+    def require_indexable(self) -> None:
         raise DataError("is a DataLoader, whose samples cannot be indexed; pass a Dataset or tensors.")
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:

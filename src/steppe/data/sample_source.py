@@ -27,6 +27,9 @@ class Samples(ABC):
     def take(self, indices: Tensor) -> Pair:
         """The samples with these indices."""
 
+    def require_indexable(self) -> None:  # noqa: B027 - most are
+        """DataError if samples cannot be taken by their indices."""
+
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         """Iterate over all samples once.
 

@@ -6,6 +6,7 @@ Where a network begins with a linear layer, the columns of its weight can be per
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -130,7 +131,7 @@ def _blamed() -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"the inputs to predict {error}") from error
+        raise DataError(f"the inputs to predict {re.sub('^has ', 'have ', str(error))}") from error
 
 
 def scores(x: Nest, network: Network, method: Method | None, kind: Kind | None) -> Tensor:

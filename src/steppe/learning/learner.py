@@ -159,6 +159,7 @@ class Learner(EvalMode):
         group = TaskGroup(tasks, self.num_tasks - (len(tasks) if self.has_pending_task else 0))
         if isinstance(self.phase, Interrupted):
             check_same_task(self.phase.loop_state, group, config)
+        group.require_mixable()
         if config.patience:
             group.require_validation()
         if self.settings.schedule != "sequential" and group.first:

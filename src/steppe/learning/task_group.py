@@ -117,6 +117,12 @@ class TaskGroup:
             x = _augment(task, x, streams.generator("augmentation"))
         return Batch.of_task(x, y, self.first + number)
 
+    def require_mixable(self) -> None:
+        """Raise DataError for one of several tasks whose samples cannot be shuffled together with the others'."""
+        for task in self.tasks if len(self.tasks) > 1 else ():
+            with task.error_context("training"):
+                task.train.require_indexable()
+
     def require_validation(self) -> None:
         """Raise DataError for a task without validation data."""
         for task in self.tasks:
