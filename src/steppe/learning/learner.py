@@ -114,10 +114,10 @@ class Learner(EvalMode):
     ) -> TaskResult:
         """Learn the next task.
 
-        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are. If
-        `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended like any other (best weights,
-        bases, exemplars) when the learner is next used. A task that fails after it was resumed from a file cannot be
-        rolled back: load the file again.
+        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are, unless
+        the learner has its own loss. If `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended
+        like any other (best weights, bases, exemplars) when the learner is next used. A task that fails after it was
+        resumed from a file cannot be rolled back: load the file again.
 
         Args:
             tasks: The next task, or several to learn at once, shuffled together. A learner loaded from a file that was

@@ -255,7 +255,7 @@ class LearnerState:
             raise
 
     def _checkpoint(self) -> State:
-        """Everything that learning a task changes, except the weights.
+        """Everything that learning a task changes; the weights only with a loss of the user's, which may return NaN.
 
         Returns:
             The state; None where it cannot be rolled back: within a task, or if the method does not declare its state.
@@ -264,7 +264,8 @@ class LearnerState:
         if self.has_pending_task or not (first or self._method is None or self._method.state_attrs is not None):
             return None
         state = self._whole_state(without_method=first)
-        state["network"]["weights"] = {}
+        if self.network.output_loss.is_cross_entropy:
+            state["network"]["weights"] = {}
         return clone_tree({**state, "loaded": self._just_loaded}, "cpu")  # a device may have no memory to spare
 
     def _roll_back(self, checkpoint: State, is_resumed: bool, name: str, error: BaseException) -> None:
@@ -283,7 +284,8 @@ class LearnerState:
     def _restore_checkpoint(self, checkpoint: State) -> None:
         device = self.network.device
         state = checkpoint if device.type == "cpu" else clone_tree(checkpoint, device)
-        state["network"]["weights"] = self.network.state_dict()["weights"]
+        if not state["network"]["weights"]:
+            state["network"]["weights"] = self.network.state_dict()["weights"]
         self.network.load_state_dict(state["network"], state["outputs"])
         self._restore(state)
         self._just_loaded = state["loaded"]
