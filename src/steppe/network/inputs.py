@@ -1,4 +1,4 @@
-"""From stored samples to the model's inputs: moved to its device, padded, transformed, in its number type."""
+"""From stored samples to the model's inputs: moved to its device, padded, transformed, in its dtype."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class InputPipeline:
         return x
 
     def prepare_inputs(self, x: Nest) -> Nest:
-        """Return stored samples as the model takes them."""
+        """Return stored samples as the model's inputs."""
         x = nest_to_device(x, self._device)
         if self.padding is not None:
             x = self.padding.padded(self.padding.as_stored(x))
@@ -87,7 +87,7 @@ class InputPipeline:
         return self.padding.pad_targets(y)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return a stored batch as the model takes it."""
+        """Return a stored batch as the model's input."""
         return Batch(
             self.prepare_inputs(batch.x), self.prepare_targets(batch.y), nest_to_device(batch.task, self._device)
         )

@@ -10,6 +10,7 @@ from steppe.checkpoint.tree import State
 from steppe.fast.factored import Gradient
 from steppe.methods.parts.optimizer_descent import OptimizerDescent
 from steppe.methods.parts.sgd import MomentumSGD
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 
@@ -23,6 +24,10 @@ class Descent(Protocol):
 
     def decay_lr(self, divisor: float) -> float:
         """Divide the learning rate until the next `restart`, clear the momentum, and return the learning rate."""
+        ...
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Extend what has the shape of an output layer that has grown."""
         ...
 
     def step(

@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from steppe.checkpoint.tree import State
 from steppe.errors import UsageError
 from steppe.fast.factored import Gradient, to_dense
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.network.optimizer_choice import OptimizerChoice, call_factory
 from steppe.projection.memory import GradientMemory
@@ -148,6 +149,26 @@ class OptimizerDescent:
                 )
             group["lr"] = group["lr"] / self._divisor
 
+    def grow_head(self, head: GrowingHead) -> None:
+        """Extend the state of an output layer that has grown by zeros, or let it start anew where it has other shapes.
+
+        Args:
+            head: The layer.
+        """
+        self._kept = {name: _grown(head, name, moments) for name, moments in self._kept.items()}
+        running = self._running
+        for name, parameter in head.parameters.items():
+            if running is None or name not in running.copies or running.copies[name].shape == parameter.shape:
+                continue
+            copy = running.copies[name]
+            state = _grown(head, name, running.optimizer.state.get(copy, {}))
+            copy.grad = None
+            with torch.inference_mode(False):
+                copy.data = parameter.detach().clone()
+                if name in running.gradients:
+                    copy.grad = running.gradients[name] = torch.zeros_like(copy)
+            running.optimizer.state[copy] = state
+
     def step(
         self,
         gradient: Gradient,
@@ -264,6 +285,20 @@ def _move(optimizer: Optimizer, copies: Mapping[int, nn.Parameter], model: nn.Mo
 def _fits(value: Any, weight: Tensor) -> bool:
     """Whether a part of the state can be that of a weight, which may have grown since."""
     return not isinstance(value, Tensor) or value.ndim == 0 or value.shape == weight.shape
+
+
+def _grown(head: GrowingHead, name: str, moments: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a weight with new rows of zeros if the weight is a growing head's; none if that has other shapes."""
+    parameter = head.parameters.get(name)
+    if parameter is None:
+        return dict(moments)
+    shapes = {value.shape for value in moments.values() if isinstance(value, Tensor) and value.ndim}
+    if any(len(shape) != parameter.ndim or shape[1:] != parameter.shape[1:] for shape in shapes) or len(shapes) > 1:
+        return {}
+    return {
+        key: head.fit(name, value) if isinstance(value, Tensor) and value.ndim else value
+        for key, value in moments.items()
+    }
 
 
 def _like(fresh: Any, saved: Any) -> Any:
