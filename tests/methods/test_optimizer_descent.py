@@ -429,3 +429,32 @@ def test_a_scheduler_that_ends_too_early_loses_nothing() -> None:
         learner.learn(task(1), epochs=2, batch_size=8)
     assert learner.num_tasks == 1
     learner.learn(task(1), batch_size=8)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("method", ["er", "fs-dgpm", "der++", "ewc"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_growing_head_keeps_its_state(method: str, optimizer: str, keep: bool, tmp_path: Any) -> None:
+    """Within a segment of a stream, and resumed from a file to the same bits."""
+
+    def new() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    own: dict[str, Any] = {"optimizer": OPTIMIZERS[optimizer], "keep_optimizer_state": keep}
+    learner = Learner(new(), settings(method), head="2", grow=True, **own)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(5):
+        batch = torch.randn(10, 8, generator=generator), torch.arange(10) % (2 + step)
+        learner.observe(batch, update_every=30)
+    descent = learner._method.descent.state_dict()  # type: ignore[union-attr]
+    assert descent["running"] is not None
+    for moments in descent["running"]["state"].values():
+        if optimizer == "adamw":
+            assert float(moments["step"]) >= 2  # also of the head, which grew in between
+    learner.save(tmp_path / "learner")
+    resumed = steppe.load(tmp_path / "learner", new(), **own)
+    for each in (learner, resumed):
+        each.observe(batch)
+    assert equal(learner.model, resumed.model)
+    assert learner.predict(batch[0]).shape == (10,)

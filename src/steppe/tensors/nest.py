@@ -196,8 +196,8 @@ def require_same_structure(nest: Nest, other: Nest) -> None:
     mine, its = dict(named_leaves(nest)), dict(named_leaves(other))
     if mine.keys() != its.keys():
         raise ShapesDifferError(
-            f"inputs {_described(nest)} cannot be stored together with inputs {_described(other)}: give all samples the "
-            "same parts."
+            f"inputs {_described(nest)} cannot be stored together with inputs {_described(other)}: give all samples "
+            "the same parts."
         )
     for name, leaf in mine.items():
         _require_same_shape(name, leaf, its[name])
