@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from steppe.learning.checks import (
     check_finite,
     check_frozen_eval_layers,
     check_precision,
+    check_schedule,
     check_unchanged,
+    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
@@ -69,6 +71,11 @@ class Learner(StreamLearner):
             class numbers counted from its first (docs/recipes/own-loss.md).
         metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
             object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
+        optimizer: A function that makes an optimizer of the model's trainable parameters, such as
+            `lambda params: torch.optim.AdamW(params, lr=1e-3)`. It takes the steps in place of the method's SGD, whose
+            lr and momentum have no effect then. It is called for every task (docs/recipes/own-loss.md).
+        scheduler: A function that makes a scheduler of the optimizer. It steps after every update.
+        keep_optimizer_state: Carry the optimizer's moments over to the next task instead of starting anew.
 
     Attributes:
         model: The model, in place.
@@ -109,10 +116,10 @@ class Learner(StreamLearner):
     ) -> TaskResult:
         """Learn the next task.
 
-        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are. If
-        `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended like any other (best weights,
-        bases, exemplars) when the learner is next used. A task that fails after it was resumed from a file cannot be
-        rolled back: load the file again.
+        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are, unless
+        the learner has its own loss. If `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended
+        like any other (best weights, bases, exemplars) when the learner is next used. A task that fails after it was
+        resumed from a file cannot be rolled back: load the file again.
 
         Args:
             tasks: The next task, or several to learn at once, shuffled together. A learner loaded from a file that was
@@ -161,7 +168,9 @@ class Learner(StreamLearner):
         group = TaskGroup(tasks, self.num_tasks - (len(tasks) if self.has_pending_task else 0))
         if isinstance(self.phase, Interrupted):
             check_same_task(self.phase.loop_state, group, config)
+        group.require_mixable()
         if config.patience:
+            check_schedule(self.network)
             group.require_validation()
         if self.settings.schedule != "sequential" and group.first:
             raise UsageError(
@@ -237,10 +246,10 @@ class Learner(StreamLearner):
             return results(listed, self.network, self._method, self._input_kind, self._metric, grows=grows)
 
         tests = [task.test for task in listed if task.test is not None]
-        first = tests[0].first()[0] if tests else None
+        first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
         return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
 
-    def predict(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the most likely class of each sample.
 
         Args:
@@ -258,7 +267,7 @@ class Learner(StreamLearner):
             x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def predict_proba(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict_proba(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the probability of each class: the softmax of the logits.
 
         Args:
@@ -288,7 +297,7 @@ class Learner(StreamLearner):
             x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def outputs(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Any) -> Tensor:
         """Compute the model's output, in eval mode and in batches.
 
         Args:
@@ -362,6 +371,7 @@ class Learner(StreamLearner):
                 self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
             )
         method = self.settings.start(self.network, covered, self.streams)
+        check_uses_optimizer(method, self.network)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
     def save(self, path: Path | str) -> None:

@@ -22,6 +22,7 @@ from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
 from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
+from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
@@ -179,7 +180,7 @@ class GradientMemory:
         if gradient is not None:
             self.rule.update(self.importance, gradient)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
+    def rebuild(self, network: Network, x: Nest, threshold: float, chunk: int = 64) -> list[str]:
         """UpdateGPM: replace the bases by those of the covered layers' inputs on stored samples, and reinitialize λ.
 
         Args:
@@ -207,7 +208,7 @@ class GradientMemory:
         return self._saturation_remarks(before)
 
     def extend(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> list[str]:
         """GPM's update: extend the bases by what they miss of the covered layers' inputs on stored samples.
 
@@ -255,7 +256,7 @@ class GradientMemory:
         ]
 
     def _collect_representations(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], chunk: int
     ) -> dict[str, Representation | RowCounts]:
         """The covered layers' inputs on stored samples x, in eval mode."""
         representations = {
@@ -269,7 +270,7 @@ class GradientMemory:
                 self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
             ),
         ):
-            for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
+            for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
                 yield_point()
         for name, representation in representations.items():

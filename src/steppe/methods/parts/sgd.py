@@ -1,4 +1,4 @@
-"""The step that all methods share: SGD with momentum, reset at each task, and gradient clipping."""
+"""The step that methods take by default: SGD with momentum, reset at each task; and gradient clipping."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.fast.matmul import plus_product
 from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
+from steppe.projection.memory import GradientMemory
 from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
 
 
@@ -96,13 +97,24 @@ class MomentumSGD:
         self._clear_velocity()
         self._set_velocity({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 
-    def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
+    def step(
+        self,
+        gradient: Gradient,
+        scale: float | Tensor = 1.0,
+        *,
+        outside: GradientMemory | None = None,
+        coordinates: Gradient | None = None,
+    ) -> None:
         """Take one step: V = momentum · V + scale · G;   W −= lr · V.
 
         Args:
             gradient: G by parameter name, dense or factored.
             scale: A factor on the gradient, such as that of `clip_factor`.
+            outside: A memory that the gradient is projected out of first.
+            coordinates: The gradient along the memory's bases, where it is known.
         """
+        if outside is not None:
+            gradient = outside.project_out(gradient, coordinates)
         if torch.is_grad_enabled():
             with torch.inference_mode():
                 self._step(gradient, scale)
