@@ -38,6 +38,7 @@ from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
 
@@ -145,7 +146,11 @@ class Learner(LearnerState):
             choose_precision(precision, self.network.device),
         )
         check_precision(config.precision, self.network.dtype)
-        return self._run_exclusively(lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session))
+        result = self._run_exclusively(
+            lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session)
+        )
+        warn_of(result.remarks)
+        return result
 
     def _learn_tasks(
         self, tasks: list[Task], config: TrainingConfig, callback: Callback, session: Session
@@ -225,16 +230,17 @@ class Learner(LearnerState):
         pending, method = self.phase, self._method
         assert method is not None
 
-        def end(session: Session) -> None:
+        def end(session: Session) -> list[str]:
             session.use_global_rng(GlobalRNG(self.network.device, self.streams))
             session.set_num_threads(pending.threads)
             with training_context(self.network.device), self.network.mode(training=True):
                 if pending.best:
                     self.network.restore(pending.best)
-                self._end_task(method, pending.name)
+                remarks = self._end_task(method, pending.name)
             self.phase = Idle()
+            return remarks
 
-        self._run_exclusively(end)
+        warn_of(self._run_exclusively(end))
 
     def _use_chain_if_exact(self, task: Task, number: int) -> None:
         x, y = task.train.first()

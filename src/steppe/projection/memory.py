@@ -22,6 +22,7 @@ from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
 from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
+from steppe.runtime.warn import Caution
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
@@ -243,8 +244,11 @@ class GradientMemory:
         """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
         saturated = self.saturated()
         return [
-            f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
-            "learn: lower the threshold to leave it room."
+            Caution(
+                f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
+                "learn. For the next model, lower the threshold or its step per task, soften the projection (method "
+                f"sgp, or importance='spectral'), widen the layer, or leave it unprotected with exclude=({name!r},)."
+            )
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]
@@ -352,7 +356,7 @@ def _extend(
 
 def _empty_basis_remark(name: str, threshold: float) -> str:
     """The remark on a weight that is left without a basis."""
-    return (
+    return Caution(
         f"the basis of {name!r} is empty, so this weight is not protected: a single direction holds more than the "
         f"threshold's share of its inputs, {threshold:g}, and the first task leaves out the direction that crosses the "
         "threshold. Raise the threshold, or center the inputs around 0."
