@@ -160,7 +160,8 @@ class _FSDGPM(Method):
             self.memory.update_importances(perturbed.importance_gradient)
             # 3. Weight update: w ← w − η3 · gradient (I − M Λ Mᵀ), clipped before the projection.
             clip = clip_factor(perturbed.gradient, self.settings.clip)
-            self.descent.step(self.memory.project_out(perturbed.gradient, perturbed.coordinates), clip)
+            projected = self.memory.project_out(perturbed.gradient, perturbed.coordinates)
+            self.descent.step(projected, clip, self.memory.limit_step)
         return perturbed.loss
 
     def _evaluate_sharpness(self, current: Batch, union: Batch) -> PerturbedGradient:

@@ -119,7 +119,8 @@ class _GPM(Method):
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.linear)
-        self.descent.step(self.memory.project_out(clip_by_norm(gradient, self.settings.clip)))
+        projected = self.memory.project_out(clip_by_norm(gradient, self.settings.clip))
+        self.descent.step(projected, limit=self.memory.limit_step)
         return loss
 
     def after_batch(self, batch: Batch) -> None:

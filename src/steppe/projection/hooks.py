@@ -79,11 +79,11 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
             with torch.autocast(first.device.type, enabled=False), torch.no_grad():  # the bases keep full precision
                 if rule is None:
                     x = _widened((args[0] if args else kwargs["input"]).detach(), torch.float32)
-                    seen = dict.fromkeys((name for _, name in used), x)
+                    seen = {weight.name_in_calls(name): x for weight, name in used}
                 else:
                     seen = dict(rule(layer, *_widened((args, kwargs), first.dtype)))
                 for weight, name in used:
-                    sink(weight, layer, seen[name])
+                    sink(weight, layer, seen[weight.name_in_calls(name)])
 
     with temporary_hooks() as hooks:
         for layer in users:

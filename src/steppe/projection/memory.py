@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.fast.factored import Gradient
+from steppe.fast.factored import Gradient, ParamDict
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation
@@ -60,6 +60,7 @@ class GradientMemory:
 
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, ProjectedWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
+        self._normalized = [(weight, weight.norm) for weight in covered.values() if weight.norm is not None]
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
             own = {name: weight.parameter for name, weight in covered.items()}
@@ -132,6 +133,25 @@ class GradientMemory:
         for name, projector in self._projectors.items():
             parts[name] = projector.project_out(gradient[name], None if known is None else known.get(name))
         return parts
+
+    @property
+    def limit_step(self) -> Callable[[ParamDict, float], ParamDict] | None:
+        """What a step must be passed through, beyond projecting its gradient: None if it is nothing.
+
+        A function of the velocity of each weight and the learning rate; it returns the velocities to step with. It
+        projects the change of weights that are computed from several parameters, as with weight normalization.
+        """
+        return self._limit_step if self._normalized and self._projectors else None
+
+    def _limit_step(self, velocity: ParamDict, lr: float) -> ParamDict:
+        limited = dict(velocity)
+        for weight, norm in self._normalized:
+            if weight.name in self._projectors:
+                names, parameters = (weight.name, weight.scale_name), (weight.parameter, weight.scale)
+                v, g = (p - lr * velocity[name] for p, name in zip(parameters, names, strict=True))
+                kept = norm.limit(parameters, (v, g), self._projectors[weight.name])
+                limited.update({n: (p - new) / lr for n, p, new in zip(names, parameters, kept, strict=True)})
+        return limited
 
     def ranks(self) -> dict[str, dict[str, int]]:
         """The size of the bases.
@@ -356,7 +376,7 @@ def _extend(
 
 def _empty_basis_remark(name: str, threshold: float) -> str:
     """The remark on a weight that is left without a basis."""
-    return Caution(
+    return (
         f"the basis of {name!r} is empty, so this weight is not protected: a single direction holds more than the "
         f"threshold's share of its inputs, {threshold:g}, and the first task leaves out the direction that crosses the "
         "threshold. Raise the threshold, or center the inputs around 0."

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.weight_norm import WeightNorm as WeightNormHook
 
 from steppe.fast.factored import to_dense
 from steppe.network.module_state import swap_parameters
@@ -89,7 +90,7 @@ def _is_known(layer: nn.Module, names: Iterable[str]) -> bool:
         and kind.__module__.startswith("torch.nn.")
         and all(getattr(type(layer), name, None) is getattr(kind, name, None) for name in _METHODS)
         and not any(name in vars(layer) for name in _METHODS)
-        and not any(getattr(layer, hooks) for hooks in _HOOKS)
+        and not any(not isinstance(hook, WeightNormHook) for hooks in _HOOKS for hook in getattr(layer, hooks).values())
         and all(operator.attrgetter(name)(layer) is layer.get_parameter(name) for name in names)
     )
 

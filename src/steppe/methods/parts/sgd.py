@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.fast.matmul import plus_product
 from steppe.network.network import Network
 from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
+
+StepLimit = Callable[[ParamDict, float], ParamDict] | None
+"""Takes velocities by parameter name and the learning rate, and returns the velocities to step with."""
 
 
 class MomentumSGD:
@@ -86,20 +90,21 @@ class MomentumSGD:
         self._clear_velocity()
         self._set_velocity({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 
-    def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
+    def step(self, gradient: Gradient, scale: float | Tensor = 1.0, limit: StepLimit = None) -> None:
         """Take one step: V = momentum · V + scale · G;   W −= lr · V.
 
         Args:
             gradient: G by parameter name, dense or factored.
             scale: A factor on the gradient, such as that of `clip_factor`.
+            limit: Replaces the velocities that the step uses, given these and the learning rate.
         """
         if torch.is_grad_enabled():
             with torch.inference_mode():
-                self._step(gradient, scale)
+                self._step(gradient, scale, limit)
         else:
-            self._step(gradient, scale)
+            self._step(gradient, scale, limit)
 
-    def _step(self, gradient: Gradient, scale: float | Tensor) -> None:
+    def _step(self, gradient: Gradient, scale: float | Tensor, limit: StepLimit) -> None:
         if not self._velocity:
             with torch.inference_mode(False):
                 self._set_velocity(
@@ -118,7 +123,8 @@ class MomentumSGD:
         if whole:
             torch._foreach_mul_(moving, self._momentum)
             torch._foreach_add_(moving, whole, alpha=scale)
-        torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
+        velocities = self._velocities if limit is None else list(limit(self._velocity, self.lr).values())
+        torch._foreach_add_(self._weights, velocities, alpha=-self.lr)
 
     def _set_velocity(self, velocity: ParamDict) -> None:
         velocities = list(velocity.values())
