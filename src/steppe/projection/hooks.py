@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from steppe.projection.head_detection import is_output_head
 from steppe.projection.layers import CallRule, ProjectedWeight
-from steppe.projection.nests import map_tensors
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.nest import map_nest
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
@@ -103,7 +103,7 @@ def _by_call_rule(
 
 def _widened(nest: Any, dtype: torch.dtype) -> Any:
     """A nest with its half-precision tensors in another precision."""
-    return map_tensors(nest, lambda x: x.to(dtype) if x.dtype in _HALF else x)
+    return map_nest(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.dtype in _HALF else x, nest)
 
 
 def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:

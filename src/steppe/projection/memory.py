@@ -135,22 +135,22 @@ class GradientMemory:
         return parts
 
     @property
-    def limit_step(self) -> Callable[[ParamDict, float], ParamDict] | None:
-        """What a step must be passed through, beyond projecting its gradient: None if it is nothing.
+    def limit_step(self) -> Callable[[ParamDict], ParamDict] | None:
+        """What a step must be passed through, beyond being projected: None if it is nothing.
 
-        A function of the velocity of each weight and the learning rate; it returns the velocities to step with. It
-        projects the change of weights that are computed from several parameters, as with weight normalization.
+        A function of the change of each weight, which returns the changes to make. It projects the change of weights
+        that are computed from several parameters, as with weight normalization.
         """
         return self._limit_step if self._normalized and self._projectors else None
 
-    def _limit_step(self, velocity: ParamDict, lr: float) -> ParamDict:
-        limited = dict(velocity)
+    def _limit_step(self, changes: ParamDict) -> ParamDict:
+        limited = dict(changes)
         for weight, norm in self._normalized:
             if weight.name in self._projectors:
                 names, parameters = (weight.name, weight.scale_name), (weight.parameter, weight.scale)
-                v, g = (p - lr * velocity[name] for p, name in zip(parameters, names, strict=True))
+                v, g = (p + changes[name] for p, name in zip(parameters, names, strict=True))
                 kept = norm.limit(parameters, (v, g), self._projectors[weight.name])
-                limited.update({n: (p - new) / lr for n, p, new in zip(names, parameters, kept, strict=True)})
+                limited.update({n: new - p for n, p, new in zip(names, parameters, kept, strict=True)})
         return limited
 
     def ranks(self) -> dict[str, dict[str, int]]:

@@ -23,9 +23,9 @@ from steppe.network.module_state import swap_parameters
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.layers import RULES, Layout, ProjectedWeight
 from steppe.projection.layouts import make_projector
-from steppe.projection.nests import map_tensors, tensors_in
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.nest import leaves, map_nest
 
 _VECTORS = 8  # the maximum number of input vectors to test a call with
 _ROUNDING = 64  # rounding errors of the largest output that a difference may amount to
@@ -78,7 +78,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def _clone_arguments(arguments: _Arguments) -> _Arguments:
     """A copy with cloned tensors."""
-    copies: _Arguments = map_tensors(arguments, lambda x: x.detach().clone())
+    copies: _Arguments = map_nest(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, arguments)
     return copies
 
 
@@ -135,7 +135,7 @@ def _as_tensor(output: Any) -> Tensor | None:
     """A copy of what a layer returns: a tensor, or the numbers of all tensors in a nest; None if there are none."""
     if isinstance(output, Tensor):
         return output.detach().clone() if output.is_floating_point() else None
-    parts = [x.detach().flatten() for x in tensors_in(output) if x.is_floating_point()]
+    parts = [x.detach().flatten() for x in leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
     return torch.cat(parts) if parts else None
 
 

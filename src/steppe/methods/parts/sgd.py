@@ -14,8 +14,8 @@ from steppe.fast.matmul import plus_product
 from steppe.network.network import Network
 from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
 
-StepLimit = Callable[[ParamDict, float], ParamDict] | None
-"""Takes velocities by parameter name and the learning rate, and returns the velocities to step with."""
+StepLimit = Callable[[ParamDict], ParamDict] | None
+"""Takes the change of each weight by parameter name, and returns the changes to make."""
 
 
 class MomentumSGD:
@@ -96,7 +96,7 @@ class MomentumSGD:
         Args:
             gradient: G by parameter name, dense or factored.
             scale: A factor on the gradient, such as that of `clip_factor`.
-            limit: Replaces the velocities that the step uses, given these and the learning rate.
+            limit: What to pass the step through, such as a memory's `limit_step`.
         """
         if torch.is_grad_enabled():
             with torch.inference_mode():
@@ -123,8 +123,11 @@ class MomentumSGD:
         if whole:
             torch._foreach_mul_(moving, self._momentum)
             torch._foreach_add_(moving, whole, alpha=scale)
-        velocities = self._velocities if limit is None else list(limit(self._velocity, self.lr).values())
-        torch._foreach_add_(self._weights, velocities, alpha=-self.lr)
+        if limit is None:
+            torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
+        else:
+            changes = limit({name: -self.lr * velocity for name, velocity in self._velocity.items()})
+            torch._foreach_add_(self._weights, list(changes.values()))
 
     def _set_velocity(self, velocity: ParamDict) -> None:
         velocities = list(velocity.values())
