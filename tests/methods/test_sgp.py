@@ -23,7 +23,7 @@ from steppe.runtime.rng import Streams
 
 @pytest.mark.parametrize("n", [5, 40], ids=["columns", "gram"])
 def test_strengths_are_the_surrogate_singular_values(n: int) -> None:
-    """With α = 0 and nothing before, λ = σ / σ_max: what the twin finds by the SVD of M Mᵀ R."""
+    """With α = 0 and no old basis, λ = σ / σ_max; the reference finds σ by the SVD of M Mᵀ R."""
     r = torch.randn(9, n, dtype=torch.float64)
     old = orthonormal(9, 4, torch.Generator().manual_seed(0))
     representation = Representation()
@@ -37,8 +37,8 @@ def test_strengths_are_the_surrogate_singular_values(n: int) -> None:
 
 @pytest.mark.parametrize("problem", ["mlp", "conv"])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 20.0])
-def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -> None:
-    """Weights after every update and importances after every task; some of them accumulate to 1, some do not."""
+def test_three_tasks_equal_the_dense_reference(alpha: float, problem: str) -> None:
+    """Weights after every update and importances after every task; some of them reach 1, some do not."""
     setup = PROBLEMS[problem]
     changes = {"basis_samples": 8, "thresholds": "0.7", "threshold_step": 0.05, "alpha": alpha, "lr": 0.05}
     settings, network, method = started_on(setup, "sgp", changes)
@@ -71,8 +71,8 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
     assert bool((values == 1).any())
 
 
-def test_importances_grow_up_to_one() -> None:
-    """A direction met again and again ends up held for good; none is ever held less than before."""
+def test_importances_grow_up_to_1() -> None:
+    """The importance of a direction that occurs in every task reaches 1; none ever decreases."""
     learner, _ = learn_tasks("sgp", {"alpha": 1.0, "thresholds": "0.9"})
     method: Any = learner._method
     before = {name: p.importance.clone() for name, p in method.memory.projectors.items()}
@@ -83,7 +83,7 @@ def test_importances_grow_up_to_one() -> None:
         assert float(p.importance.max()) <= 1
 
 
-def test_a_large_alpha_is_gpm() -> None:
+def test_large_alpha_equals_gpm() -> None:
     one, accuracies = learn_tasks("sgp", {"alpha": 1e12, "thresholds": "0.9"})
     other, expected = learn_tasks("gpm", {"thresholds": "0.9"})
     assert accuracies == expected

@@ -1,4 +1,4 @@
-"""What the programs here print at the end, and write where `--out` says."""
+"""Prints the results of the programs here, and writes them where `--out` says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steppe.version import versions
 
 
 def record(out: Path | None, **found: Any) -> None:
-    """Print what was found, with the command, the versions and the machine; write it to a file if there is one."""
+    """Print the results with the command, the versions and the machine, and write them to a file if one is given."""
     program = f"tests/stress/{Path(sys.argv[0]).name}"
     command = " ".join(["python", program, *sys.argv[1:]])
     text = json.dumps({"command": command, "versions": versions(), "machine": machine_info(), **found}, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""What two learners have in common."""
+"""Comparing two learners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow, obvious twins of GPM, SGP, La-MAML and iCaRL: loops, dense matrices, flat vectors, all in float64.
+"""Slow, obvious references for GPM, SGP, La-MAML and iCaRL: loops, dense matrices, flat vectors, all in float64.
 
 Transcribed from the methods' descriptions, not from the library.
 """
@@ -51,7 +51,7 @@ def sgp_importances(r: Tensor, old: Tensor, before: list[float], new: Tensor, al
 
 
 class FlatGPM:
-    """GPM and SGP (where `alpha` is given) on one flat weight vector with dense projection matrices."""
+    """GPM, or SGP if `alpha` is given, on one flat weight vector with dense projection matrices."""
 
     def __init__(self, s: Any, problem: Problem, model: nn.Module, seeds: Callable[[str], int]) -> None:
         self.s, self.problem, self.model = s, problem, model
@@ -151,7 +151,7 @@ def meta_loss(
     clamp: float,
     constants: list[Tensor] | None = None,
 ) -> Tensor:
-    """(1/K) Σ_k L(Q; θ_k), unrolled. With `constants` the inner gradients are these instead of being computed."""
+    """(1/K) Σ_k L(Q; θ_k), unrolled. `constants` replaces the inner gradients."""
     rate = alpha.clamp(min=0) if relu else alpha
     total = torch.zeros((), dtype=torch.float64)
     moved = theta
@@ -190,7 +190,7 @@ def inner_gradients(
 
 
 def herding(features: Tensor, count: int) -> list[int]:
-    """Greedy choice by trying every sample at every step."""
+    """Greedy selection by trying every sample at every step."""
     rows = [[float(v) for v in row] for row in features]
     width = len(rows[0])
     mean = [sum(row[d] for row in rows) / len(rows) for d in range(width)]
@@ -228,7 +228,7 @@ def icarl_loss(
 
 
 def nearest_mean(z: Tensor, exemplars: dict[int, Tensor], head: range) -> list[int]:
-    """For every row of z the class of the head whose exemplars' mean logits are nearest."""
+    """For every row of z, the class of the head whose exemplars' mean logits are nearest."""
     found = []
     for row in z:
         gaps = {
@@ -238,7 +238,7 @@ def nearest_mean(z: Tensor, exemplars: dict[int, Tensor], head: range) -> list[i
     return found
 
 
-# What the tests of these methods share -------------------------------------------------------------------------------
+# Shared by the tests of these methods -------------------------------------------------------------------------------
 
 
 def flattened(parts: Mapping[str, Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
-"""Test results and predictions. Tasks with the same samples, each in its own order of pixels, are tested together.
+"""Test results and predictions. Tasks with the same samples in different pixel orders are tested together.
 
 Where a network begins with a linear layer, the columns of its weight can be permuted instead of the samples
-(X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once for all, and one product serves many.
+(X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once, and one product serves many tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from steppe.runtime.session import yield_point
 from steppe.runtime.signals import signals_unblocked
 
 BATCH = 512  # larger ones fall out of the cache
-_AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
+_AT_ONCE = 2**21  # elements of the first layer's weights, over all orders tested together
 
 
 class _Test(NamedTuple):
@@ -116,7 +116,7 @@ def _score_parts(x: Tensor, network: Network, method: Method | None, kind: Kind 
 
 @contextmanager
 def _blamed() -> Iterator[None]:
-    """Errors in the data inside say what it is."""
+    """Say in a DataError raised inside that it is about the inputs to predict."""
     try:
         yield
     except DataError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The tasks are loaded and learning begins."""
+    """The tasks are loaded, and learning begins."""
 
     tasks: int
     batches: int
@@ -17,7 +17,7 @@ class RunStarted:
     batches_before: int = 0
     """How many of them were done before the run was resumed, in whole epochs."""
     ends: list[int] = field(default_factory=list)
-    """How many are done, or will not come, when each task has ended."""
+    """How many are done or skipped by the end of each task."""
 
 
 @dataclass(frozen=True)

@@ -378,7 +378,7 @@ class Learner(EvalMode):
         self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
 
     def state_dict(self) -> State:
-        """Return model, method, random streams and all else that learning depends on, as plain values and tensors."""
+        """Return everything that learning depends on (model, method, random streams, …) as plain values and tensors."""
         if has_extra_state(self.model):
             raise ModelError(
                 "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "

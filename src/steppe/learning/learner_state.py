@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 
 
 class UserCallback:
-    """Calls the user's callback with the process as it is outside of steppe: generators, threads, signals."""
+    """Calls the user's callback with the caller's generators, threads and signal handlers restored."""
 
     def __init__(self, callback: Callback, session: Session) -> None:
         self._callback, self._session = callback, session
@@ -54,7 +54,7 @@ class UserCallback:
 
 
 class LearnerState:
-    """Everything that a learner keeps; `learner.Learner` is what it does with it."""
+    """The state of a learner; `learner.Learner` adds the methods that use it."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class LearnerState:
         self._restore(state)
 
     def _whole_state(self, *, without_method: bool = False) -> State:
-        """The state; or the part of it that the first task does not decide."""
+        """The state, or only the part of it that the first task does not decide."""
         kind, method = (None, None) if without_method else (self._input_kind, self._method)
         return {
             "settings": {"kind": type(self.settings).__name__, "values": self.settings.as_dict()},

@@ -236,7 +236,7 @@ class Validation:
 
 
 def _fetch(batches: Iterator[Batch]) -> Batch | None:
-    """The next batch. Its reading may run user code, so a signal is handled at once."""
+    """The next batch. Reading it may run user code, so signals are handled immediately."""
     with signals_unblocked():
         return next(batches, None)
 

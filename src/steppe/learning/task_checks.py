@@ -90,12 +90,12 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
 
 
 def probe_inputs(task: Task, network: Network) -> Tensor:
-    """Return as few stored inputs of the task as the model accepts."""
+    """Return the fewest stored inputs of the task that the model accepts."""
     return probe_samples(task, network)[0]
 
 
 def probe_samples(task: Task, network: Network) -> tuple[Tensor, Tensor]:
-    """Return as few stored inputs of the task as the model accepts, with their targets."""
+    """Return the fewest stored inputs of the task that the model accepts, with their targets."""
     with task.error_context("training"):
         x, y = task.train.first(min_eval_batch(network.model))
     if len(x) >= min_eval_batch(network.model):
@@ -204,12 +204,12 @@ def _difference(saved: Sequence[State], group: TaskGroup) -> str | None:
 
 
 def prepared_copy(network: Network, x: Tensor) -> Tensor:
-    """Return a copy of stored samples as the model takes them.
+    """Return a copy of stored samples as the model's inputs.
 
     Raises:
         UsageError: `input_transform` works in place.
     """
-    given = x.to(network.device, copy=True)  # like batches: moving it later would hide what is done to it
+    given = x.to(network.device, copy=True)  # as for batches; a later move would hide a change in place
     version = given._version
     prepared = network.prepare_inputs(given)
     if given._version != version or not torch.equal(given, x.to(network.device)):  # a NumPy view counts no version

@@ -1,4 +1,4 @@
-"""What a learner's work needs of the process: how many threads, and whether torch's global generators."""
+"""What a learner needs from the process: a number of threads, and perhaps torch's global generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steppe.runtime.rng import preserve_global_rng
 from steppe.runtime.threads import choose_num_threads, count_multiplications
 
 _TINY = 2**20
-"""Multiplications that take no longer than changing the number of threads and back, some 0.1 ms."""
+"""Multiplications that take no longer than changing the number of threads and back, about 0.1 ms."""
 
 
 class Workload:

@@ -1,4 +1,4 @@
-"""Calling the model: in train or eval mode, in the precision of the moment, its input left unchanged."""
+"""Calls the model in train or eval mode and in the current precision, without changing its input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Forward:
 
     Attributes:
         input_copies: Protects inputs from models that change them in place.
-        is_mixed: Whether the model runs in bfloat16 for now.
+        is_mixed: Whether the model currently runs in bfloat16.
     """
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:
@@ -29,7 +29,7 @@ class Forward:
         self.is_mixed = False
 
     def __call__(self, x: Tensor, call: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the model's output on prepared inputs, or that of another way to call it."""
+        """Return the model's output on prepared inputs; `call` replaces the model."""
         call = call or self._model
         if not self.is_mixed:
             with fast_linear_layers(self._wide):

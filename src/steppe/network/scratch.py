@@ -1,4 +1,4 @@
-"""Memory that updates use again and again: allocating it anew costs more than the arithmetic done in it."""
+"""Memory that updates reuse: allocating it anew would cost more than the arithmetic done in it."""
 
 from __future__ import annotations
 

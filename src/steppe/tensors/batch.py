@@ -12,7 +12,7 @@ from steppe.errors import ShapesDifferError
 
 
 def index_of(places: Iterable[int], device: torch.device) -> Tensor:
-    """Places to index tensors on the device by, brought there without waiting for it."""
+    """Copy indices to the device without waiting for it."""
     return torch.tensor(list(places), dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
@@ -25,7 +25,7 @@ class Batch:
     task: Tensor
 
     def __len__(self) -> int:
-        return self.y.shape[0]  # len() of a tensor takes a detour that shows in every update
+        return self.y.shape[0]  # len() of a tensor is slow enough to show in every update
 
     def __getitem__(self, index: slice | Tensor) -> Batch:
         return Batch(self.x[index], self.y[index], self.task[index])
@@ -47,16 +47,16 @@ class Batch:
             raise
 
     def require_like(self, other: Batch) -> None:
-        """Refuse to be kept together with samples of another shape."""
-        mine, its = self.x.shape[1:], other.x.shape[1:]
-        if mine != its:
+        """Raise ShapesDifferError if the other batch has samples of another shape."""
+        shape, others = self.x.shape[1:], other.x.shape[1:]
+        if shape != others:
             raise ShapesDifferError(
-                f"inputs of shape {tuple(mine)} cannot be kept together with others of shape {tuple(its)}: give all "
-                "samples one shape (pad sequences to one length, not to the longest of each batch)."
+                f"inputs of shape {tuple(shape)} cannot be stored together with others of shape {tuple(others)}: give "
+                "all samples one shape (pad sequences to one length, not to the longest of each batch)."
             )
 
     def flat(self) -> Batch:
-        """The same with each sample as a row of numbers."""
+        """The batch with each sample flattened to a row."""
         return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task)
 
     def joined(self, other: Batch | None) -> Batch:
