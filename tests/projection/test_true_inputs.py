@@ -174,6 +174,7 @@ def test_uncoverable_weights_are_named(name: str, monkeypatch: pytest.MonkeyPatc
     assert "without protection: 0.weight" in warned
     # rightly so: if covered, it would not preserve what it learned
     monkeypatch.setattr("steppe.projection.coverage.find_misread_weights", lambda *_: [])
+    monkeypatch.setattr("steppe.projection.coverage.find_weights_used_by_value", lambda *_: [])
     moved, covered, warned = output_change(FALSE[name])
     assert covered == {"0.weight", "3.weight"}
     assert warned == ""

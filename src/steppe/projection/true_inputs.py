@@ -121,10 +121,10 @@ def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, name: str, arg
             if before is None or len(columns) != 1:
                 return False
             if weight.layout is Layout.TABLE:
-                projector = _row_projector(columns[0], parameter, getattr(layer, "padding_idx", None))
+                projector = row_projector(columns[0], parameter, getattr(layer, "padding_idx", None))
                 return _output_stays(before, moved, parameter, projector, lambda output: output)
             return any(
-                _output_stays(before, moved, parameter, _span_projector(weight.layout, part, parameter), read)
+                _output_stays(before, moved, parameter, span_projector(weight.layout, part, parameter), read)
                 for part, read in _probe_sets(columns[0], before, layer)
             )
     except Exception:  # it takes or returns something that rules do not support
@@ -176,13 +176,13 @@ def _channel_axes(layer: nn.Module, output: Tensor) -> list[int]:
     return [-1, 1] if output.ndim > 1 else []
 
 
-def _row_projector(rows: Tensor, weight: Tensor, padding: int | None) -> SoftProjector:
+def row_projector(rows: Tensor, weight: Tensor, padding: int | None) -> SoftProjector:
     """The projector onto rows of a table, and the one for padding, which is never trained."""
     held = torch.unique(rows if padding is None else torch.cat([rows, rows.new_tensor([padding])]))
     return make_projector(Layout.TABLE, weight, held, torch.ones(1, len(held), dtype=torch.float64, device=held.device))
 
 
-def _span_projector(layout: Layout, columns: Tensor, weight: Tensor) -> SoftProjector:
+def span_projector(layout: Layout, columns: Tensor, weight: Tensor) -> SoftProjector:
     """The projector onto the span of input vectors, (groups, n, in)."""
     basis, values, _ = torch.linalg.svd(columns.double().mT, full_matrices=False)
     basis = basis * (values > 1e-9 * values[:, :1]).unsqueeze(1)
@@ -195,7 +195,7 @@ def _output_stays(
     """Whether a step of the weight outside its inputs' span preserves their outputs, but one within does not."""
     generator = torch.Generator().manual_seed(0)
     size = float(weight.detach().double().square().mean().sqrt()) or 1.0
-    step = size * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device)
+    step = size * torch.randn(weight.shape, generator=generator, dtype=torch.float64, device="cpu").to(weight.device)
     along = to_dense(projector.project_onto(step))
     across = step - along
     if float(across.norm()) <= 1e-6 * float(step.norm()):  # the inputs span the whole space
