@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_models import bright, mlp
+from own_models import BreaksAt, Table, bright, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -123,17 +123,6 @@ def test_invalid_tasks_are_rejected(case: str) -> None:
     make, kind, message = TASKS[case]
     with pytest.raises(kind, match=message):
         make()
-
-
-class Table(nn.Module):
-    """Has weights, but no layer that a gradient memory could cover."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(torch.zeros(8, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.scores
 
 
 class Tuple(nn.Module):
@@ -374,22 +363,10 @@ def test_invalid_idx_files_are_rejected(raw: bytes, message: str) -> None:
         idx.parse_idx(raw, "digits")
 
 
-class Breaking(nn.Module):
-    """Its output becomes NaN at the given forward in training, counted from 1."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.inner, self.left = mlp(), at
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.left -= self.training
-        return self.inner(x) * (torch.nan if self.left == 0 and self.training else 1.0)
-
-
 @pytest.mark.parametrize(("at", "epoch", "update"), [(1, 1, 1), (8, 1, 8), (11, 2, 11)])
 def test_non_finite_loss_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
     """40 samples in batches of 10, two updates per batch: 8 updates per epoch, one forward per update."""
-    learner = Learner(Breaking(at), Finetune())
+    learner = Learner(BreaksAt(at, lambda output: output * torch.nan), Finetune())
     with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update};"):
         learner.learn(Task((X, Y), name="digits"), epochs=3, updates_per_batch=2)
 

@@ -13,7 +13,6 @@ SIGALRM and a handler that raises, or with an exception raised by another thread
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import random
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recording import record
+from recording import option_parser, record
 from torch import Tensor, nn
 
 import steppe
@@ -47,10 +46,8 @@ class StruckError(BaseException):
 
 def main() -> int:
     """Interrupt, and print and write the counts; 1 if a learner was broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, "the instants and the cases")
     parser.add_argument("--interrupts", type=int, default=2000, metavar="N", help="how many (default: 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants and the cases (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,6 +20,7 @@ from steppe.errors import DataError, UsageError
 from steppe.fast.linear_chain import LinearChain
 from steppe.learning.input_kind import Kind, check_scaled_alike
 from steppe.learning.scoring import Accuracy, Best, Metric, check_accuracy_defined, start_score
+from steppe.learning.task_checks import most_outputs
 from steppe.methods.base import Method
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
@@ -41,11 +42,18 @@ class _Test(NamedTuple):
 
 
 def results(
-    tasks: Sequence[Task], network: Network, method: Method | None, kind: Kind | None, metric: Metric | None
+    tasks: Sequence[Task],
+    network: Network,
+    method: Method | None,
+    kind: Kind | None,
+    metric: Metric | None,
+    *,
+    grows: bool = False,
 ) -> list[float]:
     """Return the metric on each task's test data, within its head; without one the accuracy, in percent.
 
-    Call it in eval mode and without gradients. `kind` is that of the inputs trained on.
+    Call it in eval mode and without gradients. `kind` is that of the inputs trained on; `grows` says whether the
+    model's head grows.
     """
     found: dict[int, float] = {}
     chain = _quick_chain(network, method) if metric is None else None
@@ -53,9 +61,9 @@ def results(
         limit = max(1, _AT_ONCE // chain.weights[0].numel())
         for tests in _by_samples(tasks):
             for start in range(0, len(tests), limit):
-                found.update(_in_orders(tests[start : start + limit], network, chain, kind))
+                found.update(_in_orders(tests[start : start + limit], network, chain, kind, grows=grows))
     return [
-        found[place] if place in found else _alone(task, network, method, kind, metric)
+        found[place] if place in found else _alone(task, network, method, kind, metric, grows=grows)
         for place, task in enumerate(tasks)
     ]
 
@@ -148,7 +156,9 @@ def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
     return network.outputs(prepared) if method is None else method.scores(prepared)
 
 
-def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None, metric: Metric | None) -> float:
+def _alone(
+    task: Task, network: Network, method: Method | None, kind: Kind | None, metric: Metric | None, *, grows: bool
+) -> float:
     if task.test is None:
         raise DataError(f"{task.name}: there is no test data; create the task with test=(inputs, labels).")
     score = start_score(metric, task, network)
@@ -157,7 +167,7 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
             found = scores(x, network, method, kind)
         if metric is None:
             check_accuracy_defined(task, found, y)
-            _check(task, y, found.shape[1])
+            _check(task, y, found.shape[1], grows=grows)
         elif found.ndim == 2:
             task.check_head(found.shape[1])
         score.add(found, to_device(y, network.device))
@@ -180,14 +190,19 @@ def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
         yield pair
 
 
-def _check(task: Task, y: Tensor, outputs: int) -> None:
-    """Raise DataError for a head that the model does not have, and for labels outside the head."""
+def _check(task: Task, y: Tensor, outputs: int, *, grows: bool) -> None:
+    """Raise DataError for a head that the model does not have, and for labels outside the head.
+
+    Where the model's head grows, classes that it has not seen yet may be among the labels; they count as wrong.
+    """
     task.check_head(outputs)
     with task.error_context("test"):
-        task.check_labels(y, outputs)
+        task.check_labels(y, most_outputs(y, outputs) if grows else outputs)
 
 
-def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None) -> dict[int, float]:
+def _in_orders(
+    tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None, *, grows: bool
+) -> dict[int, float]:
     """Accuracies on tasks with the same samples, by place."""
     x, count = tests[0].samples.x, len(tests[0].samples)
     if kind is not None:
@@ -195,7 +210,7 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
             check_scaled_alike(x, kind, network)
     first = chain.first_weights([test.order for test in tests])
     for test in tests:
-        _check(test.task, test.samples.y, chain.weights[-1].shape[0])
+        _check(test.task, test.samples.y, chain.weights[-1].shape[0], grows=grows)
     labels = [to_device(test.samples.y, network.device) for test in tests]
     counts = [Accuracy(test.task, network.device) for test in tests]
     for start in range(0, count, BATCH):

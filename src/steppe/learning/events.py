@@ -84,7 +84,26 @@ class TaskEnded:
     """CPU seconds by kind, where all of them were recorded."""
 
 
-Event = RunStarted | Progress | EpochEnded | TaskEnded
+@dataclass(frozen=True)
+class MemoryUpdated:
+    """The method's memory was updated while learning from a stream.
+
+    Attributes:
+        segment: The number of the segment that ended, counted like tasks, from 0.
+        samples: How many samples it had.
+        remarks: What the user should know, such as a weight that can no longer learn.
+        bytes: Memory that the method holds, by kind.
+        diagnostics: What the method records, such as the ranks of its bases.
+    """
+
+    segment: int
+    samples: int
+    remarks: list[str] = field(default_factory=list)
+    bytes: dict[str, int] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+Event = RunStarted | Progress | EpochEnded | TaskEnded | MemoryUpdated
 Callback = Callable[[Event], None]
 
 

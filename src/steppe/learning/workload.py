@@ -29,6 +29,10 @@ class Workload:
         self._network, self.chosen = network, chosen
         self._multiplications: dict[tuple[int, ...], int] = {}  # per sample, by its shape
 
+    def forget(self) -> None:
+        """Count anew, because the model has changed."""
+        self._multiplications.clear()
+
     def threads(self, stored: Tensor, batch_size: int) -> int:
         """Return how many threads suit batches of this size of samples like the stored ones."""
         return self.chosen or choose_num_threads(self.count(stored), batch_size)

@@ -24,9 +24,13 @@ class Forward:
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:
         self._model, self._weights = model, weights
-        self._wide = wide_linear_layers(model)
+        self.find_wide_layers()
         self.input_copies = InputCopies(model)
         self.is_mixed = False
+
+    def find_wide_layers(self) -> None:
+        """Find the layers that are computed in another way because of their size."""
+        self._wide = wide_linear_layers(self._model)
 
     def __call__(self, x: Tensor, call: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the model's output on prepared inputs; `call` replaces the model."""

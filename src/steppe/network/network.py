@@ -184,6 +184,13 @@ class Network:
         """Run the model in this precision inside, in train mode only; its weights stay as they are."""
         return self._forward.autocast_to(precision)
 
+    def fit_outputs(self, outputs: int) -> None:
+        """Adapt to the model's number of outputs, which has changed; can be repeated after an exception."""
+        self.heads.set_ranges(self.heads.ranges, outputs)
+        self.scratch.forget()
+        self._forward.find_wide_layers()
+        self._fast_path.enable(self.chain is not None)  # anew: what was computed for the old one does not fit
+
     def snapshot(self) -> dict[str, Tensor]:
         """Return copies of all weights and buffers."""
         return self._tensors.snapshot()
