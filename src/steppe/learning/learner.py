@@ -40,6 +40,7 @@ from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
 from steppe.settings import TrainingConfig
 
 _Result = TypeVar("_Result")
@@ -159,7 +160,11 @@ class Learner(StreamLearner):
             choose_precision(precision, self.network.device),
         )
         check_precision(config.precision, self.network.dtype)
-        return self._run_exclusively(lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session))
+        result = self._run_exclusively(
+            lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session)
+        )
+        warn_of(result.remarks)
+        return result
 
     def _learn_tasks(
         self, tasks: list[Task], config: TrainingConfig, callback: Callback, session: Session

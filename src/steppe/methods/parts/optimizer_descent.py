@@ -214,9 +214,14 @@ class OptimizerDescent:
         if not outside:
             return copies
         steps = dict(zip(running.weights, torch._foreach_sub(copies, weights), strict=True))
-        projected = outside.project_out(steps)
+        projected = {name: to_dense(step) for name, step in outside.project_out(steps).items()}
+        changed = set(outside.projectors)
+        if outside.limit_step is not None:
+            limited = outside.limit_step(projected)
+            changed |= {name for name, step in limited.items() if step is not projected[name]}
+            projected = limited
         return [
-            weights[place] + to_dense(projected[name]) if name in outside.projectors else copies[place]
+            weights[place] + projected[name] if name in changed else copies[place]
             for place, name in enumerate(running.weights)
         ]
 

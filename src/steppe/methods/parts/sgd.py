@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.memory import GradientMemory
 from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
+
+StepLimit = Callable[[ParamDict], ParamDict] | None
+"""Takes the change of each weight by parameter name, and returns the changes to make."""
 
 
 class MomentumSGD:
@@ -113,15 +117,16 @@ class MomentumSGD:
             outside: A memory that the gradient is projected out of first.
             coordinates: The gradient along the memory's bases, where it is known.
         """
+        limit = None
         if outside is not None:
-            gradient = outside.project_out(gradient, coordinates)
+            gradient, limit = outside.project_out(gradient, coordinates), outside.limit_step
         if torch.is_grad_enabled():
             with torch.inference_mode():
-                self._step(gradient, scale)
+                self._step(gradient, scale, limit)
         else:
-            self._step(gradient, scale)
+            self._step(gradient, scale, limit)
 
-    def _step(self, gradient: Gradient, scale: float | Tensor) -> None:
+    def _step(self, gradient: Gradient, scale: float | Tensor, limit: StepLimit) -> None:
         if not self._velocity:
             with torch.inference_mode(False):
                 self._set_velocity(
@@ -140,7 +145,11 @@ class MomentumSGD:
         if whole:
             torch._foreach_mul_(moving, self._momentum)
             torch._foreach_add_(moving, whole, alpha=scale)
-        torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
+        if limit is None:
+            torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
+        else:
+            changes = limit({name: -self.lr * velocity for name, velocity in self._velocity.items()})
+            torch._foreach_add_(self._weights, list(changes.values()))
 
     def _set_velocity(self, velocity: ParamDict) -> None:
         velocities = list(velocity.values())
