@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
-from steppe.errors import LayerDivergedError, ModelError
+from steppe.errors import ModelError
 from steppe.fast.factored import FactoredGrad, Gradient
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation, direction_mask, select_leading
+from steppe.projection.collect import collect_inputs
 from steppe.projection.extend_basis import extend_basis
-from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
 from steppe.projection.projector import SoftProjector
@@ -192,16 +192,36 @@ class GradientMemory:
         Raises:
             LayerDivergedError: If a layer's inputs are not finite.
         """
-        before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
-        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
+        with network.mode(training=False):
+            representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
+        return self.rebuild_from(representations, thresholds, _dtypes(network))
+
+    def rebuild_from(
+        self,
+        representations: Mapping[str, Representation],
+        thresholds: Mapping[str, float],
+        dtypes: Mapping[str, torch.dtype],
+    ) -> list[str]:
+        """Replace the bases by those of collected inputs, and reinitialize λ.
+
+        Args:
+            representations: The covered layers' inputs, from `collect_inputs`.
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε).
+            dtypes: The number type to keep each weight's basis in.
+
+        Returns:
+            Remarks on weights that can no longer learn.
+        """
+        before, projectors = self.saturated(), {}
+        for name, representation in representations.items():
             yield_point()
             spectrum = representation.spectrum()
             if spectrum is None:  # a layer that the forward did not use
                 continue
-            kept = select_leading(spectrum, threshold)
+            kept = select_leading(spectrum, thresholds[name])
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
-                projectors[name] = _make_projector(network, name, kept.vectors, self.rule.initial(kept.values))
+                projectors[name] = _make_projector(dtypes[name], kept.vectors, self.rule.initial(kept.values))
         self.projectors = projectors
         return self._saturation_remarks(before)
 
@@ -225,8 +245,31 @@ class GradientMemory:
         Raises:
             LayerDivergedError: If a layer's inputs are not finite.
         """
+        with network.mode(training=False):
+            representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
+        return self.extend_from(representations, thresholds, _dtypes(network), first=first)
+
+    def extend_from(
+        self,
+        representations: Mapping[str, Representation],
+        thresholds: Mapping[str, float],
+        dtypes: Mapping[str, torch.dtype],
+        *,
+        first: bool,
+    ) -> list[str]:
+        """Extend the bases by what they miss of collected inputs; see `extend`.
+
+        Args:
+            representations: The covered layers' inputs, from `collect_inputs`.
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε).
+            dtypes: The number type to keep each weight's basis in.
+            first: Whether bases leave out the direction that crosses the threshold.
+
+        Returns:
+            Remarks on weights that can no longer learn, and on weights left without a basis.
+        """
         before, projectors, remarks = self.saturated(), dict(self.projectors), []
-        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
+        for name, representation in representations.items():
             yield_point()
             old = projectors.get(name)
             growth = extend_basis(representation, None if old is None else old.basis, thresholds[name], first=first)
@@ -239,7 +282,7 @@ class GradientMemory:
             importance = self.rule.initial(growth.strengths)
             if old is not None:
                 importance[:, : old.basis.shape[-1]] += old.importance * direction_mask(old.basis)
-            projectors[name] = _make_projector(network, name, growth.basis, importance.clamp(max=1))
+            projectors[name] = _make_projector(dtypes[name], growth.basis, importance.clamp(max=1))
         self.projectors = projectors
         return [*remarks, *self._saturation_remarks(before)]
 
@@ -252,30 +295,6 @@ class GradientMemory:
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]
-
-    def _collect_representations(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
-    ) -> dict[str, Representation]:
-        """The covered layers' inputs on stored samples x, in eval mode."""
-        representations = {name: Representation(thresholds[name]) for name in self.covered}
-        with (
-            torch.no_grad(),
-            network.mode(training=False),
-            disable_fused_attention(network.model),
-            capture_inputs(
-                self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
-            ),
-        ):
-            for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
-                network.input_copies.call(network.prepare_inputs(part))
-                yield_point()
-        for name, representation in representations.items():
-            if not representation.is_finite():  # the last update diverged, and no loss was computed since
-                raise LayerDivergedError(
-                    f"the inputs of the layer with the weight {name!r} are not finite, or too large to be squared: "
-                    "lower the step size (lr, ascent_lr) or check the data."
-                )
-        return representations
 
     def state_dict(self) -> State:
         """The bases and importances. The rule is not included; the method restores its step size.
@@ -329,9 +348,18 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _make_projector(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
-    """A projector in the weight's precision."""
-    dtype = network.trainable[name].dtype
+def _forwards(network: Network, x: Tensor, chunk: int) -> Iterator[object]:
+    """Run the model on stored samples x, a chunk each time."""
+    for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
+        yield network.input_copies.call(network.prepare_inputs(part))
+
+
+def _dtypes(network: Network) -> dict[str, torch.dtype]:
+    """The precision of each weight, which is also that of its projector."""
+    return {name: weight.dtype for name, weight in network.trainable.items()}
+
+
+def _make_projector(dtype: torch.dtype, basis: Tensor, importance: Tensor) -> SoftProjector:
     return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
 
