@@ -378,7 +378,7 @@ def test_wrong_arguments() -> None:
     memory = steppe.GradientProjectionMemory(model)
     with pytest.raises(steppe.UsageError, match=r"expected a torch\.optim\.Optimizer"):
         memory.wrap(model.parameters())  # type: ignore[arg-type]
-    with pytest.raises(steppe.UsageError, match="of shape \\(12, 10\\).* do not belong to the memory's model"):
+    with pytest.raises(steppe.UsageError, match=r"of shape \(12, 10\).* do not belong to the memory's model"):
         memory.wrap(torch.optim.SGD(small().parameters(), lr=0.1))
     wrapped = memory.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(steppe.UsageError, match="is a ProjectedOptimizer; wrap the innermost optimizer, once"):

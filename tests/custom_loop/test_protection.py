@@ -1,4 +1,4 @@
-"""With threshold 1 and λ = 1, outputs on the inputs in the memory stay, whatever the optimizer makes of the gradient."""
+"""With threshold 1 and λ = 1, outputs on the inputs in the memory stay, whatever the optimizer does."""
 
 from __future__ import annotations
 
