@@ -96,6 +96,7 @@ class GradientProjectionMemory:
         self._memory = GradientMemory(rule, covered)
         self.version = 0
         """Changes with the bases."""
+        self._warn_unprotected()
 
     @property
     def projectors(self) -> Mapping[str, SoftProjector]:
@@ -254,10 +255,22 @@ class GradientProjectionMemory:
         Returns:
             Their names.
         """
-        if not (self.freeze_uncovered and self.num_updates):
-            return []
+        return self._not_excluded() if self.freeze_uncovered and self.num_updates else []
+
+    def _not_excluded(self) -> list[str]:
+        """The uncovered weights that the user has not excluded."""
         excluded = [(entry, f"{entry}.") for entry in self._exclude]
         return [n for n in self.uncovered() if not any(n == e or n.startswith(inside) for e, inside in excluded)]
+
+    def _warn_unprotected(self) -> None:
+        """Name the matrices that are not covered; that biases and scales are not, the documentation says."""
+        weights = dict(self.model.named_parameters())
+        matrices = [name for name in self._not_excluded() if weights[name].ndim > 1]
+        if matrices and not self.freeze_uncovered:
+            warn_user(
+                f"these weights are not protected: {', '.join(matrices)}. A gradient memory has no rule for their "
+                "layers; name them in exclude=(...) to let them learn freely, or pass freeze_uncovered=True."
+            )
 
     def memory_bytes(self) -> dict[str, int]:
         """The memory of bases and importances.
