@@ -289,9 +289,14 @@ def test_reference_is_filled_from_the_docstrings(site: Path) -> None:
         module, _, own = name.rpartition(".")
         first_words = (getattr(importlib.import_module(module), own).__doc__ or "").split("`")[0].split("\n")[0]
         assert html.escape(first_words[:40], quote=False) in page[start:end], name
-    shown = re.sub(r"<[^>]+>", "", page[starts["steppe.methods.fs_dgpm.FSDGPM"] : starts["steppe.methods.er.ER"]])
-    assert "SGD learning rate (η3). Above 0." in shown  # a setting: its help and limits, and its default
-    assert "setting(" not in shown
+    for name, help_and_limits in {
+        "steppe.methods.fs_dgpm.FSDGPM": "SGD learning rate (η3). Above 0.",
+        "steppe.methods.er.ER": "SGD momentum. At least 0 and below 1.",  # inherited
+        "steppe.benchmarks.rotated_mnist.RotatedMNIST": "Training samples of each task. At least 1 and at most 60000.",
+    }.items():
+        shown = re.sub(r"<[^>]+>", "", page[starts[name] : min(start for start in ends if start > starts[name])])
+        assert help_and_limits in shown
+        assert "setting(" not in shown
 
 
 def test_site_is_read_without_a_network(site: Path) -> None:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.replay_method import ReplayConfig, ReplayMethod
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -28,12 +28,9 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class DERPlusPlus(MethodConfig):
+class DERPlusPlus(ReplayConfig):
     """Settings of DER++."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
     buffer: int = setting(200, "replay buffer size in samples, each stored with its logits", at_least=1)
     alpha: float = setting(0.5, "weight of the distance to the stored logits (α)", at_least=0)
     beta: float = setting(0.5, "weight of the replayed cross-entropy (β); 0 gives DER", at_least=0)
@@ -42,14 +39,9 @@ class DERPlusPlus(MethodConfig):
         return _DERPlusPlus(self, network, streams)
 
 
-class _DERPlusPlus(Method):
-    descent: MomentumSGD
-    state_attrs = ("descent", "replay")
-
+class _DERPlusPlus(ReplayMethod[DERPlusPlus]):
     def __init__(self, settings: DERPlusPlus, network: Network, streams: Streams) -> None:
-        self.settings, self.network = settings, network
-        self.replay = Reservoir.from_streams(settings.buffer, streams)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        super().__init__(settings, network, streams)
         self._output = torch.empty(0, device="cpu")  # on the last batch observed
 
     def observe(self, batch: Batch) -> Tensor:

@@ -23,8 +23,9 @@ from torch.nn.functional import cross_entropy, log_softmax
 from steppe.checkpoint.tree import State
 from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
 from steppe.network.eval_batches import min_eval_batch
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
@@ -38,12 +39,9 @@ _CHUNK = 256  # samples per forward when collecting logits
 
 
 @dataclass(frozen=True)
-class ICaRL(MethodConfig):
+class ICaRL(SGDConfig):
     """Settings of iCaRL."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
     exemplars: int = setting(1000, "number of exemplars over all classes (K)", at_least=1)
     distillation: float = setting(0.5, "weight of the distillation of old classes (γ)", at_least=0)
 
@@ -109,13 +107,9 @@ class Exemplars:
         return torch.stack([self.logits[rows.start : rows.stop].mean(0) for rows in self.rows.values()])
 
 
-class _ICaRL(Method):
-    descent: MomentumSGD
-    state_attrs = ("descent",)
-
+class _ICaRL(SGDMethod[ICaRL]):
     def __init__(self, settings: ICaRL, network: Network, streams: Streams) -> None:
-        self.settings, self.network = settings, network
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        super().__init__(settings, network)
         self.exemplars: Exemplars | None = None
         self._picker = streams.python_rng("exemplar draws")
         self._pool: list[Batch] = []  # the samples of the task's first epoch
