@@ -26,7 +26,6 @@ from steppe.projection.projector import SoftProjector
 from steppe.runtime.warn import warn_user
 from steppe.tensors.nest import Nest
 
-_HALF = (torch.float16, torch.bfloat16)
 _Value = TypeVar("_Value")
 
 
@@ -156,12 +155,10 @@ class GradientProjectionMemory:
             memory.covered = self._find_covered(call, first)
             thresholds = self._thresholds(self.threshold if threshold is None else threshold, memory.covered)
             inputs = collect_inputs(self.model, memory.covered, thresholds, self._forwards(call, first, stream))
-        weights = dict(self.model.named_parameters())
-        dtypes = {name: _basis_dtype(weights[name]) for name in memory.covered}
         if rebuild:
-            remarks = memory.rebuild_from(inputs, thresholds, dtypes)
+            remarks = memory.rebuild_from(inputs, thresholds)
         else:
-            remarks = memory.extend_from(inputs, thresholds, dtypes, first=False)
+            remarks = memory.extend_from(inputs, thresholds, first=False)
         self._memory, self.num_updates, self.version = memory, self.num_updates + 1, self.version + 1
         for remark in remarks:
             warn_user(remark)
@@ -314,16 +311,14 @@ class GradientProjectionMemory:
         weights, fitting = dict(self.model.named_parameters()), {}
         for name, (basis, importance) in bases.items():
             weight = weights[name]
-            if weight.numel() % (basis.shape[0] * basis.shape[1]):
+            if basis.ndim == 3 and weight.numel() % (basis.shape[0] * basis.shape[1]):
                 raise ValueError(f"the basis of {name!r} does not fit the weight")
-            dtype = _basis_dtype(weight)
-            fitting[name] = [part.detach().to(weight.device, dtype, copy=True) for part in (basis, importance)]
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            fitting[name] = [
+                part.detach().to(weight.device, dtype if part.is_floating_point() else part.dtype, copy=True)
+                for part in (basis, importance)
+            ]
         return fitting
-
-
-def _basis_dtype(weight: Tensor) -> torch.dtype:
-    """The number type of a weight's basis, which would not be orthonormal in half precision."""
-    return torch.float32 if weight.dtype in _HALF else weight.dtype
 
 
 def _unwrapped(model: object) -> nn.Module:

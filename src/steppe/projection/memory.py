@@ -195,20 +195,14 @@ class GradientMemory:
         thresholds = dict.fromkeys(self.covered, threshold)
         with network.mode(training=False):
             representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
-        return self.rebuild_from(representations, thresholds, _dtypes(network))
+        return self.rebuild_from(representations, thresholds)
 
-    def rebuild_from(
-        self,
-        representations: Mapping[str, Representation],
-        thresholds: Mapping[str, float],
-        dtypes: Mapping[str, torch.dtype],
-    ) -> list[str]:
+    def rebuild_from(self, representations: Mapping[str, Representation], thresholds: Mapping[str, float]) -> list[str]:
         """Replace the bases by those of collected inputs, and reinitialize λ.
 
         Args:
             representations: The covered layers' inputs, from `collect_inputs`.
             thresholds: The share of the inputs' energy that each weight's basis holds (ε).
-            dtypes: The number type to keep each weight's basis in.
 
         Returns:
             Remarks on weights that can no longer learn.
@@ -221,7 +215,7 @@ class GradientMemory:
                 continue
             kept = select_leading(spectrum, thresholds[name])
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
-                projectors[name] = _make_projector(dtypes[name], kept.vectors, self.rule.initial(kept.values))
+                projectors[name] = _make_projector(self.covered[name], kept.vectors, self.rule.initial(kept.values))
         self.projectors = projectors
         return self._saturation_remarks(before)
 
@@ -247,13 +241,12 @@ class GradientMemory:
         """
         with network.mode(training=False):
             representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
-        return self.extend_from(representations, thresholds, _dtypes(network), first=first)
+        return self.extend_from(representations, thresholds, first=first)
 
     def extend_from(
         self,
         representations: Mapping[str, Representation],
         thresholds: Mapping[str, float],
-        dtypes: Mapping[str, torch.dtype],
         *,
         first: bool,
     ) -> list[str]:
@@ -262,7 +255,6 @@ class GradientMemory:
         Args:
             representations: The covered layers' inputs, from `collect_inputs`.
             thresholds: The share of the inputs' energy that each weight's basis holds (ε).
-            dtypes: The number type to keep each weight's basis in.
             first: Whether bases leave out the direction that crosses the threshold.
 
         Returns:
@@ -282,7 +274,7 @@ class GradientMemory:
             importance = self.rule.initial(growth.strengths)
             if old is not None:
                 importance[:, : old.basis.shape[-1]] += old.importance * direction_mask(old.basis)
-            projectors[name] = _make_projector(dtypes[name], growth.basis, importance.clamp(max=1))
+            projectors[name] = _make_projector(self.covered[name], growth.basis, importance.clamp(max=1))
         self.projectors = projectors
         return [*remarks, *self._saturation_remarks(before)]
 
@@ -354,12 +346,9 @@ def _forwards(network: Network, x: Tensor, chunk: int) -> Iterator[object]:
         yield network.input_copies.call(network.prepare_inputs(part))
 
 
-def _dtypes(network: Network) -> dict[str, torch.dtype]:
-    """The precision of each weight, which is also that of its projector."""
-    return {name: weight.dtype for name, weight in network.trainable.items()}
-
-
-def _make_projector(dtype: torch.dtype, basis: Tensor, importance: Tensor) -> SoftProjector:
+def _make_projector(weight: ProjectedWeight, basis: Tensor, importance: Tensor) -> SoftProjector:
+    """A projector in the weight's precision, but at least float32: half is too little for orthonormal bases."""
+    dtype = torch.promote_types(weight.layers[0].get_parameter("weight").dtype, torch.float32)
     return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
 
 
