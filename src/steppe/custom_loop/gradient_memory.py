@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.custom_loop.batches import Forward, as_batches, call_model, copied, first_samples
 from steppe.custom_loop.coverage import find_unprotectable
+from steppe.custom_loop.distributed import broadcast_tensors, group_of
 from steppe.custom_loop.importance import make_rule
 from steppe.custom_loop.projected_optimizer import ProjectedOptimizer
 from steppe.errors import DataError, UsageError, short_repr
@@ -85,6 +86,7 @@ class GradientProjectionMemory:
         alpha: float = 25.0,
     ) -> None:
         self.model = _unwrapped(model)
+        self._group = group_of(model)
         self._exclude = _validated_exclude(exclude, self.model)
         covered = projected_weights(self.model, self._exclude)
         require_covered(covered)
@@ -123,7 +125,8 @@ class GradientProjectionMemory:
         """Take in the inputs of a task's samples, at the end of the task.
 
         The model runs once on every batch, in eval mode and without gradients. It keeps its modes. If anything fails,
-        the memory stays as it was.
+        the memory stays as it was. With a `DistributedDataParallel` model, call it in all processes; all of them then
+        have the memory of the first one's batches.
 
         Args:
             batches: An iterable of batches, such as a `DataLoader`, or one batch. By default all of them are used.
@@ -159,6 +162,11 @@ class GradientProjectionMemory:
             remarks = memory.rebuild_from(inputs, thresholds)
         else:
             remarks = memory.extend_from(inputs, thresholds, first=False)
+        if self._group is not None:
+            covered = projected_weights(self.model, self._exclude)
+            memory.covered = covered
+            weights = {name: p for name, p in self.model.named_parameters() if name in covered}
+            memory.load_state_dict(broadcast_tensors(memory.state_dict(), weights, self._group))
         self._memory, self.num_updates, self.version = memory, self.num_updates + 1, self.version + 1
         for remark in remarks:
             warn_user(remark)
