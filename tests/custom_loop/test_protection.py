@@ -33,6 +33,18 @@ class SmallTransformer(nn.Module):
         return self.head(x.mean(1))
 
 
+class Recurrent(nn.Module):
+    """Layers with several weights: an encoder layer of torch's own, then a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(12, 2, 40, dropout=0.0, batch_first=True)
+        self.gru, self.head = nn.GRU(12, 20, batch_first=True), nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(self.encoder(x))[0][:, -1])
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
 
@@ -57,6 +69,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], int]] 
     "mlp": (mlp, lambda count: torch.randn(count, 30, dtype=torch.float64), 12),
     "convnet": (convnet, images, 1),
     "transformer": (SmallTransformer, lambda count: torch.randint(11, (count, 3)), 2),
+    "torch's transformer, gru": (Recurrent, lambda count: torch.randn(count, 4, 12, dtype=torch.float64), 2),
 }
 
 

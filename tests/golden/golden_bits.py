@@ -83,6 +83,7 @@ class Case:
     model: Callable[[int], nn.Module]
     tasks: list[steppe.Task]
     how: dict[str, object]
+    exclude: tuple[str, ...] = ()
     prepare: Callable[[Tensor], Tensor] | None = None
 
 
@@ -111,7 +112,7 @@ def benchmarked(benchmark: str, method: str, overrides: Iterable[str]) -> Case:
         made.model,
         list(made.stream(0)),
         config.training.as_dict(),
-        made.input_transform,
+        prepare=made.input_transform,
     )
 
 
@@ -139,14 +140,16 @@ def on_own_model(model: str, method: str) -> Case:
 
     torch.manual_seed(5)
     tasks = [steppe.Task(own.data(40, place), own.data(20, place), name=f"task {place}") for place in range(2)]
-    return Case(method, entry.settings.from_mapping(entry.values("")), made, tasks, {"epochs": 2, "batch_size": 8})
+    how: dict[str, object] = {"epochs": 2, "batch_size": 8}
+    exclude = tuple(sorted(own.newly_covered))  # so that the bits are those from before these weights were covered
+    return Case(method, entry.settings.from_mapping(entry.values("")), made, tasks, how, exclude)
 
 
 def digests_of(case: Case, directory: Path) -> dict[str, str]:
     """What a learner is after each task, and what one loaded from a file after the first becomes."""
     torch.manual_seed(9)
     first, file = case.model(0), directory / "learner"
-    learner = steppe.Learner(first, case.settings, seed=0, input_transform=case.prepare)
+    learner = steppe.Learner(first, case.settings, seed=0, input_transform=case.prepare, exclude=case.exclude)
     found = {}
     if case.settings.schedule == "sequential":
         learner.learn(case.tasks[0], **case.how)

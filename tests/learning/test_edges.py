@@ -83,17 +83,15 @@ def test_every_unprotected_matrix_is_named() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-            self.up = nn.ConvTranspose1d(1, 1, 3)
-            self.table = nn.Embedding(3, 6)
-            self.head = nn.Linear(8, 4)
+            self.pairs = nn.Bilinear(6, 6, 5)
+            self.norm = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5))
+            self.places = nn.Parameter(torch.zeros(1, 5))
+            self.head = nn.Linear(5, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            x = x.unsqueeze(1) + self.table.weight[0]
-            x, _ = self.attention(x, x, x)
-            return self.head(self.up(x).squeeze(1))
+            return self.head(self.norm(self.pairs(x, x) + self.places))
 
-    with pytest.warns(UserWarning, match=r"in_proj_weight, attention.out_proj.weight, up.weight$"):
+    with pytest.warns(UserWarning, match=r"places, pairs.weight, norm.parametrizations.weight.original$"):
         steppe.Learner(Model(), steppe.FSDGPM()).learn(steppe.Task((X, Y)))
 
 

@@ -101,16 +101,16 @@ def test_own_models_learn_and_are_left_clean(own: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_covered_weights_have_bases_and_unprotected_ones_are_named(own: str) -> None:
+def test_covered_weights_have_bases_and_excluded_ones_have_none(own: str) -> None:
     case = OWN[own]
-    learner = Learner(built(case), FSDGPM(**BRISK))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = learner.learn(Task(case.source(30)))
-    assert set(result.diagnostics["ranks"]) == case.covered
-    said = [str(w.message) for w in caught if "protection" in str(w.message)]
-    assert len(said) == (case.unprotected is not None)
-    assert case.unprotected is None or case.unprotected in said[0]
+    for exclude in ((), sorted(case.newly_covered)):
+        learner = Learner(built(case), FSDGPM(**BRISK), exclude=exclude)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = learner.learn(Task(case.source(30)))
+        left = {name for name in case.covered if name.startswith(tuple(exclude))}
+        assert set(result.diagnostics["ranks"]) == case.covered - left
+        assert not [str(w.message) for w in caught if "protection" in str(w.message)]
 
 
 def test_finetune_is_a_plain_training_loop() -> None:

@@ -76,7 +76,7 @@ class Tied(nn.Module):
         self.head = nn.Linear(4, 7)
 
 
-ALL = {"first.weight", "block.conv.weight", "block.inner.weight", "head.weight"}
+ALL = {"table.weight", "first.weight", "block.conv.weight", "block.inner.weight", "head.weight"}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,32 @@ def test_frozen_weights_are_not_covered() -> None:
     assert set(projected_weights(model)) == ALL - {"head.weight"}
 
 
-def test_attention_is_left_alone() -> None:
-    """Its projections run inside one fused function: their inputs never pass through a layer."""
+def test_weights_within_attention_belong_to_it() -> None:
+    """Its output projection is a layer of its own that is never called."""
     model = nn.TransformerEncoderLayer(4, 2, 8)
-    assert set(projected_weights(model)) == {"linear1.weight", "linear2.weight"}
+    weights = projected_weights(model)
+    assert set(weights) == {f"{name}.weight" for name in ("linear1", "linear2", "self_attn.out_proj")} | {
+        "self_attn.in_proj_weight"
+    }
+    assert weights["self_attn.out_proj.weight"].layers == (model.self_attn,)
+    assert weights["self_attn.out_proj.weight"].parameter is model.self_attn.out_proj.weight
+    for entry in ("self_attn.out_proj", "self_attn.out_proj.weight"):
+        assert set(projected_weights(model, (entry,))) == set(weights) - {"self_attn.out_proj.weight"}
+
+
+def test_the_rule_of_the_nearest_type_counts() -> None:
+    class Own(nn.Linear):
+        pass
+
+    def rule(layer: nn.Module, x: Tensor) -> Tensor:
+        return x[None]
+
+    try:
+        register_rule(Own)(rule)
+        (weight,) = projected_weights(nn.Sequential(Own(3, 2))).values()
+        assert weight.rule is rule
+    finally:
+        del RULES[Own]
 
 
 @pytest.mark.parametrize("exclude", [(), ("head",)])
@@ -118,7 +140,7 @@ def test_a_weight_shared_with_an_embedding_is_refused_unless_left_out(exclude: t
     model = Tied()
     model.head.weight = model.table.weight
     if exclude:
-        assert set(projected_weights(model, exclude)) == ALL - {"head.weight"}
+        assert set(projected_weights(model, exclude)) == ALL - {"head.weight", "table.weight"}
         return
     with pytest.raises(ModelError, match=r"'table\.weight' is shared.*exclude=\('table\.weight',\)"):
         projected_weights(model, exclude)

@@ -138,7 +138,7 @@ class Own:
     build: Callable[[], nn.Module]
     data: Callable[[int, int], Pair]
     covered: frozenset[str]
-    unprotected: str | None = None  # what the warning must name
+    newly_covered: frozenset[str] = frozenset()  # what was not yet covered when the golden bits were recorded
 
     def source(self, n: int = 40, task: int = 0) -> Any:
         return self.data(n, task)
@@ -148,20 +148,46 @@ OWN = {
     "mlp": Own(mlp, bright(8), frozenset({"0.weight", "2.weight", "4.weight"})),
     "convolutional": Own(convolutional, bright(1, 4, 4), frozenset({"0.weight", "6.weight", "10.weight"})),
     "sequence": Own(Sequence, bright(1, 8), frozenset({"conv.weight", "head.weight"})),
-    "words": Own(Words, sentences, frozenset({"hidden.weight", "head.weight"})),
+    "words": Own(
+        Words,
+        sentences,
+        frozenset({"table.weight", "hidden.weight", "head.weight"}),
+        newly_covered=frozenset({"table.weight"}),
+    ),
     "attention": Own(
-        Attention, bright(1, 4, 4), frozenset({"lift.weight", "head.weight"}), unprotected="attend.in_proj_weight"
+        Attention,
+        bright(1, 4, 4),
+        frozenset({"lift.weight", "attend.in_proj_weight", "attend.out_proj.weight", "head.weight"}),
+        newly_covered=frozenset({"attend"}),
     ),
     "transformer": Own(
         Transformer,
         bright(1, 4, 4),
-        frozenset({"lift.weight", "encode.linear1.weight", "encode.linear2.weight", "head.weight"}),
-        unprotected="encode.self_attn.in_proj_weight",
+        frozenset(
+            {
+                "lift.weight",
+                "encode.self_attn.in_proj_weight",
+                "encode.self_attn.out_proj.weight",
+                "encode.linear1.weight",
+                "encode.linear2.weight",
+                "head.weight",
+            }
+        ),
+        newly_covered=frozenset({"encode.self_attn"}),
     ),
     "padded": Own(
         Padded,
         shortened,
-        frozenset({"encode.layers.0.linear1.weight", "encode.layers.0.linear2.weight", "head.weight"}),
-        unprotected="encode.layers.0.self_attn.in_proj_weight",
+        frozenset(
+            {
+                "table.weight",
+                "encode.layers.0.self_attn.in_proj_weight",
+                "encode.layers.0.self_attn.out_proj.weight",
+                "encode.layers.0.linear1.weight",
+                "encode.layers.0.linear2.weight",
+                "head.weight",
+            }
+        ),
+        newly_covered=frozenset({"table", "encode.layers.0.self_attn"}),
     ),
 }

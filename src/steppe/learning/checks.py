@@ -118,6 +118,7 @@ def check_state_matches(
     head: str | None,
     *,
     has_input_transform: bool,
+    has_loss: bool,
 ) -> None:
     """Raise UsageError for the state of a learner that was created with other arguments."""
     own = type(settings).__name__, settings.as_dict(), seed, list(exclude), head
@@ -129,6 +130,12 @@ def check_state_matches(
             "the learner was saved with its own `input_transform`, which a file cannot hold; pass the same function."
             if state["prepared"]
             else "the learner was saved without `input_transform`; leave it out."
+        )
+    if bool(state.get("loss", False)) != has_loss:
+        raise UsageError(
+            "the learner was saved without a loss of its own; leave `loss` out."
+            if has_loss
+            else "the learner was saved with its own `loss`, which a file cannot hold; pass the same function."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,15 +22,15 @@ from steppe.learning.checks import (
     frozen_eval_layers,
     has_extra_state,
 )
-from steppe.learning.evaluation import BATCH, accuracies, as_inputs, predictions
+from steppe.learning.eval_mode import EvalMode
+from steppe.learning.evaluation import outputs, predictions, probabilities, results
 from steppe.learning.events import Callback, ignore
-from steppe.learning.learner_state import LearnerState, UserCallback
+from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
 from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
-from steppe.network.eval_batches import min_eval_batch
 from steppe.network.heads import check_mask_size
 from steppe.projection.coverage import find_covered_weights, warn_shared_head
 from steppe.projection.layers import ProjectedWeight
@@ -44,14 +44,14 @@ from steppe.tensors.batch import Batch
 _Result = TypeVar("_Result")
 
 
-class Learner(LearnerState):
+class Learner(EvalMode):
     """A PyTorch model that learns tasks one after another with a continual-learning method.
 
     The model is used in place: `learn` changes its weights and leaves nothing else behind (no hooks, no change of
     mode). Learners may be used from several threads, and several may work at once.
 
     Args:
-        model: Any module that returns one row of logits per sample, (n, outputs).
+        model: Any module that returns one row of logits per sample, (n, outputs); with `loss`, any tensor (n, ...).
         method: The method's settings, such as `steppe.FSDGPM()`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
@@ -62,6 +62,11 @@ class Learner(LearnerState):
             trained without projection; by default it is detected. Single-head learning projects it like all others.
         threads: How many threads torch uses while learning and testing. By default one where a batch is little work,
             otherwise as many as torch is set to (docs/reliability.md).
+        loss: A function of output and target that returns the mean loss; by default cross-entropy. Targets may then be
+            anything. It sees a batch together with its replayed samples; within a head it sees the head's columns, and
+            class numbers counted from its first (docs/recipes/own-loss.md).
+        metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
+            object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
 
     Attributes:
         model: The model, in place.
@@ -174,7 +179,8 @@ class Learner(LearnerState):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
-        loop = TrainingLoop(method, self.network, group, self._num_outputs, config, self.streams, callback)
+        classes = self._num_outputs if self.network.output_loss.is_cross_entropy else None
+        loop = TrainingLoop(method, self.network, group, classes, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
             session.use_global_rng(GlobalRNG(self.network.device, self.streams))
         with training_context(self.network.device), self.network.mode(training=True):
@@ -203,61 +209,29 @@ class Learner(LearnerState):
         method.begin_task()
         check_last_batch(method, self.network, group, config.batch_size)
 
-    def _end_task(self, method: Method, name: str) -> list[str]:
-        check_finite(self.network.trainable, f"after task {name!r}")
-        streams = self.streams.state_dict()
-        try:
-            remarks = method.end_task()
-        except BaseException:
-            self.streams.load_state_dict(streams)  # if it is ended later, then in the same way
-            raise
-        if method.descent is not None:
-            method.descent.restart()  # momentum is not used again, but would be kept and copied
-        return remarks
-
-    def _end_pending_task(self) -> None:
-        """End the task that was stopped by the callback or Ctrl-C, which would otherwise be unprotected.
-
-        This is not done at once, because the user who stops it may be in a hurry.
-        """
-        if not isinstance(self.phase, PendingEnd):
-            return
-        pending, method = self.phase, self._method
-        assert method is not None
-
-        def end(session: Session) -> None:
-            session.use_global_rng(GlobalRNG(self.network.device, self.streams))
-            session.set_num_threads(pending.threads)
-            with training_context(self.network.device), self.network.mode(training=True):
-                if pending.best:
-                    self.network.restore(pending.best)
-                self._end_task(method, pending.name)
-            self.phase = Idle()
-
-        self._run_exclusively(end)
-
     def _use_chain_if_exact(self, task: Task, number: int) -> None:
         x, y = task.train.first()
         with torch.enable_grad():
             self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
-        """Measure test accuracy.
+        """Measure the test accuracy, or the learner's `metric`.
 
         Args:
             tasks: One task or several, each with test data. They need not have been learned.
 
         Returns:
-            The accuracy on each task, in percent. Each sample is predicted within its task's head.
+            The accuracy on each task, in percent, or its metric. Each sample is predicted within its task's head.
 
         Raises:
             DataError: A task has no test data, or data that the model does not accept.
+            UsageError: The metric fails, or there is none and accuracy is not defined.
             DivergedError: The model's output is not finite.
         """
         listed = as_task_list(tasks)
 
         def test() -> list[float]:
-            return accuracies(listed, self.network, self._method, self._input_kind)
+            return results(listed, self.network, self._method, self._input_kind, self._metric)
 
         tests = [task.test for task in listed if task.test is not None]
         first = tests[0].first()[0] if tests else None
@@ -277,32 +251,53 @@ class Learner(LearnerState):
             DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
         """
         check_head(head)
-        inputs = as_inputs(x)
+        return self._predict_with(
+            x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
+        )
 
-        def predict() -> Tensor:
-            return predictions(inputs, head, self.network, self._method, self._input_kind)
+    def predict_proba(self, x: Tensor, head: range | None = None) -> Tensor:
+        """Predict the probability of each class: the softmax of the logits.
 
-        first = inputs[: min_eval_batch(self.model)] if inputs.ndim > 1 else None
-        count = len(inputs) if inputs.ndim else 1
-        return self._run_exclusively(lambda session: self._in_eval_mode(predict, first, count, [], session))
+        Args:
+            x: Any number of inputs, in the form in which the tasks' inputs are stored.
+            head: The columns of the logits to choose from; by default all.
 
-    def _in_eval_mode(
-        self,
-        work: Callable[[], _Result],
-        first: Tensor | None,
-        count: int | None,
-        tasks: Sequence[Task],
-        session: Session,
-    ) -> _Result:
-        """Run some work that predicts `count` samples like the first ones; None: whole test sets."""
-        self._end_pending_task()
-        if self._workload.draws(self._method, tasks):
-            session.use_global_rng(GlobalRNG(self.network.device))
-        tiny = first is None or len(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
-        if first is not None and not tiny:
-            session.set_num_threads(self._workload.threads(first, BATCH if count is None else min(count, BATCH)))
-        with torch.no_grad(), self.network.mode(training=False):
-            return work()
+        Returns:
+            One row per sample that sums to 1, (n, outputs), with 0 outside the head; on the device of `x`. Its largest
+            entry is what `predict` returns.
+
+        Raises:
+            UsageError: The learner has a loss of its own, or its method does not predict by logits.
+            DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
+        """
+        check_head(head)
+        if not self.network.output_loss.is_cross_entropy:
+            raise UsageError(
+                "the learner has its own loss, so its outputs need not be logits of classes; turn learner.outputs(x) "
+                "into probabilities the way the loss does, such as with .softmax(1) or .sigmoid()."
+            )
+        if self._method is not None and type(self._method).scores is not Method.scores:
+            raise UsageError(
+                f"{type(self.settings).__name__} does not predict by logits, so there are no probabilities; use "
+                "predict(x), or learner.outputs(x) for the logits."
+            )
+        return self._predict_with(
+            x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
+        )
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Compute the model's output, in eval mode and in batches.
+
+        Args:
+            x: Any number of inputs, in the form in which the tasks' inputs are stored.
+
+        Returns:
+            The output for each sample, (n, ...), on the device of `x`.
+
+        Raises:
+            DataError: The model does not accept the inputs.
+        """
+        return self._predict_with(x, lambda inputs: outputs(inputs, self.network, self._input_kind))
 
     def validate(self, tasks: Task | Sequence[Task]) -> Method:
         """Check that the model and the method can learn these tasks, without learning them.

@@ -24,11 +24,13 @@ from steppe.learning.checks import (
 from steppe.learning.events import Callback, Event
 from steppe.learning.input_kind import Kind
 from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase
+from steppe.learning.scoring import Metric, check_metric
 from steppe.learning.task_checks import check_loop_state, diagnose
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
 from steppe.network.network import Network
+from steppe.network.output_loss import Loss
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import Streams
@@ -65,17 +67,25 @@ class LearnerState:
         exclude: Sequence[str] = (),
         head: str | None = None,
         threads: int | None = None,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
     ) -> None:
         check_arguments(model, method, seed, device, input_transform, exclude)
+        check_metric(metric)
+        if loss is not None and not method.takes_any_loss:
+            raise UsageError(
+                f"{type(method).__name__} works with class numbers and cross-entropy only; leave out loss, or use "
+                "another method."
+            )
         chosen_threads = validate_threads(threads)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
-        self.network = Network(self.model, input_transform)
+        self.network = Network(self.model, input_transform, loss=loss)
         self.num_tasks = 0
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
-        self._has_input_transform = input_transform is not None
+        self._has_input_transform, self._metric = input_transform is not None, metric
         self._turn = FairLock()  # of the threads that use it
         self._workload = Workload(self.network, chosen_threads)
         # Decided by the first task:
@@ -124,6 +134,7 @@ class LearnerState:
             self._exclude,
             self._head,
             has_input_transform=self._has_input_transform,
+            has_loss=not self.network.output_loss.is_cross_entropy,
         )
         self.network.load_state_dict(state["network"], state["outputs"])
         check_trainable(as_names(state.get("trainable")), self.model)  # older states have no such entry
@@ -138,6 +149,7 @@ class LearnerState:
             "exclude": list(self._exclude),
             "head": self._head,
             "prepared": self._has_input_transform,
+            "loss": not self.network.output_loss.is_cross_entropy,
             "threads": self._workload.chosen,
             "tasks_learnt": self.num_tasks,
             "outputs": self._num_outputs,

@@ -61,7 +61,7 @@ class TrainingLoop:
         method: Method,
         network: Network,
         group: TaskGroup,
-        outputs: int,
+        outputs: int | None,
         training: TrainingConfig,
         streams: Streams,
         callback: Callback,
@@ -183,7 +183,7 @@ class Validation:
     """
 
     def __init__(
-        self, method: Method, network: Network, group: TaskGroup, outputs: int, training: TrainingConfig
+        self, method: Method, network: Network, group: TaskGroup, outputs: int | None, training: TrainingConfig
     ) -> None:
         group.require_validation()
         self._outputs = outputs

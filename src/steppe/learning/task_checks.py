@@ -21,7 +21,16 @@ from steppe.errors import (
     one_line,
 )
 from steppe.learning.input_kind import Kind, check_scaled_alike
-from steppe.learning.output_checks import check_gradient, describe_if_not_logits
+from steppe.learning.output_checks import (
+    check_gradient,
+    check_head_possible,
+    check_loss,
+    check_output,
+    check_targets,
+    count_outputs,
+    describe_if_unusable,
+    expected_output,
+)
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
@@ -42,7 +51,7 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
         DataError: The data does not fit the model, its head or the inputs of earlier tasks.
         ModelError: The model does not return differentiable logits.
     """
-    x = probe_inputs(task, network)
+    x, y = probe_samples(task, network)
     kind = (tuple(x.shape[1:]), x.dtype)
     if earlier is not None and kind != earlier:
         raise DataError(
@@ -54,10 +63,10 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
             output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {one_line(error)}") from error
-    if (problem := describe_if_not_logits(output, len(x))) is not None:
-        raise ModelError(f"the model must return one row of logits per sample, (n, outputs), got {problem}.")
+    check_output(output, len(x), network)
     check_gradient(output, network, x)
-    outputs = output.shape[1]
+    check_head_possible(task, output)
+    outputs = count_outputs(output)
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
@@ -65,9 +74,9 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
         with task.error_context(words):
             first, label = part.first()
             if isinstance(part, TensorSamples):
-                task.check_labels(part.y, outputs)
+                check_targets(task, part.y, outputs, network)
             elif words == "training":
-                task.check_labels(label, outputs)
+                check_targets(task, label, outputs, network)
         shape = tuple(first.shape[1:])
         if shape != kind[0]:
             raise DataError(
@@ -76,14 +85,22 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
             )
         with task.error_context(words):
             check_scaled_alike(first, kind, network)
+    check_loss(task, output, y, network)
     return kind, outputs
 
 
 def probe_inputs(task: Task, network: Network) -> Tensor:
     """Return as few stored inputs of the task as the model accepts."""
+    return probe_samples(task, network)[0]
+
+
+def probe_samples(task: Task, network: Network) -> tuple[Tensor, Tensor]:
+    """Return as few stored inputs of the task as the model accepts, with their targets."""
     with task.error_context("training"):
-        x, _ = task.train.first(min_eval_batch(network.model))
-    return x if len(x) >= min_eval_batch(network.model) else torch.cat([x, x])
+        x, y = task.train.first(min_eval_batch(network.model))
+    if len(x) >= min_eval_batch(network.model):
+        return x, y
+    return torch.cat([x, x]), torch.cat([y, y])
 
 
 def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeError | None:
@@ -108,12 +125,12 @@ def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeErro
         return None
     finally:
         network.restore(before)
-    problem = describe_if_not_logits(output, 2)
+    problem = describe_if_unusable(output, 2, network)
     if problem is None:
         return None
     return ModelError(
-        f"in train mode too, the model must return one row of logits per sample, (n, outputs), got {problem}; "
-        "disable auxiliary outputs (such as aux_logits=False), or return the logits alone."
+        f"in train mode too, {expected_output(network)}, got {problem}; disable auxiliary outputs (such as "
+        "aux_logits=False), or return the logits alone."
     )
 
 

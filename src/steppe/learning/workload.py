@@ -57,6 +57,8 @@ class Workload:
             False if the model is a chain of linear layers, the data are tensors, and all other code is steppe's.
         """
         network, chain = self._network, self._network.chain
+        if not network.output_loss.is_cross_entropy:  # a user's loss may draw
+            return True
         plain_inputs = network.inputs.scales_bytes or network.inputs.is_elementwise  # a user's transform may draw
         plain_model = chain is not None and chain.untouched
         return not (plain_model and plain_inputs and _is_ours(method) and all(map(_is_plain, tasks)))

@@ -42,6 +42,11 @@ class MethodConfig(Settings, ABC):
     uses_projection: ClassVar[bool] = False
     """Whether the method projects gradients and needs the layers whose weights can be projected."""
 
+    takes_any_loss: ClassVar[bool] = True
+    """Whether the method learns with any loss that the learner is created with. Then it computes losses only with
+    `network.loss_and_grad`, `network.loss` or `network.output_loss`. False if it needs class numbers as targets.
+    """
+
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
     """How a benchmark presents its tasks: one after another, all at once, or at each task all so far from scratch."""
 

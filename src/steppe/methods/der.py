@@ -4,7 +4,8 @@ With D the batch, (x, z) a sample of the buffer with its stored logits and (x′
 
     loss = CE(D) + α · mean (z − f(x))² + β · CE(f(x′), y′)
 
-z is the model's raw output, all columns of it, from the last update on the batch before it was stored.
+z is the model's raw output, all of it, from the last update on the batch before it was stored. CE is cross-entropy, or
+the learner's own loss; z may be an output of any shape.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 
 from steppe.methods.base import Method
 from steppe.methods.parts.replay_method import ReplayConfig, ReplayMethod
@@ -49,16 +50,16 @@ class _DERPlusPlus(ReplayMethod[DERPlusPlus]):
         labeled = self.replay.sample(len(batch))  # x′, y′
         union = self.network.prepare(batch.joined(None if with_logits is None else with_logits[0]).joined(labeled))
         output = self.network.forward(union.x)  # a single forward, so that running statistics are updated once
-        masked = self.network.heads.mask(output, union.task)
+        mean_loss = self.network.output_loss.loss
 
         new = slice(0, len(batch))
-        loss = cross_entropy(masked[new], union.y[new])
+        loss = mean_loss(output[new], union[new])
         if with_logits is not None and labeled is not None:
             z = with_logits[1]
             distilled = slice(len(batch), len(batch) + len(z))
             rehearsed = slice(distilled.stop, None)
             loss = loss + self.settings.alpha * mse_loss(output[distilled], z)
-            loss = loss + self.settings.beta * cross_entropy(masked[rehearsed], union.y[rehearsed])
+            loss = loss + self.settings.beta * mean_loss(output[rehearsed], union[rehearsed])
         self._output = output[new].detach()
         self.descent.step(clip_by_norm(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()

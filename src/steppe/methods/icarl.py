@@ -42,6 +42,8 @@ _CHUNK = 256  # samples per forward when collecting logits
 class ICaRL(SGDConfig):
     """Settings of iCaRL."""
 
+    takes_any_loss = False  # it keeps exemplars per class, and distills logits
+
     exemplars: int = setting(1000, "number of exemplars over all classes (K)", at_least=1)
     distillation: float = setting(0.5, "weight of the distillation of old classes (γ)", at_least=0)
 

@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from steppe.checkpoint.tree import State
 from steppe.fast.factored import Gradient, ParamDict
@@ -23,7 +22,7 @@ from steppe.network.gradients import Gradients
 from steppe.network.heads import Heads, validate_heads
 from steppe.network.inputs import InputPipeline
 from steppe.network.model_tensors import ModelTensors
-from steppe.network.output_loss import OutputLoss
+from steppe.network.output_loss import CrossEntropy, Loss, OutputLoss, UserLoss
 from steppe.network.scratch import Scratch
 from steppe.network.weights import Weights
 from steppe.tensors.batch import Batch
@@ -36,6 +35,7 @@ class Network:
         model: The model, used in place.
         input_transform: Turns stored inputs, on the model's device, into the model's inputs. By default bytes are
             scaled to 0…1 and other numbers are kept.
+        loss: The mean loss, given output and target; by default cross-entropy within each task's head.
 
     Attributes:
         model: The model itself.
@@ -47,7 +47,7 @@ class Network:
         heads: The columns of the logits that each task may use.
         input_copies: Calls the model so that its input stays unchanged.
         scratch: Memory that updates reuse.
-        output_loss: The loss and its gradient in the logits, in closed form.
+        output_loss: The loss and its gradient in the model's output.
 
     Example:
         >>> network = Network(nn.Linear(4, 2))
@@ -58,14 +58,22 @@ class Network:
         ['bias', 'weight']
     """
 
-    def __init__(self, model: nn.Module, input_transform: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        input_transform: Callable[[Tensor], Tensor] | None = None,
+        *,
+        loss: Loss | None = None,
+    ) -> None:
         self.model = model
         self.weights = Weights(model)
         self.trainable, self.device, self.dtype = self.weights.trainable, self.weights.device, self.weights.dtype
         self.inputs = InputPipeline(input_transform, self.device, self.dtype)
         self.heads = Heads(self.device)
         self.scratch = Scratch(self.weights)
-        self.output_loss = OutputLoss(self.heads, self.scratch)
+        self.output_loss: OutputLoss = (
+            CrossEntropy(self.heads, self.scratch) if loss is None else UserLoss(loss, self.heads)
+        )
         self._tensors = ModelTensors(model)
         self._gradients = Gradients(model, self.weights)
         self._forward = Forward(model, self.weights)
@@ -94,8 +102,8 @@ class Network:
         return self.heads.mask(self.forward(batch.x), batch.task)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over a prepared batch, each sample on its own task's head."""
-        return cross_entropy(self.logits(batch), batch.y)
+        """Return the mean loss over a prepared batch, each sample on its own task's head."""
+        return self.output_loss.loss(self.forward(batch.x), batch)
 
     def loss_and_grad(
         self,
@@ -134,16 +142,18 @@ class Network:
 
     def functional_loss(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
         """Return the loss with other weights in place of the model's own, differentiable through them."""
-        return cross_entropy(self.functional_logits(batch, weights, statistics=statistics), batch.y)
+        return self.output_loss.loss(self._functional_output(batch, weights, statistics=statistics), batch)
 
     def functional_logits(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
-        """Return the logits with other weights in place of the model's own."""
+        """Return the logits with other weights in place of the model's own, −∞ outside each sample's own head."""
+        return self.heads.mask(self._functional_output(batch, weights, statistics=statistics), batch.task)
+
+    def _functional_output(self, batch: Batch, weights: ParamDict, *, statistics: bool) -> Tensor:
         # Buffers that must not move are replaced by copies: restored afterwards they would count as changed, and a
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         replaced = {**weights, **copies}
-        output = self._forward(batch.x, lambda x: torch.func.functional_call(self.model, replaced, (x,)))
-        return self.heads.mask(output, batch.task)
+        return self._forward(batch.x, lambda x: torch.func.functional_call(self.model, replaced, (x,)))
 
     @property
     def chain(self) -> LinearChain | None:

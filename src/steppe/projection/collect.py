@@ -10,8 +10,12 @@ from torch import nn
 from steppe.errors import LayerDivergedError
 from steppe.projection.basis import Representation
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.layers import Layout, ProjectedWeight
+from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
+
+Collected = Representation | RowCounts
+"""The inputs of a weight's layers."""
 
 
 def collect_inputs(
@@ -19,7 +23,7 @@ def collect_inputs(
     covered: Mapping[str, ProjectedWeight],
     thresholds: Mapping[str, float],
     forwards: Iterable[object],
-) -> dict[str, Representation]:
+) -> dict[str, Collected]:
     """Collect the inputs of the covered layers while the model runs.
 
     Args:
@@ -34,7 +38,7 @@ def collect_inputs(
     Raises:
         LayerDivergedError: If a layer's inputs are not finite.
     """
-    representations = {name: Representation(thresholds[name]) for name in covered}
+    representations = {name: _empty(weight, thresholds[name]) for name, weight in covered.items()}
     with (
         torch.no_grad(),
         disable_fused_attention(model),
@@ -49,3 +53,8 @@ def collect_inputs(
                 "lower the step size (lr, ascent_lr) or check the data."
             )
     return representations
+
+
+def _empty(weight: ProjectedWeight, threshold: float) -> Collected:
+    """What to collect the inputs of a weight in."""
+    return RowCounts(len(weight.parameter)) if weight.layout is Layout.TABLE else Representation(threshold)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import ModelError
-from steppe.fast.factored import FactoredGrad, Gradient
+from steppe.fast.factored import Gradient
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
-from steppe.projection.basis import Representation, direction_mask, select_leading
-from steppe.projection.collect import collect_inputs
-from steppe.projection.extend_basis import extend_basis
+from steppe.projection.collect import Collected, collect_inputs
+from steppe.projection.extend_basis import ExtendedBasis, extend_basis
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
+from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
+from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
 
 _SATURATED = 0.99
@@ -59,7 +60,7 @@ class GradientMemory:
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
-            own = {name: dict(weight.layers[0].named_parameters())["weight"] for name, weight in covered.items()}
+            own = {name: weight.parameter for name, weight in covered.items()}
             _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
 
@@ -110,7 +111,10 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        return self._apply(gradient, known, SoftProjector.project_onto)
+        parts = dict(gradient)
+        for name, projector in self._projectors.items():
+            parts[name] = projector.project_onto(gradient[name], None if known is None else known.get(name))
+        return parts
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
@@ -122,17 +126,9 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        return self._apply(gradient, known, SoftProjector.project_out)
-
-    def _apply(
-        self,
-        gradient: Gradient,
-        known: Gradient | None,
-        part: Callable[[SoftProjector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
-    ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
-            parts[name] = part(projector, gradient[name], None if known is None else known.get(name))
+            parts[name] = projector.project_out(gradient[name], None if known is None else known.get(name))
         return parts
 
     def ranks(self) -> dict[str, dict[str, int]]:
@@ -197,7 +193,7 @@ class GradientMemory:
             representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
         return self.rebuild_from(representations, thresholds)
 
-    def rebuild_from(self, representations: Mapping[str, Representation], thresholds: Mapping[str, float]) -> list[str]:
+    def rebuild_from(self, representations: Mapping[str, Collected], thresholds: Mapping[str, float]) -> list[str]:
         """Replace the bases by those of collected inputs, and reinitialize λ.
 
         Args:
@@ -210,12 +206,11 @@ class GradientMemory:
         before, projectors = self.saturated(), {}
         for name, representation in representations.items():
             yield_point()
-            spectrum = representation.spectrum()
-            if spectrum is None:  # a layer that the forward did not use
+            kept = representation.leading(thresholds[name])
+            if kept is None:  # a layer that the forward did not use
                 continue
-            kept = select_leading(spectrum, thresholds[name])
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
-                projectors[name] = _make_projector(self.covered[name], kept.vectors, self.rule.initial(kept.values))
+                projectors[name] = self._make_projector(name, kept.vectors, self.rule.initial(kept.values))
         self.projectors = projectors
         return self._saturation_remarks(before)
 
@@ -245,7 +240,7 @@ class GradientMemory:
 
     def extend_from(
         self,
-        representations: Mapping[str, Representation],
+        representations: Mapping[str, Collected],
         thresholds: Mapping[str, float],
         *,
         first: bool,
@@ -264,7 +259,7 @@ class GradientMemory:
         for name, representation in representations.items():
             yield_point()
             old = projectors.get(name)
-            growth = extend_basis(representation, None if old is None else old.basis, thresholds[name], first=first)
+            growth = _extend(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:
                 continue
             if growth.basis.shape[-1] == 0:
@@ -273,8 +268,8 @@ class GradientMemory:
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
-                importance[:, : old.basis.shape[-1]] += old.importance * direction_mask(old.basis)
-            projectors[name] = _make_projector(self.covered[name], growth.basis, importance.clamp(max=1))
+                importance[:, : old.basis.shape[-1]] += old.importance * old.mask
+            projectors[name] = self._make_projector(name, growth.basis, importance.clamp(max=1))
         self.projectors = projectors
         return [*remarks, *self._saturation_remarks(before)]
 
@@ -287,6 +282,13 @@ class GradientMemory:
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]
+
+    def _make_projector(self, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
+        """A projector in the weight's precision, but at least float32: half is too little for orthonormal bases."""
+        weight = self.covered[name]
+        dtype = torch.promote_types(weight.parameter.dtype, torch.float32)
+        kept = basis.to(dtype) if basis.is_floating_point() else basis
+        return make_projector(weight.layout, weight.parameter, kept.contiguous(), importance.to(dtype))
 
     def state_dict(self) -> State:
         """The bases and importances. The rule is not included; the method restores its step size.
@@ -305,11 +307,13 @@ class GradientMemory:
         Raises:
             ValueError: If it has a basis of a weight that is not covered, or importances of another shape.
         """
+        projectors = {}
         for name, (basis, importance) in state.items():
-            fits = basis.ndim == 3 and importance.shape == (basis.shape[0], basis.shape[2])
-            if name not in self.covered or not fits:
-                raise ValueError(f"the basis of {name!r} does not match its importances, or the weight is not covered")
-        self.projectors = {name: SoftProjector(basis, importance) for name, (basis, importance) in state.items()}
+            if name not in self.covered:
+                raise ValueError(f"there is a basis of {name!r}, but the weight is not covered")
+            weight = self.covered[name]
+            projectors[name] = make_projector(weight.layout, weight.parameter, basis, importance)
+        self.projectors = projectors
 
     def memory_bytes(self) -> dict[str, int]:
         """The memory of bases and importances.
@@ -346,10 +350,11 @@ def _forwards(network: Network, x: Tensor, chunk: int) -> Iterator[object]:
         yield network.input_copies.call(network.prepare_inputs(part))
 
 
-def _make_projector(weight: ProjectedWeight, basis: Tensor, importance: Tensor) -> SoftProjector:
-    """A projector in the weight's precision, but at least float32: half is too little for orthonormal bases."""
-    dtype = torch.promote_types(weight.layers[0].get_parameter("weight").dtype, torch.float32)
-    return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
+def _extend(representation: Collected, old: Tensor | None, threshold: float, *, first: bool) -> ExtendedBasis | None:
+    """The extended basis; None if nothing was collected."""
+    if isinstance(representation, RowCounts):
+        return representation.extend(old, threshold, first=first)
+    return extend_basis(representation, old, threshold, first=first)
 
 
 def _empty_basis_remark(name: str, threshold: float) -> str:
