@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import UserDict
 from collections.abc import Iterator
@@ -301,6 +302,16 @@ def test_states() -> None:
     with pytest.raises(steppe.UsageError, match=r"'0\.weight' does not fit"):
         narrow.load_state_dict(state)
     assert other.ranks() == memory.ranks()
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    memory = steppe.GradientProjectionMemory(small(), threshold=0.9)
+    memory.update(torch.randn(4, 10, dtype=torch.float64))
+    ranks = memory.ranks()
+    twin = copy.deepcopy(memory)
+    twin.update(torch.randn(4, 10, dtype=torch.float64))
+    assert twin.model is not memory.model
+    assert memory.ranks() == ranks != twin.ranks()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

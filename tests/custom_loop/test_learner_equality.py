@@ -110,3 +110,40 @@ def test_fs_dgpm(settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) ->
         for n, rank in learner.validate(stream[0]).memory.ranks().items()  # type: ignore[attr-defined]
     }
     assert (moved > 1e-3) == (settings.get("importance") != "ones" and settings != {})  # the test sees λ move
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        steppe.GPM(thresholds="0.6,0.7,0.9", threshold_step=0.02, basis_samples=100, clip=1.0, lr=0.05),
+        steppe.SGP(thresholds="0.8", alpha=2.0, basis_samples=100, lr=0.05),
+    ],
+    ids=["gpm", "sgp"],
+)
+@pytest.mark.filterwarnings("ignore:the basis of")
+def test_gpm_and_sgp(method: steppe.GPM, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, model = tasks(4), network(bias=True)
+    own = copy.deepcopy(model)
+    learner, batches = learned(model, method, stream, monkeypatch)
+    memory = steppe.GradientProjectionMemory(
+        own,
+        importance="spectral" if isinstance(method, steppe.SGP) else "ones",
+        alpha=getattr(method, "alpha", 1.0),
+    )
+    names = ["0.weight", "2.weight", "4.weight"]
+    shares = [float(share) for share in method.thresholds.split(",")]
+    shares = shares if len(shares) == len(names) else shares * len(names)
+    sgd = torch.optim.SGD(own.parameters(), lr=method.lr, momentum=method.momentum)
+    optimizer = memory.wrap(sgd)
+    for number, task in enumerate(batches):
+        sgd.state.clear()
+        for x, y in task:
+            optimizer.zero_grad()
+            cross_entropy(own(x), y).backward()
+            if method.clip:
+                nn.utils.clip_grad_norm_(own.parameters(), method.clip)
+            optimizer.step()
+        raised = {n: share + number * method.threshold_step for n, share in zip(names, shares, strict=True)}
+        memory.update(task, threshold=raised, below_threshold=number == 0)
+    assert distance(model, own) < 1e-12
+    assert memory.ranks() == learner.validate(stream[0]).memory.ranks()  # type: ignore[attr-defined]

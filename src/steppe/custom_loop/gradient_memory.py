@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -59,16 +60,16 @@ class GradientProjectionMemory:
 
     Example:
         >>> import steppe, torch
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 20), torch.nn.ReLU(), torch.nn.Linear(20, 2))
         >>> memory = steppe.GradientProjectionMemory(model, threshold=0.95)
         >>> optimizer = memory.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
         >>> for task in range(2):
-        ...     batches = [(torch.randn(10, 8), torch.arange(10) % 2) for _ in range(5)]
+        ...     batches = [(torch.randn(10, 16), torch.arange(10) % 2) for _ in range(5)]
         ...     for x, y in batches:
         ...         optimizer.zero_grad()
         ...         torch.nn.functional.cross_entropy(model(x), y).backward()
         ...         optimizer.step()
-        ...     memory.update(batches, max_samples=20)
+        ...     memory.update(batches, max_samples=5)
         >>> list(memory.ranks())
         ['0.weight', '2.weight']
     """
@@ -99,6 +100,13 @@ class GradientProjectionMemory:
         """Changes with the bases."""
         self._warn_unprotected()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_group": self._group is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        group = dist.group.WORLD if state["_group"] else None  # as DistributedDataParallel does
+        vars(self).update(state, _group=group)
+
     @property
     def projectors(self) -> Mapping[str, SoftProjector]:
         """The soft projector of each weight that has a basis, by parameter name."""
@@ -120,6 +128,7 @@ class GradientProjectionMemory:
         *,
         rebuild: bool = False,
         threshold: float | Mapping[str, float] | None = None,
+        below_threshold: bool = False,
         max_samples: int | None = None,
     ) -> None:
         """Take in the inputs of a task's samples, at the end of the task.
@@ -136,6 +145,8 @@ class GradientProjectionMemory:
             rebuild: Replace the bases (FS-DGPM) instead of extending them (GPM). The batches must then be samples of
                 all tasks so far, from a replay buffer.
             threshold: The threshold of this update; by default the memory's.
+            below_threshold: When extending, leave out the direction that crosses the threshold, as GPM and SGP do on
+                their first task. A basis may then be empty.
             max_samples: Stop after so many samples; the batches should come in random order. By default all are used.
 
         Raises:
@@ -161,11 +172,10 @@ class GradientProjectionMemory:
         if rebuild:
             remarks = memory.rebuild_from(inputs, thresholds)
         else:
-            remarks = memory.extend_from(inputs, thresholds, first=False)
+            remarks = memory.extend_from(inputs, thresholds, first=below_threshold)
         if self._group is not None:
-            covered = projected_weights(self.model, self._exclude)
-            memory.covered = covered
-            weights = {name: p for name, p in self.model.named_parameters() if name in covered}
+            memory.covered = projected_weights(self.model, self._exclude)
+            weights = {name: weight.parameter for name, weight in memory.covered.items()}
             memory.load_state_dict(broadcast_tensors(memory.state_dict(), weights, self._group))
         self._memory, self.num_updates, self.version = memory, self.num_updates + 1, self.version + 1
         for remark in remarks:

@@ -158,7 +158,7 @@ class ReservoirBuffer:
                 )
             allocated = None if stored is None else map_nest(self._with_capacity, stored)
             self._streams.load_state_dict(streams)
-        except INVALID_STATE_ERRORS as error:
+        except (DataError, *INVALID_STATE_ERRORS) as error:
             raise UsageError(f"this is not the state of a buffer ({type(error).__name__}: {error}).") from error
         self.num_seen, self._stored = seen, allocated
 
