@@ -135,10 +135,10 @@ def test_weights_made_in_inference_mode_are_refused() -> None:
         steppe.Learner(model, steppe.ER())
 
 
-@pytest.mark.parametrize("given", [None, 5, [1.0]])
-def test_a_prepare_that_gives_no_tensor_is_named(given: object) -> None:
+@pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (5, "int"), ([1.0], "float"), ({"x": "a"}, "str")])
+def test_a_prepare_that_gives_no_tensor_is_named(given: object, kind: str) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), input_transform=lambda x: given)  # type: ignore[arg-type, return-value]
-    with pytest.raises(steppe.UsageError, match=f"`input_transform` must return a tensor, got {type(given).__name__}"):
+    with pytest.raises(steppe.UsageError, match=f"`input_transform` must return a tensor, .* got {kind}"):
         learner.learn(steppe.Task((X, Y)))
     with pytest.raises(steppe.UsageError, match="`input_transform` must return a tensor"):
         learner.predict(X)

@@ -329,5 +329,5 @@ def test_without_state_attrs_only_the_first_task_is_rolled_back(settings: Method
 
 def test_a_first_label_outside_the_head_is_refused_whatever_the_form() -> None:
     """It is looked at before the model is, which would say something about bounds."""
-    with pytest.raises(DataError, match="bad: the training data has labels 9 to 9"):
+    with pytest.raises(DataError, match="bad: the training data has labels 9 to 10"):
         Learner(mlp(6), ER()).learn(Task(TensorDataset(X, Y + 9), name="bad"))

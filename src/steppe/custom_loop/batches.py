@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from steppe.errors import DataError, UsageError
 from steppe.runtime.devices import to_device
+from steppe.tensors.model_call import arguments
 from steppe.tensors.nest import Nest, index_nest, leaves, map_nest
 
 Forward = Callable[[nn.Module, Any], object]
@@ -19,7 +20,7 @@ LABELS = "labels"
 """The key of a dictionary that is not passed to the model."""
 
 
-def call_model(model: nn.Module, batch: Nest) -> object:
+def call_on_batch(model: nn.Module, batch: Nest) -> object:
     """Run a model on a batch the way most batches are meant.
 
     Args:
@@ -33,17 +34,15 @@ def call_model(model: nn.Module, batch: Nest) -> object:
 
     Example:
         >>> x, y = torch.zeros(3, 4), torch.zeros(3)
-        >>> call_model(torch.nn.Linear(4, 2), (x, y)).shape
+        >>> call_on_batch(torch.nn.Linear(4, 2), (x, y)).shape
         torch.Size([3, 2])
     """
     x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     if isinstance(x, Mapping):
         x = {key: value for key, value in x.items() if key != LABELS}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    x = map_nest(lambda leaf: to_device(leaf, device) if isinstance(leaf, Tensor) else leaf, x)
-    if isinstance(x, dict):
-        return model(**x)
-    return model(*x) if isinstance(x, (tuple, list)) else model(x)
+    args, kwargs = arguments(map_nest(lambda leaf: to_device(leaf, device) if isinstance(leaf, Tensor) else leaf, x))
+    return model(*args, **kwargs)
 
 
 def copied(batch: Nest) -> Nest:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
-from steppe.custom_loop.batches import Forward, as_batches, call_model, copied, first_samples
+from steppe.custom_loop.batches import Forward, as_batches, call_on_batch, copied, first_samples
 from steppe.custom_loop.coverage import find_unprotectable
 from steppe.custom_loop.distributed import broadcast_tensors, group_of
 from steppe.custom_loop.importance import make_rule
@@ -155,7 +155,7 @@ class GradientProjectionMemory:
             ModelError: A covered weight is used in a way that cannot be protected.
             LayerDivergedError: The inputs of a layer are not finite.
         """
-        call = call_model if forward is None else forward
+        call = call_on_batch if forward is None else forward
         if not callable(call):
             raise UsageError(f"forward must be a function of the model and a batch, got {short_repr(forward)}.")
         if max_samples is not None and (type(max_samples) is not int or max_samples < 1):

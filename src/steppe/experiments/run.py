@@ -159,7 +159,7 @@ class _Run:
     def _learn_tasks(self) -> None:
         config, tasks, training = self._config, self._tasks, self._config.training
         stages = _stages(config.method_settings.schedule, len(tasks))
-        each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
+        each = [training.epochs * (task.train.count_batches(training.batch_size) or 0) for task in tasks]
         lengths = [sum(each[stage.start : stage.stop]) for stage in stages]
         before = sum(lengths[: self._stage])
         if self._epochs_before:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State
+from steppe.data.padding import Padding
 from steppe.errors import (
     DivergedError,
     ModelError,
@@ -54,6 +55,12 @@ def check_arguments(
     if not isinstance(exclude, (list, tuple)):
         raise UsageError(f"exclude must be a list of names, such as ['head'], got {short_repr(exclude)}.")
     check_device(next((p.device for p in model.parameters()), None) if device is None else device)
+
+
+def check_padding(padding: object) -> None:
+    """Raise UsageError for anything but a `Padding` or None."""
+    if padding is not None and not isinstance(padding, Padding):
+        raise UsageError(f"padding must be a steppe.Padding, such as steppe.Padding(0), got {short_repr(padding)}.")
 
 
 def validate_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...]:
@@ -118,6 +125,7 @@ def check_state_matches(
     head: str | None,
     *,
     has_input_transform: bool,
+    padding: Padding | None,
     has_loss: bool,
 ) -> None:
     """Raise UsageError for the state of a learner that was created with other arguments."""
@@ -130,6 +138,11 @@ def check_state_matches(
             "the learner was saved with its own `input_transform`, which a file cannot hold; pass the same function."
             if state["prepared"]
             else "the learner was saved without `input_transform`; leave it out."
+        )
+    saved_padding, own_padding = state.get("padding"), None if padding is None else padding.as_dict()
+    if saved_padding != own_padding:
+        raise UsageError(
+            f"the learner was saved with padding = {saved_padding}, but this one has {own_padding}; use the same."
         )
     if bool(state.get("loss", False)) != has_loss:
         raise UsageError(

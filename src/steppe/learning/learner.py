@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -210,9 +210,8 @@ class Learner(EvalMode):
         check_last_batch(method, self.network, group, config.batch_size)
 
     def _use_chain_if_exact(self, task: Task, number: int) -> None:
-        x, y = task.train.first()
         with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
+            self.network.use_chain_if_exact(self.network.prepare(Batch.of_task(*task.train.first(), number)))
 
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Measure the test accuracy, or the learner's `metric`.
@@ -234,10 +233,10 @@ class Learner(EvalMode):
             return results(listed, self.network, self._method, self._input_kind, self._metric)
 
         tests = [task.test for task in listed if task.test is not None]
-        first = tests[0].first()[0] if tests else None
+        first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
         return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
 
-    def predict(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the most likely class of each sample.
 
         Args:
@@ -255,7 +254,7 @@ class Learner(EvalMode):
             x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def predict_proba(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict_proba(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the probability of each class: the softmax of the logits.
 
         Args:
@@ -285,7 +284,7 @@ class Learner(EvalMode):
             x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def outputs(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Any) -> Tensor:
         """Compute the model's output, in eval mode and in batches.
 
         Args:

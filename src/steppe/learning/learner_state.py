@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from steppe.checkpoint.tree import State, as_names, clone_tree, parse_dtype
+from steppe.checkpoint.tree import State, as_names, clone_tree
+from steppe.data.padding import Padding
 from steppe.errors import DivergedError, UsageError, one_line
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
+    check_padding,
     check_state_matches,
     check_trainable,
     has_extra_state,
@@ -22,7 +24,7 @@ from steppe.learning.checks import (
     validate_head,
 )
 from steppe.learning.events import Callback, Event
-from steppe.learning.input_kind import Kind
+from steppe.learning.input_kind import Kind, kind_from_state, kind_to_state
 from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase
 from steppe.learning.scoring import Metric, check_metric
 from steppe.learning.task_checks import check_loop_state, diagnose
@@ -63,7 +65,8 @@ class LearnerState:
         *,
         seed: int = 0,
         device: str | torch.device | None = None,
-        input_transform: Callable[[Tensor], Tensor] | None = None,
+        input_transform: Callable[[Any], Any] | None = None,
+        padding: Padding | None = None,
         exclude: Sequence[str] = (),
         head: str | None = None,
         threads: int | None = None,
@@ -71,6 +74,7 @@ class LearnerState:
         metric: Metric | None = None,
     ) -> None:
         check_arguments(model, method, seed, device, input_transform, exclude)
+        check_padding(padding)
         check_metric(metric)
         if loss is not None and not method.takes_any_loss:
             raise UsageError(
@@ -81,7 +85,7 @@ class LearnerState:
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
-        self.network = Network(self.model, input_transform, loss=loss)
+        self.network = Network(self.model, input_transform, padding, loss=loss)
         self.num_tasks = 0
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
@@ -134,6 +138,7 @@ class LearnerState:
             self._exclude,
             self._head,
             has_input_transform=self._has_input_transform,
+            padding=self.network.inputs.padding,
             has_loss=not self.network.output_loss.is_cross_entropy,
         )
         self.network.load_state_dict(state["network"], state["outputs"])
@@ -153,7 +158,8 @@ class LearnerState:
             "threads": self._workload.chosen,
             "tasks_learnt": self.num_tasks,
             "outputs": self._num_outputs,
-            "inputs": None if kind is None else [list(kind[0]), str(kind[1]).removeprefix("torch.")],
+            "inputs": kind_to_state(kind),
+            "padding": None if (padding := self.network.inputs.padding) is None else padding.as_dict(),
             "trainable": list(self.network.trainable),
             "at_rest": self._eval_layers,
             "covered": {} if without_method else self._covered,
@@ -177,10 +183,7 @@ class LearnerState:
             state[name] for name in ("tasks_learnt", "outputs", "fitting", "covered")
         )
         check_loop_state(loop_state)
-        kind: Kind | None = None
-        if state["inputs"] is not None:
-            shape, dtype = state["inputs"]
-            kind = tuple(shape), parse_dtype(dtype)
+        kind = kind_from_state(state["inputs"])
         method: Method | None = None
         if state["method"] is not None:
             method = self.settings.start(self.network, self._find_covered(covered), self.streams)

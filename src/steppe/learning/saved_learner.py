@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from steppe.checkpoint.io import read_state
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
+from steppe.data.padding import Padding
 from steppe.errors import RunError, UsageError, one_line
 from steppe.learning.learner import Learner
 from steppe.learning.scoring import Metric
@@ -26,7 +27,7 @@ def load(
     model: nn.Module,
     *,
     device: str | torch.device | None = None,
-    input_transform: Callable[[Tensor], Tensor] | None = None,
+    input_transform: Callable[[Any], Any] | None = None,
     threads: int | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
@@ -81,6 +82,7 @@ def _load(path: Path, model: nn.Module, threads: int | None, own: Mapping[str, A
             model,
             _read_settings(state["settings"]),
             seed=state["seed"],
+            padding=None if state.get("padding") is None else Padding(**state["padding"]),
             exclude=state["exclude"],
             head=state.get("head"),  # older files have neither this
             threads=state.get("threads") if threads is None else threads,  # nor this

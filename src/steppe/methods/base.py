@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from steppe.projection.layers import ProjectedWeight
     from steppe.runtime.rng import Streams
     from steppe.tensors.batch import Batch
+    from steppe.tensors.nest import Nest
 
 
 class MethodConfig(Settings, ABC):
@@ -166,7 +167,7 @@ class Method(ABC):
         """
         return []
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Nest) -> Tensor:
         """The scores that prediction compares: the model's output, unless the method predicts in another way.
 
         Args:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from steppe.errors import ModelError
 from steppe.fast.linear_hooks import find_factorable
 from steppe.network.network import Network
@@ -15,10 +13,11 @@ from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_
 from steppe.projection.true_inputs import find_misread_weights
 from steppe.runtime.contexts import without_fused_rnn
 from steppe.runtime.warn import warn_user
+from steppe.tensors.nest import Nest
 
 
 def find_covered_weights(
-    network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool, head: str | None = None
+    network: Network, x: Nest, exclude: tuple[str, ...], *, multi_head: bool, head: str | None = None
 ) -> dict[str, ProjectedWeight]:
     """Find the weights that a gradient memory covers: those of layers with a rule, but not a multi-head model's head.
 

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 
 from steppe.projection.nests import tensors_in
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest
 
 _ROWS = 8  # number of rows of the Jacobian to compute
 _PARALLEL = 1e-4  # sin² of the angle up to which vectors count as parallel
 _FAINT = 1e-5  # norms up to this share of the largest entry may be rounding noise
 
 
-def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterable[nn.Module], x: Tensor) -> bool:
+def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterable[nn.Module], x: Nest) -> bool:
     """Whether the model's output is, element by element, a function of these layers' outputs.
 
     Args:
@@ -51,7 +53,7 @@ def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterab
         for hook, hooked in ((cut, layers), (note, others)):
             hooks += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
         with torch.enable_grad():
-            output: Tensor = model(x.clone())  # the model may modify it in place
+            output: Tensor = call_model(model, clone_nest(x))  # the model may modify it in place
     if not output.requires_grad:
         return False
     weights = torch.arange(output.numel(), device=output.device).cos().reshape(output.shape).to(output.dtype)

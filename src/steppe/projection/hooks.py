@@ -14,6 +14,8 @@ from steppe.projection.head_detection import is_output_head
 from steppe.projection.layers import CallRule, ProjectedWeight
 from steppe.projection.nests import map_tensors
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
@@ -106,7 +108,7 @@ def _widened(nest: Any, dtype: torch.dtype) -> Any:
     return map_tensors(nest, lambda x: x.to(dtype) if x.dtype in _HALF else x)
 
 
-def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> str | None:
     """Find the head: the layer that returns the model's output, or from whose output alone it is computed element-wise.
 
     Args:
@@ -128,13 +130,13 @@ def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x
     return None
 
 
-def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> str | None:
     """Find the weight of the layer that a forward calls last; None if it calls none."""
     calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
 
-def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:
     """Find the covered weights that a forward also uses outside their layers.
 
     During a layer's calls, its weight does not require a gradient: any gradient it still gets comes from elsewhere.
@@ -162,7 +164,7 @@ def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedW
                 for layer in dict.fromkeys(weight.layers):
                     hooks.append(layer.register_forward_pre_hook(hook_for(parameters[name], False), prepend=True))
                     hooks.append(layer.register_forward_hook(hook_for(parameters[name], True)))
-            output: Tensor = model(x.clone())  # the model may modify it in place
+            output: Tensor = call_model(model, clone_nest(x))  # the model may modify it in place
             if not (parameters and output.requires_grad):
                 return []
             total = output.logsumexp(-1).sum()
@@ -174,7 +176,7 @@ def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedW
 
 
 def _record_outputs(
-    model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor
+    model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest
 ) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
     """The output of each call of the layers, with the name of its weight and its version, and the model's output."""
     calls: list[tuple[str, Tensor, int]] = []
@@ -190,4 +192,4 @@ def _record_outputs(
         for name, weight in weights.items():
             for layer in dict.fromkeys(weight.layers):
                 hooks.append(layer.register_forward_hook(hook_for(name)))
-        return calls, model(x.clone())  # the model may modify it in place
+        return calls, call_model(model, clone_nest(x))  # the model may modify it in place

@@ -21,6 +21,7 @@ from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
 from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
+from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
@@ -173,7 +174,7 @@ class GradientMemory:
         if gradient is not None:
             self.rule.update(self.importance, gradient)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
+    def rebuild(self, network: Network, x: Nest, threshold: float, chunk: int = 64) -> list[str]:
         """UpdateGPM: replace the bases by those of the covered layers' inputs on stored samples, and reinitialize λ.
 
         Args:
@@ -215,7 +216,7 @@ class GradientMemory:
         return self._saturation_remarks(before)
 
     def extend(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> list[str]:
         """GPM's update: extend the bases by what they miss of the covered layers' inputs on stored samples.
 
@@ -344,9 +345,9 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _forwards(network: Network, x: Tensor, chunk: int) -> Iterator[object]:
+def _forwards(network: Network, x: Nest, chunk: int) -> Iterator[object]:
     """Run the model on stored samples x, a chunk each time."""
-    for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
+    for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
         yield network.input_copies.call(network.prepare_inputs(part))
 
 

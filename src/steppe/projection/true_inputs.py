@@ -25,13 +25,15 @@ from steppe.projection.layouts import make_projector
 from steppe.projection.nests import map_tensors, tensors_in
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest
 
 _VECTORS = 8  # the maximum number of input vectors to test a call with
 _ROUNDING = 64  # rounding errors of the largest output that a difference may amount to
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:
     """Find the weights that some layer uses other than by multiplying the input vectors that its rule finds.
 
     Layers that run torch's own forward are trusted. Layers that cannot be tested, or are not called, are not.
@@ -60,7 +62,7 @@ def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight
             hooks.append(layer.register_forward_pre_hook(note, prepend=True, with_kwargs=True))
         if calls:
             with torch.no_grad(), disable_fused_attention(model):
-                model(x)
+                call_model(model, x)
     return [
         name
         for name, weight in weights.items()
