@@ -112,6 +112,15 @@ def test_dictionaries_are_keywords_without_labels() -> None:
     assert same_bases(memory, expected)
 
 
+def test_a_model_that_is_called_in_another_way() -> None:
+    memory = steppe.GradientProjectionMemory(small())
+    with pytest.raises(TypeError) as caught:
+        memory.update({"picture": torch.randn(4, 10, dtype=torch.float64)})
+    assert "called the model with the keywords picture; if it is called in another way, pass forward=" in str(
+        caught.value.__notes__
+    )
+
+
 def test_it_extends_and_rebuilds() -> None:
     model, parts = small(), torch.randn(3, 4, 10, dtype=torch.float64)
     extended = steppe.GradientProjectionMemory(model, threshold=1.0)

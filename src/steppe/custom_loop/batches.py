@@ -32,6 +32,9 @@ def call_on_batch(model: nn.Module, batch: Nest) -> object:
     Returns:
         The model's output.
 
+    Raises:
+        TypeError: The model does not take such arguments.
+
     Example:
         >>> x, y = torch.zeros(3, 4), torch.zeros(3)
         >>> call_on_batch(torch.nn.Linear(4, 2), (x, y)).shape
@@ -42,7 +45,19 @@ def call_on_batch(model: nn.Module, batch: Nest) -> object:
         x = {key: value for key, value in x.items() if key != LABELS}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     args, kwargs = arguments(map_nest(lambda leaf: to_device(leaf, device) if isinstance(leaf, Tensor) else leaf, x))
-    return model(*args, **kwargs)
+    try:
+        return model(*args, **kwargs)
+    except TypeError as error:
+        error.add_note(
+            f"(steppe called the model with {_described(args, kwargs)}; if it is called in another way, pass "
+            "forward=lambda model, batch: ...)"
+        )
+        raise
+
+
+def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    named = f"the keywords {', '.join(kwargs)}" if kwargs else ""
+    return " and ".join(part for part in (f"{len(args)} positional argument(s)" if args else "", named) if part)
 
 
 def copied(batch: Nest) -> Nest:

@@ -324,19 +324,21 @@ class GradientProjectionMemory:
             ) from error
         self._memory, self.num_updates, self.version = memory, updates, self.version + 1
 
-    def _fitting(self, bases: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:
+    def _fitting(self, bases: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Copies of saved bases and importances, on the devices and in the number types of the weights."""
-        weights, fitting = dict(self.model.named_parameters()), {}
-        for name, (basis, importance) in bases.items():
-            weight = weights[name]
-            if basis.ndim == 3 and weight.numel() % (basis.shape[0] * basis.shape[1]):
+        weights = dict(self.model.named_parameters())
+        for name, (basis, *_) in bases.items():
+            if basis.ndim == 3 and weights[name].numel() % (basis.shape[0] * basis.shape[1]):
                 raise ValueError(f"the basis of {name!r} does not fit the weight")
-            dtype = torch.promote_types(weight.dtype, torch.float32)
-            fitting[name] = [
-                part.detach().to(weight.device, dtype if part.is_floating_point() else part.dtype, copy=True)
-                for part in (basis, importance)
-            ]
-        return fitting
+        return {name: [_like(weights[name], part) for part in parts] for name, parts in bases.items()}
+
+
+def _like(weight: Tensor, part: Any) -> Any:
+    """A copy of a saved tensor for a weight; row numbers stay integers."""
+    if not isinstance(part, Tensor):
+        return part
+    dtype = torch.promote_types(weight.dtype, torch.float32) if part.is_floating_point() else part.dtype
+    return part.detach().to(weight.device, dtype, copy=True)
 
 
 def _unwrapped(model: object) -> nn.Module:

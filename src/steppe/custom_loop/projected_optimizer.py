@@ -99,7 +99,7 @@ class ProjectedOptimizer(WrappedOptimizer):
         """
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
-        self._require_own([{"params": params}])
+        self._require_own([{"params": [p[1] if isinstance(p, tuple) else p for p in params]}])  # may be named
         self.optimizer.add_param_group({**param_group, "params": params})
         self._parts = None
 
