@@ -65,16 +65,16 @@ class LossSource(Protocol):
 
 
 class Projector(Protocol):
-    """What it needs of a projector M diag(λ) Mᵀ."""
+    """What it needs of a projector P = M diag(λ) Mᵀ."""
 
     @property
     def columns(self) -> Tensor:
-        """M, (in, k)."""
+        """M, (in, k); P itself, (in, in), if the projector holds that."""
         ...
 
     @property
-    def rows(self) -> Tensor:
-        """Mᵀ."""
+    def rows(self) -> Tensor | None:
+        """Mᵀ; None if the projector holds P itself."""
         ...
 
     @property
@@ -219,10 +219,15 @@ class _Layer(ABC):
         bound: float,
     ) -> None:
         self.link, self.weight, self.scratch, self.lr, self.bound = link, weight, scratch, lr, bound
-        self.projector, self.steps = projector, lr if steps is None else steps
+        self.projector, self.back_rows = projector, None if projector is None else projector.rows
+        self.steps = lr if steps is None or self.back_rows is None else steps  # P has λ in it
         if projector is not None:
-            self.columns, self.back_rows = projector.columns, projector.rows
+            self.columns = projector.columns
         self.activation = link.activation
+
+    def spread(self, weighted: Tensor) -> Tensor:
+        """From coordinates in the basis back to inputs; a projection by P itself is one already."""
+        return weighted if self.back_rows is None else mm(weighted, self.back_rows)
 
     def finish(self, product: Tensor) -> Tensor:
         """Add the bias and apply the activation; the product may be needed again."""
@@ -279,11 +284,11 @@ class _Small(_Layer):
         elif isinstance(g, FactoredGrad):
             along = mm(self.inputs, self.columns)
             self._path.append(FactoredGrad(self.slope, along))
-            step = mm(self.slope.t(), mm(along * self.steps, self.back_rows))
+            step = mm(self.slope.t(), self.spread(along * self.steps))
         else:
             along = mm(g, self.columns)
             self._path.append(along)
-            step = mm(along * self.steps, self.back_rows)
+            step = self.spread(along * self.steps)
         self._at = torch.add(self._at, step.clamp_(-self.bound, self.bound), out=self.scratch)
         self._transposed = self._at.t()
 
@@ -311,7 +316,8 @@ class _Wide(_Layer):
             return times_transposed(inputs, self._at)
         output = times_transposed(inputs, self.weight)
         for term in self._terms:  # X Rᵀ = (X M) (X_D M diag(η1 λ))ᵀ
-            output = addmm(output, times_transposed(self.along(rows), term.weighted), term.left)
+            seen = self.inputs if self.back_rows is None else self.along(rows)
+            output = addmm(output, times_transposed(seen, term.weighted), term.left)
         return output
 
     def along(self, rows: slice | None) -> Tensor:
@@ -349,7 +355,7 @@ class _Wide(_Layer):
     def _right(self, term: _Term) -> Tensor:
         """R."""
         if term.right is None:
-            term.right = term.weighted if self.projector is None else mm(term.weighted, self.back_rows)
+            term.right = self.spread(term.weighted)
         return term.right
 
     def gradient(self) -> Tensor | FactoredGrad:
@@ -370,7 +376,8 @@ class _First(_Wide):
     def start(self, data: Tensor) -> None:
         super().start(data)
         self._products = times_transposed(data, self.weight)  # X Wᵀ
-        self._along = data if self.projector is None else mm(data, self.columns)  # X M
+        self._along = data if self.projector is None else mm(data, self.columns)  # X M, or X P
+        self._seen = data if self.back_rows is None else self._along
 
     def product(self, inputs: Tensor, rows: slice | None) -> Tensor:
         if self._at is not None:
@@ -378,7 +385,7 @@ class _First(_Wide):
         output = self._products if rows is None else self._products[rows]
         for term in self._terms:
             if term.inner is None:
-                term.inner = mm(self._along, term.weighted.t())
+                term.inner = mm(self._seen, term.weighted.t())
             output = addmm(output, term.inner if rows is None else term.inner[rows], term.left)
         return output
 
@@ -392,12 +399,12 @@ class _First(_Wide):
 
 
 class _Term:
-    """One term δᵀR of v, with R = X_D M diag(η1 λ) Mᵀ.
+    """One term δᵀR of v, with R = η1 X_D P = X_D M diag(η1 λ) Mᵀ.
 
     Args:
         rows: The rows of the data that it comes from.
-        along: X_D M.
-        weighted: X_D M diag(η1 λ).
+        along: X_D M, or X_D P.
+        weighted: X_D M diag(η1 λ), or R.
     """
 
     left: Tensor
@@ -405,6 +412,6 @@ class _Term:
 
     def __init__(self, rows: slice | None, along: Tensor, weighted: Tensor) -> None:
         self.rows, self.along, self.weighted = rows, along, weighted
-        self.lengths = torch.linalg.vector_norm(weighted, dim=1)  # ‖R_n‖, as M has orthonormal columns
+        self.lengths = torch.linalg.vector_norm(weighted, dim=1)  # ‖R_n‖: it is R, or M has orthonormal columns
         self.inner: Tensor | None = None
         self.right: Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -231,6 +232,7 @@ class Learner(LearnerState):
             with training_context(self.network.device), self.network.mode(training=True):
                 if pending.best:
                     self.network.restore(pending.best)
+                    method.weights_restored()
                 self._end_task(method, pending.name)
             self.phase = Idle()
 
@@ -301,7 +303,8 @@ class Learner(LearnerState):
         tiny = first is None or len(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
         if first is not None and not tiny:
             session.set_num_threads(self._workload.threads(first, BATCH if count is None else min(count, BATCH)))
-        with torch.no_grad(), self.network.mode(training=False):
+        predicting = nullcontext() if self._method is None else self._method.prediction_weights()
+        with torch.no_grad(), self.network.mode(training=False), predicting:
             return work()
 
     def validate(self, tasks: Task | Sequence[Task]) -> Method:

@@ -98,6 +98,7 @@ class TrainingLoop:
             self._one_epoch()
         if self._validation is not None:
             self._validation.restore_best()
+            self._method.weights_restored()
 
     def _one_epoch(self) -> None:
         training, group, losses = self._training, self._group, self._losses
@@ -197,6 +198,10 @@ class Validation:
 
     def should_continue(self) -> bool:
         """Validate after an epoch; False when the task is over."""
+        with self._method.prediction_weights():
+            return self._judge()
+
+    def _judge(self) -> bool:
         self.loss = self._group.validation_loss(self._network, self._outputs)
         if not math.isfinite(self.loss):
             raise DivergedError(

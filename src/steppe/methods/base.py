@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.checkpoint.tree import State, Stateful
@@ -171,6 +172,17 @@ class Method(ABC):
             One row per sample and one column per output.
         """
         return self.network.outputs(x)
+
+    def prediction_weights(self) -> AbstractContextManager[None]:
+        """While a task is learned: a context inside which the model holds the weights that predict.
+
+        Returns:
+            The context; by default nothing changes in it.
+        """
+        return nullcontext()
+
+    def weights_restored(self) -> None:  # noqa: B027 - most methods keep no weights of their own
+        """Take note that earlier weights, the best ones in validation, were restored into the model."""
 
     def memory_bytes(self) -> dict[str, int]:
         """Memory kept between tasks, in bytes.

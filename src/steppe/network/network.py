@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from steppe.checkpoint.tree import State
 from steppe.fast.factored import Gradient, ParamDict
@@ -23,7 +22,7 @@ from steppe.network.gradients import Gradients
 from steppe.network.heads import Heads, validate_heads
 from steppe.network.inputs import InputPipeline
 from steppe.network.model_tensors import ModelTensors
-from steppe.network.output_loss import OutputLoss
+from steppe.network.output_loss import OutputLoss, batch_loss
 from steppe.network.scratch import Scratch
 from steppe.network.weights import Weights
 from steppe.tensors.batch import Batch
@@ -94,8 +93,8 @@ class Network:
         return self.heads.mask(self.forward(batch.x), batch.task)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over a prepared batch, each sample on its own task's head."""
-        return cross_entropy(self.logits(batch), batch.y)
+        """Return the cross-entropy of a prepared batch, each sample on its own task's head."""
+        return batch_loss(self.logits(batch), batch)
 
     def loss_and_grad(
         self,
@@ -134,7 +133,7 @@ class Network:
 
     def functional_loss(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
         """Return the loss with other weights in place of the model's own, differentiable through them."""
-        return cross_entropy(self.functional_logits(batch, weights, statistics=statistics), batch.y)
+        return batch_loss(self.functional_logits(batch, weights, statistics=statistics), batch)
 
     def functional_logits(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
         """Return the logits with other weights in place of the model's own."""

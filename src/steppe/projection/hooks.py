@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from steppe.network.network import Network
 from steppe.projection.head_detection import is_output_head
 from steppe.projection.layers import ProjectedWeight
 from steppe.runtime.hooks import temporary_hooks
@@ -107,6 +108,34 @@ def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x
     """Find the weight of the layer that a forward calls last; None if it calls none."""
     calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
+
+
+def find_data_weights(network: Network, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+    """Find the covered weights whose layers' inputs are the data: they do not depend on any trainable weight.
+
+    Args:
+        network: The network.
+        weights: The covered weights, by parameter name.
+        x: Stored samples to run it on.
+
+    Returns:
+        Their names.
+    """
+    depends: dict[str, bool] = {}
+
+    def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs: Tensor = args[0] if args else kwargs["input"]
+            depends[name] = depends.get(name, False) or inputs.requires_grad
+
+        return hook
+
+    with temporary_hooks() as hooks, network.mode(training=False), torch.inference_mode(False), torch.enable_grad():
+        for name, weight in weights.items():
+            for layer in dict.fromkeys(weight.layers):
+                hooks.append(layer.register_forward_pre_hook(hook_for(name), with_kwargs=True))
+        network.input_copies.call(network.prepare_inputs(x))
+    return [name for name in weights if depends.get(name) is False]
 
 
 def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.fast.factored import FactoredGrad, Gradient
+from steppe.fast.factored import Gradient
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation, direction_mask, select_leading
@@ -18,11 +18,14 @@ from steppe.projection.extend_basis import extend_basis
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import ProjectedWeight
+from steppe.projection.matrix_projector import MATRIX, MatrixProjector, matrix_of
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.session import yield_point
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
+
+Projector = SoftProjector | MatrixProjector
 
 
 class GradientMemory:
@@ -64,12 +67,12 @@ class GradientMemory:
         self.projectors = {}
 
     @property
-    def projectors(self) -> Mapping[str, SoftProjector]:
+    def projectors(self) -> Mapping[str, Projector]:
         """The projectors by parameter name; assign a whole new mapping to change them."""
         return self._projectors
 
     @projectors.setter
-    def projectors(self, projectors: Mapping[str, SoftProjector]) -> None:
+    def projectors(self, projectors: Mapping[str, Projector]) -> None:
         # The importances of all weights are one tensor with a view per projector, so that one call updates them all.
         kinds = {name: (p.importance.dtype, p.importance.device) for name, p in projectors.items()}
         if len(set(kinds.values())) > 1:
@@ -110,7 +113,10 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        return self._apply(gradient, known, SoftProjector.project_onto)
+        parts = dict(gradient)
+        for name, projector in self._projectors.items():
+            parts[name] = projector.project_onto(gradient[name], None if known is None else known.get(name))
+        return parts
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
@@ -122,17 +128,9 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        return self._apply(gradient, known, SoftProjector.project_out)
-
-    def _apply(
-        self,
-        gradient: Gradient,
-        known: Gradient | None,
-        part: Callable[[SoftProjector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
-    ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
-            parts[name] = part(projector, gradient[name], None if known is None else known.get(name))
+            parts[name] = projector.project_out(gradient[name], None if known is None else known.get(name))
         return parts
 
     def ranks(self) -> dict[str, dict[str, int]]:
@@ -177,14 +175,26 @@ class GradientMemory:
         if gradient is not None:
             self.rule.update(self.importance, gradient)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
+    def rebuild(
+        self,
+        network: Network,
+        x: Tensor,
+        threshold: float | None,
+        chunk: int = 64,
+        *,
+        rules: Mapping[str, ImportanceRule] = MappingProxyType({}),
+        grams: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> list[str]:
         """UpdateGPM: replace the bases by those of the covered layers' inputs on stored samples, and reinitialize λ.
 
         Args:
             network: The network.
             x: The samples, as stored.
-            threshold: The share of the inputs' energy that each basis holds (ε).
+            threshold: The share of the inputs' energy that each basis holds (ε); None keeps every direction, for rules
+                that give those with little energy little importance.
             chunk: How many samples to process at a time.
+            rules: Rules of single weights, where they differ.
+            grams: Gram matrices of the inputs, (groups, in, in), of weights for which they are known.
 
         Returns:
             Remarks on weights that can no longer learn.
@@ -193,15 +203,20 @@ class GradientMemory:
             LayerDivergedError: If a layer's inputs are not finite.
         """
         before, projectors = self.saturated(), {}
-        thresholds = dict.fromkeys(self.covered, threshold)
-        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
+        thresholds = dict.fromkeys(self.covered.keys() - grams.keys(), threshold or 0.0)
+        found = self._collect_representations(network, x, thresholds, chunk)
+        found |= {name: Representation.of_gram(gram) for name, gram in grams.items()}
+        for name in self.covered:
             yield_point()
-            spectrum = representation.spectrum()
+            spectrum = found[name].spectrum()
             if spectrum is None:  # a layer that the forward did not use
                 continue
-            kept = select_leading(spectrum, threshold)
+            kept = select_leading(spectrum, threshold) if threshold is not None else spectrum
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
-                projectors[name] = _make_projector(network, name, kept.vectors, self.rule.initial(kept.values))
+                rule = rules.get(name, self.rule)
+                projectors[name] = _make_projector(
+                    network, name, kept.vectors, rule.initial(kept.values), whole=threshold is None
+                )
         self.projectors = projectors
         return self._saturation_remarks(before)
 
@@ -229,6 +244,7 @@ class GradientMemory:
         for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
             yield_point()
             old = projectors.get(name)
+            assert old is None or isinstance(old, SoftProjector)
             growth = extend_basis(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:
                 continue
@@ -257,14 +273,13 @@ class GradientMemory:
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
     ) -> dict[str, Representation]:
         """The covered layers' inputs on stored samples x, in eval mode."""
-        representations = {name: Representation(thresholds[name]) for name in self.covered}
+        covered = {name: weight for name, weight in self.covered.items() if name in thresholds}
+        representations = {name: Representation(thresholds[name]) for name in covered}
         with (
             torch.no_grad(),
             network.mode(training=False),
             disable_fused_attention(network.model),
-            capture_inputs(
-                self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
-            ),
+            capture_inputs(covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)),
         ):
             for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
@@ -283,7 +298,7 @@ class GradientMemory:
         Returns:
             The state.
         """
-        return {name: [p.basis, p.importance] for name, p in self.projectors.items()}
+        return {name: p.state_dict() for name, p in self.projectors.items()}
 
     def load_state_dict(self, state: State) -> None:
         """Restore a state.
@@ -294,11 +309,14 @@ class GradientMemory:
         Raises:
             ValueError: If it has a basis of a weight that is not covered, or importances of another shape.
         """
-        for name, (basis, importance) in state.items():
-            fits = basis.ndim == 3 and importance.shape == (basis.shape[0], basis.shape[2])
-            if name not in self.covered or not fits:
+        projectors: dict[str, Projector] = {}
+        for name, (vectors, importance, *mark) in state.items():
+            is_matrix = mark == [MATRIX]
+            fits = vectors.ndim == 3 and importance.shape[0] == vectors.shape[0]
+            if name not in self.covered or not fits or (importance.shape[1] != vectors.shape[2] and not is_matrix):
                 raise ValueError(f"the basis of {name!r} does not match its importances, or the weight is not covered")
-        self.projectors = {name: SoftProjector(basis, importance) for name, (basis, importance) in state.items()}
+            projectors[name] = (MatrixProjector if is_matrix else SoftProjector)(vectors, importance)
+        self.projectors = projectors
 
     def memory_bytes(self) -> dict[str, int]:
         """The memory of bases and importances.
@@ -307,7 +325,7 @@ class GradientMemory:
             Bytes by kind.
         """
         return {
-            "bases": sum(p.basis.nbytes for p in self.projectors.values()),
+            "bases": sum(p.nbytes for p in self.projectors.values()),
             "importances": sum(p.importance.nbytes for p in self.projectors.values()),
         }
 
@@ -329,10 +347,15 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _make_projector(network: Network, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
-    """A projector in the weight's precision."""
+def _make_projector(
+    network: Network, name: str, basis: Tensor, importance: Tensor, *, whole: bool = False
+) -> Projector:
+    """A projector in the weight's precision; of a whole basis P itself is formed where that takes less work."""
     dtype = network.trainable[name].dtype
-    return SoftProjector(basis.to(dtype).contiguous(), importance.to(dtype))
+    basis, importance = basis.to(dtype).contiguous(), importance.to(dtype)
+    if whole and 2 * basis.shape[2] > basis.shape[1]:
+        return MatrixProjector(matrix_of(basis, importance), importance)
+    return SoftProjector(basis, importance)
 
 
 def _empty_basis_remark(name: str, threshold: float) -> str:

@@ -23,12 +23,15 @@ class Batch:
     x: Tensor
     y: Tensor
     task: Tensor
+    share: Tensor | None = None
+    """The share of each sample in the loss, if it is not the same for all."""
 
     def __len__(self) -> int:
         return self.y.shape[0]  # len() of a tensor takes a detour that shows in every update
 
     def __getitem__(self, index: slice | Tensor) -> Batch:
-        return Batch(self.x[index], self.y[index], self.task[index])
+        share = None if self.share is None else self.share[index]
+        return Batch(self.x[index], self.y[index], self.task[index], share)
 
     @staticmethod
     def union(batches: Sequence[Batch]) -> Batch:
@@ -57,8 +60,12 @@ class Batch:
 
     def flat(self) -> Batch:
         """The same with each sample as a row of numbers."""
-        return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task)
+        return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task, self.share)
 
     def joined(self, other: Batch | None) -> Batch:
         """The batch followed by the other's samples."""
         return self if other is None or len(other) == 0 else Batch.union([self, other])
+
+    def with_shares(self, share: Tensor) -> Batch:
+        """The same with another share of each sample in the loss."""
+        return Batch(self.x, self.y, self.task, share)
