@@ -194,7 +194,8 @@ class Learner(LearnerState):
                 self.phase = PendingEnd(group.name, loop.best, torch.get_num_threads())
                 raise
         seconds, cpu = split_wall_cpu({"train": training_time, "memory": loop.time.minus(training_time)})
-        return TaskResult(loop.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
+        held, working = method.memory_bytes(), self.settings.working_memory
+        return TaskResult(loop.updates, seconds, held, remarks, method.diagnostics(), cpu, working)
 
     def _begin_tasks(self, method: Method, group: TaskGroup, config: TrainingConfig) -> None:
         for task in group.tasks:

@@ -43,6 +43,11 @@ class MethodConfig(Settings, ABC):
     uses_projection: ClassVar[bool] = False
     """Whether the method projects gradients and needs the layers whose weights can be projected."""
 
+    working_memory: ClassVar[tuple[str, ...]] = ()
+    """The kinds in `Method.memory_bytes` that need not be kept between tasks: they can be rebuilt from the others and
+    the weights.
+    """
+
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
     """How a benchmark presents its tasks: one after another, all at once, or at each task all so far from scratch."""
 
@@ -185,10 +190,11 @@ class Method(ABC):
         """Take note that earlier weights, the best ones in validation, were restored into the model."""
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory kept between tasks, in bytes.
+        """Memory held between tasks, in bytes.
 
         Returns:
-            Bytes by kind: always `replay` and `bases`; `logits`, `weights`, `rates` and `importances` where used.
+            Bytes by kind: always `replay` and `bases`; `logits`, `weights`, `rates`, `importances` and `gram` where
+            used. Kinds in the settings' `working_memory` are held, but need not be kept.
         """
         return {"replay": 0, "bases": 0}
 

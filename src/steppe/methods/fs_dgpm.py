@@ -64,6 +64,7 @@ class FSDGPM(MethodConfig):
     """
 
     uses_projection = True
+    working_memory = ("bases", "importances")
 
     lr: float = setting(0.01, "SGD learning rate (η3)", above=0)
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
