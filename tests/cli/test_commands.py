@@ -180,8 +180,8 @@ def test_a_study_reports_on_validation_data(capsys: pytest.CaptureFixture[str]) 
     assert "validation" not in Path("t/table.md").read_text(encoding="utf-8")
     assert main(["report", "v", "t", "-o", "both.html"]) == 0
     both = Path("both.html").read_text(encoding="utf-8")
-    assert "er (report=validation)" in both
-    assert "er (report=test)" in both
+    assert "pmnist (report=validation)" in both
+    assert "pmnist (report=test)" in both
 
 
 def test_a_range_of_seeds() -> None:

@@ -368,21 +368,37 @@ class Learner(LearnerState):
         method = self.settings.start(self.network, covered, self.streams)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str, *, working_memory: bool = True) -> None:
         """Write a file that `steppe.load` resumes from.
 
         Args:
             path: The file to write; an existing one is replaced. May be called between tasks, or from `callback`.
+            working_memory: Whether to write what can be rebuilt from the rest, such as FS-DGPM's bases. Without it the
+                file is smaller, and `steppe.load` rebuilds it to the same bits on the same kind of machine. It is
+                written in any case within a task, and if the weights were changed since the last one.
 
         Raises:
             RunError: The file cannot be written.
             UsageError: The method does not declare its state.
             ModelError: The model has a state that a file cannot hold.
         """
-        self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
+        self._run_exclusively(
+            lambda _: write_state(Path(path), "learner", self.state_dict(working_memory=working_memory))
+        )
 
-    def state_dict(self) -> State:
-        """Return model, method, random streams and all else that learning depends on, as plain values and tensors."""
+    def state_dict(self, *, working_memory: bool = True) -> State:
+        """Return model, method, random streams and all else that learning depends on, as plain values and tensors.
+
+        Args:
+            working_memory: As in `save`.
+
+        Returns:
+            The state.
+
+        Raises:
+            UsageError: The method does not declare its state.
+            ModelError: The model has a state that a file cannot hold.
+        """
         if has_extra_state(self.model):
             raise ModelError(
                 "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "
@@ -392,4 +408,25 @@ class Learner(LearnerState):
         self._end_pending_task()
         during = f"in task {self.phase.loop.name!r}" if isinstance(self.phase, Learning) else "since a task failed"
         check_finite(self.network.trainable, during)
-        return self._whole_state()
+        state = self._whole_state()
+        if not working_memory and isinstance(self.phase, Idle) and self._method is not None and self.num_tasks:
+            reduced = self._in_end_task_context(self._method, self._method.reduced_state_dict)
+            state["method"] = state["method"] if reduced is None else reduced
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        if self._method is not None and self._method.rebuild_threads is not None:
+            self._in_end_task_context(self._method, self._method.rebuild_working_memory)
+
+    def _in_end_task_context(self, method: Method, work: Callable[[], _Result]) -> _Result:
+        """Run some work in the circumstances in which the last task was ended, on which bits depend."""
+
+        def run(session: Session) -> _Result:
+            session.use_global_rng(GlobalRNG(self.network.device))
+            if method.rebuild_threads is not None:
+                session.set_num_threads(method.rebuild_threads)
+            with training_context(self.network.device), self.network.mode(training=True):
+                return work()
+
+        return self._run_exclusively(run)

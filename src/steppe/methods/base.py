@@ -214,6 +214,22 @@ class Method(ABC):
         parts = {name: getattr(self, name) for name in self.state_attrs}
         return {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in parts.items()}
 
+    def reduced_state_dict(self) -> State | None:
+        """The state between two tasks without the working memory that `rebuild_working_memory` brings back.
+
+        Returns:
+            The state; None if working memory cannot be rebuilt to the same bits, or there is none.
+        """
+        return None
+
+    @property
+    def rebuild_threads(self) -> int | None:
+        """With how many threads to call `rebuild_working_memory`; None if nothing is to be rebuilt."""
+        return None
+
+    def rebuild_working_memory(self) -> None:  # noqa: B027 - most methods have none
+        """Rebuild what a state from `reduced_state_dict` leaves out, once it is loaded."""
+
     def load_state_dict(self, state: State) -> None:
         """Restore a state. Learning-rate decays of the current task have already been applied again.
 

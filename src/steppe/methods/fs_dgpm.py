@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steppe.checkpoint.tree import State
+from steppe.checkpoint.tree import State, equal_trees
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.loss_shares import LossShares
 from steppe.methods.parts.reservoir import Reservoir
@@ -160,7 +160,9 @@ class FSDGPM(MethodConfig):
 
 class _FSDGPM(Method):
     descent: MomentumSGD
-    state_attrs = ("descent", "replay", "memory", "tasks_done", "gram", "average")
+    state_attrs = ("descent", "replay", "memory", "tasks_done", "gram", "average", "built_from")
+    built_from: State = None
+    """What the bases were built from: slots of the buffer, and the number of threads, on which bits depend."""
 
     def __init__(
         self, settings: FSDGPM, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams
@@ -228,23 +230,24 @@ class _FSDGPM(Method):
         """UpdateGPM: replace the bases by those of the layers' inputs on samples of the buffer."""
         self._final_importances = self.memory.importance_distributions()
         requested, available = self.settings.basis_samples, len(self.replay)
-        samples = self.replay.sample(min(requested, available))
-        memory = copy.copy(self.memory)
-        remarks = [] if samples is None else self._rebuild(memory, samples.x)
+        if self.gram is not None:
+            self.gram.pack()  # first, so that the bases follow from what is kept
+        slots = self.replay.sample_indices(requested)
+        memory, built_from = copy.copy(self.memory), {"slots": slots, "threads": torch.get_num_threads()}
+        remarks = [] if slots is None else self._rebuild(memory, slots, self.tasks_done)
         if requested > available:
             remarks.append(f"basis_samples = {requested} exceeds the buffer's {available} samples: all were used.")
-        self.memory, self.tasks_done = memory, self.tasks_done + 1  # in one statement, so that an interrupt is safe
-        if self.gram is not None:
-            self.gram.pack()
+        # In one statement, so that an interrupt is safe.
+        self.memory, self.built_from, self.tasks_done = memory, built_from, self.tasks_done + 1
         if self.average is not None:
             self.average.end()
         return remarks
 
-    def _rebuild(self, memory: GradientMemory, x: Tensor) -> list[str]:
-        """Make the bases from stored samples, and from the Gram matrix if there is one."""
-        settings, network = self.settings, self.network
+    def _rebuild(self, memory: GradientMemory, slots: Tensor, number: int) -> list[str]:
+        """Make a task's bases from stored samples, and from the Gram matrix if there is one."""
+        settings, network, x = self.settings, self.network, self.replay.at(slots).x
         if settings.importance != "ridge":
-            return memory.rebuild(network, x, settings.threshold + self.tasks_done * settings.threshold_step)
+            return memory.rebuild(network, x, settings.threshold + number * settings.threshold_step)
         grams = {} if self.gram is None else self.gram.grams()
         few = x[: eval_batch_size(network.model, len(x), 2)]
         first = list(grams) or find_data_weights(network, memory.covered, few)
@@ -271,7 +274,39 @@ class _FSDGPM(Method):
 
     def load_state_dict(self, state: State) -> None:
         unused = {name: None for name in ("gram", "average") if getattr(self, name) is None}
-        super().load_state_dict({**state, **unused})
+        built_from = state.get("built_from")  # older states have none
+        if built_from is not None:
+            slots, threads = built_from["slots"], built_from["threads"]
+            if type(threads) is not int or threads < 1 or (slots is not None and slots.dtype != torch.int64):
+                raise ValueError(f"bases cannot be built from the slots {slots} with {threads} threads")
+        left_out: dict[str, State] = {} if built_from is None else {"memory": {}}
+        super().load_state_dict({**left_out, **state, "built_from": built_from, **unused})
+
+    def reduced_state_dict(self) -> State | None:
+        if self.built_from is None:
+            return None
+        memory = copy.copy(self.memory)
+        self._rebuild_last(memory)
+        if not equal_trees(memory.state_dict(), self.memory.state_dict()):  # the user has changed the weights
+            return None
+        return {name: value for name, value in self.state_dict().items() if name != "memory"}
+
+    @property
+    def rebuild_threads(self) -> int | None:
+        return None if self.built_from is None else int(self.built_from["threads"])
+
+    def rebuild_working_memory(self) -> None:
+        if self.built_from is not None and not self.memory:
+            memory = copy.copy(self.memory)
+            self._rebuild_last(memory)
+            self.memory = memory
+
+    def _rebuild_last(self, memory: GradientMemory) -> None:
+        """Build the last task's bases again."""
+        assert self.built_from is not None
+        with nullcontext() if self.average is None else self.average.weights_in_model():
+            if self.built_from["slots"] is not None:
+                self._rebuild(memory, self.built_from["slots"], self.tasks_done - 1)
 
     def diagnostics(self) -> dict[str, Any]:
         """The final importances of the bases used during the task, and the ranks of the bases built after it."""

@@ -61,7 +61,7 @@ class InputGram:
     def pack(self) -> None:
         """Keep only what is needed between tasks."""
         gram = next(iter(self.grams().values()), None)
-        if gram is not None:
+        if gram is not None and self._whole is not None:
             kept = _strongest(gram, self._rank) if self._rank else _upper(gram)
             self._kept, self._whole = kept, None
 

@@ -109,9 +109,35 @@ class Reservoir:
         Returns:
             The samples, or None if nothing was added yet.
         """
-        if self._stored is None:
-            return None
-        return _select(self._stored, self._sample_indices(count))
+        indices = self.sample_indices(count)
+        return None if indices is None else self.at(indices)
+
+    def sample_indices(self, count: int) -> Tensor | None:
+        """Draw distinct samples uniformly, as `sample` does.
+
+        Args:
+            count: How many; fewer are drawn if the buffer holds fewer.
+
+        Returns:
+            The indices of their slots, or None if nothing was added yet.
+        """
+        return None if self._stored is None else self._sample_indices(count)
+
+    def at(self, indices: Tensor) -> Batch:
+        """The samples in some slots.
+
+        Args:
+            indices: The indices of the slots.
+
+        Returns:
+            The samples.
+
+        Raises:
+            ValueError: If a slot is empty.
+        """
+        if self._stored is None or (len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self)):
+            raise ValueError(f"the buffer holds {len(self)} samples, but others are named")
+        return _select(self._stored, indices)
 
     def sample_with_extras(self, count: int) -> tuple[Batch, Tensor] | None:
         """Draw distinct samples uniformly, with their extras.
