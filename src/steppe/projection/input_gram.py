@@ -160,4 +160,4 @@ def _strongest(gram: Tensor, rank: int) -> Tensor:
     """V √E of the strongest directions, (groups, in, rank): its product with its transpose is close to the matrix."""
     energy, vectors = torch.linalg.eigh(gram)  # ascending
     strongest: Tensor = vectors[..., -rank:] * energy[..., -rank:].clamp(min=0).sqrt().unsqueeze(1)
-    return strongest
+    return strongest.contiguous()  # as it is when it is loaded, for products of other layouts have other bits
