@@ -48,15 +48,20 @@ class InputGram:
             self._flush(pending)
 
     def grams(self) -> dict[str, Tensor]:
-        """The matrix of all samples so far by the name of the weight, (groups, in, in); empty without samples."""
+        """The matrix of all samples so far by the name of the weight, (groups, in, in); empty without samples.
+
+        Within a task its lower triangle may differ in the last bits from one that was saved and loaded.
+
+        Returns:
+            The matrix.
+        """
         if self._pending:
             self._flush(self._pending)
         if self._name is None:
             return {}
         gram = self._matrix()
         assert gram is not None
-        upper = torch.triu(gram)
-        return {self._name: upper + torch.triu(gram, 1).mT}
+        return {self._name: gram}
 
     def pack(self) -> None:
         """Keep only what is needed between tasks."""
@@ -158,6 +163,6 @@ def _from_upper(packed: Tensor) -> Tensor:
 
 def _strongest(gram: Tensor, rank: int) -> Tensor:
     """V √E of the strongest directions, (groups, in, rank): its product with its transpose is close to the matrix."""
-    energy, vectors = torch.linalg.eigh(gram)  # ascending
+    energy, vectors = torch.linalg.eigh(gram, UPLO="U")  # ascending; the triangle that is saved
     strongest: Tensor = vectors[..., -rank:] * energy[..., -rank:].clamp(min=0).sqrt().unsqueeze(1)
     return strongest.contiguous()  # as it is when it is loaded, for products of other layouts have other bits

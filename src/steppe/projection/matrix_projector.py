@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from steppe.fast.factored import FactoredGrad
@@ -34,7 +34,7 @@ class MatrixProjector:
     rows: None = None
     """No further product leads from G P back to the inputs."""
 
-    @property
+    @functools.cached_property
     def columns(self) -> Tensor:
         """P as a matrix, (in, in), for a layer without groups."""
         return self.matrix[0]
@@ -129,7 +129,7 @@ MATRIX = "matrix"
 
 
 def matrix_of(basis: Tensor, importance: Tensor) -> Tensor:
-    """P = M diag(λ) Mᵀ, exactly symmetric.
+    """P = M diag(λ) Mᵀ.
 
     Args:
         basis: M, (groups, in, k).
@@ -138,6 +138,4 @@ def matrix_of(basis: Tensor, importance: Tensor) -> Tensor:
     Returns:
         P, (groups, in, in).
     """
-    half = basis * importance.clamp(min=0).sqrt().unsqueeze(1)
-    upper = torch.triu(half @ half.mT)
-    return upper + torch.triu(upper, 1).mT
+    return (basis * importance.unsqueeze(1)) @ basis.mT

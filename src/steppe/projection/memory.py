@@ -215,7 +215,11 @@ class GradientMemory:
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
                 rule = rules.get(name, self.rule)
                 projectors[name] = _make_projector(
-                    network, name, kept.vectors, rule.initial(kept.values), whole=threshold is None
+                    network,
+                    name,
+                    kept.vectors,
+                    rule.initial(kept.values),
+                    fixed=threshold is None and not self.rule.dynamic,
                 )
         self.projectors = projectors
         return self._saturation_remarks(before)
@@ -348,12 +352,12 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
 
 
 def _make_projector(
-    network: Network, name: str, basis: Tensor, importance: Tensor, *, whole: bool = False
+    network: Network, name: str, basis: Tensor, importance: Tensor, *, fixed: bool = False
 ) -> Projector:
-    """A projector in the weight's precision; of a whole basis P itself is formed where that takes less work."""
+    """A projector in the weight's precision; P itself, if λ is fixed and the basis so large that this is less work."""
     dtype = network.trainable[name].dtype
     basis, importance = basis.to(dtype).contiguous(), importance.to(dtype)
-    if whole and 2 * basis.shape[2] > basis.shape[1]:
+    if fixed and 2 * basis.shape[2] > basis.shape[1]:
         return MatrixProjector(matrix_of(basis, importance), importance)
     return SoftProjector(basis, importance)
 
