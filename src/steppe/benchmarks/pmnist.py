@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset
-from steppe.data import mnist
-from steppe.data.images import ImageSet
+from steppe.benchmarks.image_benchmark import Split, TaskSpec, random_subset
+from steppe.benchmarks.mnist_benchmark import MNISTBenchmark
 from steppe.data.samples import PixelPermutation
 from steppe.data.transforms import Normalize
-from steppe.models.mlp import MLP
 from steppe.registry import register_benchmark
 from steppe.settings import TrainingConfig, setting
 
@@ -26,7 +23,7 @@ _PERMUTATION_SEED = 0
 
 @register_benchmark("pmnist", "Permuted MNIST: 20 tasks of 1,000 digits, each with its own pixel order, one head.")
 @dataclass(frozen=True)
-class PMNIST(ImageBenchmark):
+class PMNIST(MNISTBenchmark):
     """Settings of Permuted MNIST."""
 
     training = TrainingConfig(epochs=1, batch_size=10, updates_per_batch=5)
@@ -34,10 +31,6 @@ class PMNIST(ImageBenchmark):
     tasks: int = setting(20, "number of tasks", at_least=1, at_most=1000)
     samples: int = setting(1000, "training samples of each task", at_least=1, at_most=60_000)
     test_samples: int = setting(10_000, "test samples of each task", at_least=1, at_most=10_000)
-
-    def images(self) -> ImageSet:
-        """The digits."""
-        return mnist.images()
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """One permutation per task, the same for every seed."""
@@ -50,20 +43,12 @@ class PMNIST(ImageBenchmark):
             for number in range(self.tasks)
         ]
 
-    def split(self, seed: int) -> Split:
-        """Samples drawn by the seed."""
-        return random_subset(self.samples, seed)
-
     def num_test_samples(self) -> int:
         """The first of the test samples."""
         return self.test_samples
 
-    def network(self) -> nn.Module:
-        """The paper's MLP."""
-        return MLP()
 
-
-@register_benchmark("pmnist-60k", "Permuted MNIST at length: 10 tasks of 60,000 digits, for the loss-landscape study.")
+@register_benchmark("pmnist-60k", "Permuted MNIST with all digits: 10 tasks of 60,000, for the loss-landscape study.")
 @dataclass(frozen=True)
 class PMNIST60k(PMNIST):
     """Settings of the landscape study's Permuted MNIST: all digits, standardized, a tenth for validation."""

@@ -7,46 +7,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, random_subset
-from steppe.data import mnist
-from steppe.data.images import ImageSet
-from steppe.models.mlp import MLP
+from steppe.benchmarks.image_benchmark import TaskSpec
+from steppe.benchmarks.mnist_benchmark import MNISTBenchmark
 from steppe.registry import register_benchmark
 from steppe.settings import TrainingConfig, setting
 
 
 @register_benchmark(
-    "rotated-mnist", "Rotated MNIST: 20 tasks of 1,000 digits, each turned 9 degrees further, one head."
+    "rotated-mnist", "Rotated MNIST: 20 tasks of 1,000 digits, each rotated 9 degrees further, one head."
 )
 @dataclass(frozen=True)
-class RotatedMNIST(ImageBenchmark):
+class RotatedMNIST(MNISTBenchmark):
     """Settings of Rotated MNIST."""
 
     training = TrainingConfig(epochs=1, batch_size=10, updates_per_batch=5)
 
     tasks: int = setting(20, "number of tasks", at_least=1, at_most=1000)
-    degrees: float = setting(9.0, "how much further than the one before a task is turned", above=0, at_most=360)
+    degrees: float = setting(9.0, "angle by which each task is rotated beyond the previous one", above=0, at_most=360)
     samples: int = setting(1000, "training samples of each task", at_least=1, at_most=60_000)
-
-    def images(self) -> ImageSet:
-        """The digits."""
-        return mnist.images()
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """One angle per task."""
         angles = [self.degrees * number for number in range(self.tasks)]
         return [TaskSpec(f"turned by {angle:g} degrees", view=rotate(angle)) for angle in angles]
-
-    def split(self, seed: int) -> Split:
-        """Samples drawn by the seed."""
-        return random_subset(self.samples, seed)
-
-    def network(self) -> nn.Module:
-        """The paper's MLP."""
-        return MLP()
 
 
 def rotate(degrees: float) -> Callable[[Tensor], Tensor]:

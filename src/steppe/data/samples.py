@@ -190,7 +190,7 @@ class LoaderSamples(Samples):
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         pairs = iter(self.loader)
-        for _ in range(skip):  # the loader alone knows its order
+        for _ in range(skip):  # only the loader knows its order
             next(pairs, None)
         return (_check_pair(pair) for pair in pairs)
 

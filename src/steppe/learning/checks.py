@@ -118,17 +118,27 @@ def check_state_matches(
     head: str | None,
     *,
     has_input_transform: bool,
+    grow: bool,
+    has_loss: bool,
 ) -> None:
     """Raise UsageError for the state of a learner that was created with other arguments."""
     own = type(settings).__name__, settings.as_dict(), seed, list(exclude), head
     saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"], state.get("head")
     if (own[0], *own[2:]) != (saved[0], *saved[2:]) or not settings.equals(saved[1]):
         raise UsageError(f"the state was saved with {saved}, but this learner has {own}; use the same arguments.")
+    if bool(state.get("grow", False)) != grow:  # older states have no such entry
+        raise UsageError(f"the learner was saved with grow={not grow}; use the same.")
     if state.get("prepared", has_input_transform) != has_input_transform:  # older states have no such entry
         raise UsageError(
             "the learner was saved with its own `input_transform`, which a file cannot hold; pass the same function."
             if state["prepared"]
             else "the learner was saved without `input_transform`; leave it out."
+        )
+    if bool(state.get("loss", False)) != has_loss:
+        raise UsageError(
+            "the learner was saved without a loss of its own; leave `loss` out."
+            if has_loss
+            else "the learner was saved with its own `loss`, which a file cannot hold; pass the same function."
         )
 
 

@@ -1,7 +1,7 @@
-"""Test accuracy and predictions. Tasks with the same samples, each in its own order of pixels, are tested together.
+"""Test results and predictions. Tasks with the same samples in different pixel orders are tested together.
 
 Where a network begins with a linear layer, the columns of its weight can be permuted instead of the samples
-(X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once for all, and one product serves many.
+(X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once, and one product serves many tasks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from torch import Tensor
 from steppe.data.samples import Pair, PixelPermutation, TensorSamples
 from steppe.data.task import Task, check_head
 from steppe.data.tensors import as_tensor, check_dense
-from steppe.errors import DataError, DivergedError
+from steppe.errors import DataError, UsageError
 from steppe.fast.linear_chain import LinearChain
 from steppe.learning.input_kind import Kind, check_scaled_alike
+from steppe.learning.scoring import Accuracy, Best, Metric, check_accuracy_defined, start_score
+from steppe.learning.task_checks import most_outputs
 from steppe.methods.base import Method
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
@@ -27,7 +29,7 @@ from steppe.runtime.session import yield_point
 from steppe.runtime.signals import signals_unblocked
 
 BATCH = 512  # larger ones fall out of the cache
-_AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
+_AT_ONCE = 2**21  # elements of the first layer's weights, over all orders tested together
 
 
 class _Test(NamedTuple):
@@ -39,69 +41,31 @@ class _Test(NamedTuple):
     order: Tensor
 
 
-def accuracies(tasks: Sequence[Task], network: Network, method: Method | None, kind: Kind | None) -> list[float]:
-    """Return the test accuracy on each task, in percent, within its head.
+def results(
+    tasks: Sequence[Task],
+    network: Network,
+    method: Method | None,
+    kind: Kind | None,
+    metric: Metric | None,
+    *,
+    grows: bool = False,
+) -> list[float]:
+    """Return the metric on each task's test data, within its head; without one the accuracy, in percent.
 
-    Call it in eval mode and without gradients. `kind` is that of the inputs trained on.
+    Call it in eval mode and without gradients. `kind` is that of the inputs trained on; `grows` says whether the
+    model's head grows.
     """
     found: dict[int, float] = {}
-    chain = _quick_chain(network, method)
+    chain = _quick_chain(network, method) if metric is None else None
     if chain is not None:
         limit = max(1, _AT_ONCE // chain.weights[0].numel())
         for tests in _by_samples(tasks):
             for start in range(0, len(tests), limit):
-                found.update(_in_orders(tests[start : start + limit], network, chain, kind))
-    return [found[place] if place in found else _alone(task, network, method, kind) for place, task in enumerate(tasks)]
-
-
-def predicted(scores: Tensor, head: range | None) -> Tensor:
-    """Return the class with the highest score, within the head if there is one."""
-    return _best(scores, head).places
-
-
-class _Best(NamedTuple):
-    """The highest score of each sample, and the class it belongs to; NaN counts as the highest."""
-
-    values: Tensor
-    places: Tensor
-
-
-def _best(scores: Tensor, head: range | None) -> _Best:
-    if head is None:
-        return _Best(*scores.max(1))  # what argmax gives, in a seventh of the time
-    values, places = scores[:, head.start : head.stop].max(1)
-    return _Best(values, places + head.start)
-
-
-class _Count:
-    """Counts correct predictions on a task; the count stays on the device until it is needed."""
-
-    def __init__(self, task: Task, device: torch.device) -> None:
-        self._task = task
-        self._right = torch.zeros((), dtype=torch.int64, device=device)
-        self._highest: list[Tensor] = []
-        self._total = 0
-
-    def add(self, scores: Tensor, y: Tensor) -> None:
-        """Count a batch."""
-        best = _best(scores, self._task.head)
-        self._right += (best.places == y).sum()
-        self._total += len(y)
-        if len(y):
-            self._highest.append(best.values.max())  # NaN if any is
-
-    def percent(self) -> float:
-        """Return the accuracy.
-
-        Raises:
-            DivergedError: An output is NaN.
-        """
-        if self._highest and bool(torch.stack(self._highest).isnan().any()):
-            raise DivergedError(
-                f"{self._task.name}: the model's output on some of the test data is NaN; check the data and "
-                "`input_transform`, or lower the learning rate (lr, ascent_lr) and learn again."
-            )
-        return 100.0 * int(self._right) / self._total
+                found.update(_in_orders(tests[start : start + limit], network, chain, kind, grows=grows))
+    return [
+        found[place] if place in found else _alone(task, network, method, kind, metric, grows=grows)
+        for place, task in enumerate(tasks)
+    ]
 
 
 def as_inputs(given: object) -> Tensor:
@@ -114,21 +78,53 @@ def as_inputs(given: object) -> Tensor:
 
 def predictions(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
     """Return the class predicted for each stored input; call it in eval mode and without gradients."""
+    found = [Best(rows, head).places for rows in _rows_to_compare(x, head, network, method, kind)]
+    return torch.cat(found).to(x.device)
+
+
+def probabilities(x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None) -> Tensor:
+    """Return the softmax of the logits for each stored input, 0 outside the head."""
     found = []
-    for part in torch.split(x, eval_batch_size(network.model, len(x), BATCH)) if x.ndim else [x]:
-        with _blamed():
-            compared = scores(part, network, method, kind)
+    for rows in _rows_to_compare(x, head, network, method, kind):
+        within = torch.softmax(rows if head is None else rows[:, head.start : head.stop], 1)
+        found.append(within if head is None else torch.zeros_like(rows))
+        if head is not None:
+            found[-1][:, head.start : head.stop] = within
+    return torch.cat(found).to(x.device)
+
+
+def outputs(x: Tensor, network: Network, kind: Kind | None) -> Tensor:
+    """Return the model's output for each stored input."""
+    return torch.cat(list(_score_parts(x, network, None, kind))).to(x.device)
+
+
+def _rows_to_compare(
+    x: Tensor, head: range | None, network: Network, method: Method | None, kind: Kind | None
+) -> Iterator[Tensor]:
+    """Yield the scores of stored inputs part by part: a row per sample, a column per class, none of them NaN."""
+    for compared in _score_parts(x, network, method, kind):
+        if compared.ndim != 2:
+            raise UsageError(
+                f"predictions need one row of logits per sample, but the model's output has shape "
+                f"{tuple(compared.shape)}; use learner.outputs(x)."
+            )
         check_head(head, compared.shape[1])
         if bool(compared.isnan().any()):
             raise DataError("the model's output on some of the inputs to predict is NaN; check them.")
-        found.append(predicted(compared, head))
+        yield compared
+
+
+def _score_parts(x: Tensor, network: Network, method: Method | None, kind: Kind | None) -> Iterator[Tensor]:
+    for part in torch.split(x, eval_batch_size(network.model, len(x), BATCH)) if x.ndim else [x]:
+        with _blamed():
+            found = scores(part, network, method, kind)
+        yield found
         yield_point()
-    return torch.cat(found).to(x.device)
 
 
 @contextmanager
 def _blamed() -> Iterator[None]:
-    """Errors in the data inside say what it is."""
+    """Say in a DataError raised inside that it is about the inputs to predict."""
     try:
         yield
     except DataError as error:
@@ -160,17 +156,23 @@ def _compared(x: Tensor, network: Network, method: Method | None) -> Tensor:
     return network.outputs(prepared) if method is None else method.scores(prepared)
 
 
-def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None) -> float:
+def _alone(
+    task: Task, network: Network, method: Method | None, kind: Kind | None, metric: Metric | None, *, grows: bool
+) -> float:
     if task.test is None:
         raise DataError(f"{task.name}: there is no test data; create the task with test=(inputs, labels).")
-    count = _Count(task, network.device)
+    score = start_score(metric, task, network)
     for x, y in _test_batches(task, network):
         with task.error_context("test"):
             found = scores(x, network, method, kind)
-        _check(task, y, found.shape[1])
-        count.add(found, to_device(y, network.device))
+        if metric is None:
+            check_accuracy_defined(task, found, y)
+            _check(task, y, found.shape[1], grows=grows)
+        elif found.ndim == 2:
+            task.check_head(found.shape[1])
+        score.add(found, to_device(y, network.device))
         yield_point()
-    return count.percent()
+    return score.result()
 
 
 def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
@@ -188,14 +190,19 @@ def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
         yield pair
 
 
-def _check(task: Task, y: Tensor, outputs: int) -> None:
-    """Raise DataError for a head that the model does not have, and for labels outside the head."""
+def _check(task: Task, y: Tensor, outputs: int, *, grows: bool) -> None:
+    """Raise DataError for a head that the model does not have, and for labels outside the head.
+
+    Where the model's head grows, classes that it has not seen yet may be among the labels; they count as wrong.
+    """
     task.check_head(outputs)
     with task.error_context("test"):
-        task.check_labels(y, outputs)
+        task.check_labels(y, most_outputs(y, outputs) if grows else outputs)
 
 
-def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None) -> dict[int, float]:
+def _in_orders(
+    tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None, *, grows: bool
+) -> dict[int, float]:
     """Accuracies on tasks with the same samples, by place."""
     x, count = tests[0].samples.x, len(tests[0].samples)
     if kind is not None:
@@ -203,21 +210,21 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
             check_scaled_alike(x, kind, network)
     first = chain.first_weights([test.order for test in tests])
     for test in tests:
-        _check(test.task, test.samples.y, chain.weights[-1].shape[0])
+        _check(test.task, test.samples.y, chain.weights[-1].shape[0], grows=grows)
     labels = [to_device(test.samples.y, network.device) for test in tests]
-    counts = [_Count(test.task, network.device) for test in tests]
+    counts = [Accuracy(test.task, network.device) for test in tests]
     for start in range(0, count, BATCH):
         part = slice(start, start + BATCH)
         outputs = chain.outputs_for(network.prepare_inputs(x[part]), first)
         for row, output in enumerate(outputs):
             counts[row].add(output, labels[row][part])
         yield_point()
-    return {test.place: right.percent() for test, right in zip(tests, counts, strict=True)}
+    return {test.place: right.result() for test, right in zip(tests, counts, strict=True)}
 
 
 def _quick_chain(network: Network, method: Method | None) -> LinearChain | None:
     """The network as a chain of linear layers, if inputs are prepared elementwise and its outputs are the scores."""
-    chain = network.chain
+    chain = network.chain if network.output_loss.is_cross_entropy else None
     if chain is None or not network.inputs.is_elementwise or not chain.untouched:
         return None
     return chain if method is None or type(method).scores is Method.scores else None

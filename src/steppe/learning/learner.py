@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,15 +22,15 @@ from steppe.learning.checks import (
     frozen_eval_layers,
     has_extra_state,
 )
-from steppe.learning.evaluation import BATCH, accuracies, as_inputs, predictions
+from steppe.learning.evaluation import outputs, predictions, probabilities, results
 from steppe.learning.events import Callback, ignore
-from steppe.learning.learner_state import LearnerState, UserCallback
+from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
+from steppe.learning.stream import StreamLearner
 from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
-from steppe.network.eval_batches import min_eval_batch
 from steppe.network.heads import check_mask_size
 from steppe.projection.coverage import find_covered_weights, warn_shared_head
 from steppe.projection.layers import ProjectedWeight
@@ -40,19 +39,18 @@ from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
 from steppe.settings import TrainingConfig
-from steppe.tensors.batch import Batch
 
 _Result = TypeVar("_Result")
 
 
-class Learner(LearnerState):
+class Learner(StreamLearner):
     """A PyTorch model that learns tasks one after another with a continual-learning method.
 
     The model is used in place: `learn` changes its weights and leaves nothing else behind (no hooks, no change of
     mode). Learners may be used from several threads, and several may work at once.
 
     Args:
-        model: Any module that returns one row of logits per sample, (n, outputs).
+        model: Any module that returns one row of logits per sample, (n, outputs); with `loss`, any tensor (n, ...).
         method: The method's settings, such as `steppe.FSDGPM()`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
@@ -61,8 +59,16 @@ class Learner(LearnerState):
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
+        grow: Whether the layer `head`, a `torch.nn.Linear`, gets more outputs when a task has labels or a head beyond
+            them. What was learned stays as it is. The initial values of new outputs depend on `seed`
+            (docs/scenarios.md).
         threads: How many threads torch uses while learning and testing. By default one where a batch is little work,
             otherwise as many as torch is set to (docs/reliability.md).
+        loss: A function of output and target that returns the mean loss; by default cross-entropy. Targets may then be
+            anything. It sees a batch together with its replayed samples; within a head it sees the head's columns, and
+            class numbers counted from its first (docs/recipes/own-loss.md).
+        metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
+            object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
 
     Attributes:
         model: The model, in place.
@@ -163,6 +169,7 @@ class Learner(LearnerState):
                 "learn([task, task, …]), or create a new Learner to learn again."
             )
         method = self.validate(group.tasks)
+        self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
             session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
@@ -175,7 +182,10 @@ class Learner(LearnerState):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
-        loop = TrainingLoop(method, self.network, group, self._num_outputs, config, self.streams, callback)
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
+        classes = self._num_outputs if self.network.output_loss.is_cross_entropy else None
+        loop = TrainingLoop(method, self.network, group, classes, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
             session.use_global_rng(GlobalRNG(self.network.device, self.streams))
         with training_context(self.network.device), self.network.mode(training=True):
@@ -205,62 +215,25 @@ class Learner(LearnerState):
         method.begin_task()
         check_last_batch(method, self.network, group, config.batch_size)
 
-    def _end_task(self, method: Method, name: str) -> list[str]:
-        check_finite(self.network.trainable, f"after task {name!r}")
-        streams = self.streams.state_dict()
-        try:
-            remarks = method.end_task()
-        except BaseException:
-            self.streams.load_state_dict(streams)  # if it is ended later, then in the same way
-            raise
-        if method.descent is not None:
-            method.descent.restart()  # momentum is not used again, but would be kept and copied
-        return remarks
-
-    def _end_pending_task(self) -> None:
-        """End the task that was stopped by the callback or Ctrl-C, which would otherwise be unprotected.
-
-        This is not done at once, because the user who stops it may be in a hurry.
-        """
-        if not isinstance(self.phase, PendingEnd):
-            return
-        pending, method = self.phase, self._method
-        assert method is not None
-
-        def end(session: Session) -> None:
-            session.use_global_rng(GlobalRNG(self.network.device, self.streams))
-            session.set_num_threads(pending.threads)
-            with training_context(self.network.device), self.network.mode(training=True):
-                if pending.best:
-                    self.network.restore(pending.best)
-                    method.weights_restored()
-                self._end_task(method, pending.name)
-            self.phase = Idle()
-
-        self._run_exclusively(end)
-
-    def _use_chain_if_exact(self, task: Task, number: int) -> None:
-        x, y = task.train.first()
-        with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
-
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
-        """Measure test accuracy.
+        """Measure the test accuracy, or the learner's `metric`.
 
         Args:
             tasks: One task or several, each with test data. They need not have been learned.
 
         Returns:
-            The accuracy on each task, in percent. Each sample is predicted within its task's head.
+            The accuracy on each task, in percent, or its metric. Each sample is predicted within its task's head.
 
         Raises:
             DataError: A task has no test data, or data that the model does not accept.
+            UsageError: The metric fails, or there is none and accuracy is not defined.
             DivergedError: The model's output is not finite.
         """
         listed = as_task_list(tasks)
 
         def test() -> list[float]:
-            return accuracies(listed, self.network, self._method, self._input_kind)
+            grows = self._growing is not None
+            return results(listed, self.network, self._method, self._input_kind, self._metric, grows=grows)
 
         tests = [task.test for task in listed if task.test is not None]
         first = tests[0].first()[0] if tests else None
@@ -280,33 +253,53 @@ class Learner(LearnerState):
             DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
         """
         check_head(head)
-        inputs = as_inputs(x)
+        return self._predict_with(
+            x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
+        )
 
-        def predict() -> Tensor:
-            return predictions(inputs, head, self.network, self._method, self._input_kind)
+    def predict_proba(self, x: Tensor, head: range | None = None) -> Tensor:
+        """Predict the probability of each class: the softmax of the logits.
 
-        first = inputs[: min_eval_batch(self.model)] if inputs.ndim > 1 else None
-        count = len(inputs) if inputs.ndim else 1
-        return self._run_exclusively(lambda session: self._in_eval_mode(predict, first, count, [], session))
+        Args:
+            x: Any number of inputs, in the form in which the tasks' inputs are stored.
+            head: The columns of the logits to choose from; by default all.
 
-    def _in_eval_mode(
-        self,
-        work: Callable[[], _Result],
-        first: Tensor | None,
-        count: int | None,
-        tasks: Sequence[Task],
-        session: Session,
-    ) -> _Result:
-        """Run some work that predicts `count` samples like the first ones; None: whole test sets."""
-        self._end_pending_task()
-        if self._workload.draws(self._method, tasks):
-            session.use_global_rng(GlobalRNG(self.network.device))
-        tiny = first is None or len(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
-        if first is not None and not tiny:
-            session.set_num_threads(self._workload.threads(first, BATCH if count is None else min(count, BATCH)))
-        predicting = nullcontext() if self._method is None else self._method.prediction_weights()
-        with torch.no_grad(), self.network.mode(training=False), predicting:
-            return work()
+        Returns:
+            One row per sample that sums to 1, (n, outputs), with 0 outside the head; on the device of `x`. Its largest
+            entry is what `predict` returns.
+
+        Raises:
+            UsageError: The learner has a loss of its own, or its method does not predict by logits.
+            DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
+        """
+        check_head(head)
+        if not self.network.output_loss.is_cross_entropy:
+            raise UsageError(
+                "the learner has its own loss, so its outputs need not be logits of classes; turn learner.outputs(x) "
+                "into probabilities the way the loss does, such as with .softmax(1) or .sigmoid()."
+            )
+        if self._method is not None and type(self._method).scores is not Method.scores:
+            raise UsageError(
+                f"{type(self.settings).__name__} does not predict by logits, so there are no probabilities; use "
+                "predict(x), or learner.outputs(x) for the logits."
+            )
+        return self._predict_with(
+            x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
+        )
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Compute the model's output, in eval mode and in batches.
+
+        Args:
+            x: Any number of inputs, in the form in which the tasks' inputs are stored.
+
+        Returns:
+            The output for each sample, (n, ...), on the device of `x`.
+
+        Raises:
+            DataError: The model does not accept the inputs.
+        """
+        return self._predict_with(x, lambda inputs: outputs(inputs, self.network, self._input_kind))
 
     def validate(self, tasks: Task | Sequence[Task]) -> Method:
         """Check that the model and the method can learn these tasks, without learning them.
@@ -329,7 +322,7 @@ class Learner(LearnerState):
         self._check_not_broken()
         self._end_pending_task()
         begun = self.num_tasks > 0  # before that, tasks that were only validated decide nothing
-        kind, outputs = self._input_kind if begun else None, self._num_outputs
+        kind, outputs = self._input_kind if begun else None, 0
         heads = list(self.network.heads.ranges)
         if self.has_pending_task:
             del heads[-len(tasks) :]  # those of the tasks to resume
@@ -337,7 +330,8 @@ class Learner(LearnerState):
         self.network.input_copies.forget()
         with neutral_autograd(self.network.device), preserve_global_rng(self.network.device):  # forwards may draw
             for task in tasks:
-                kind, outputs = validate_task(task, self.network, kind)
+                kind, needed = validate_task(task, self.network, kind, self._growing)
+                outputs = max(outputs, needed)
                 self.settings.validate(task, heads)
                 if self.settings.uses_projection:
                     warn_shared_head(task.name, task.head, earlier, self._num_outputs)
@@ -353,7 +347,8 @@ class Learner(LearnerState):
                 method, covered = self._start_method(tasks[0])
                 self._use_chain_if_exact(tasks[0], 0)
                 self._method, self._covered, self._multi_head = method, covered, multi_head
-        self._input_kind, self._num_outputs = kind, outputs
+        self._input_kind, self._outputs_needed = kind, outputs
+        self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
 
     def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
@@ -408,25 +403,4 @@ class Learner(LearnerState):
         self._end_pending_task()
         during = f"in task {self.phase.loop.name!r}" if isinstance(self.phase, Learning) else "since a task failed"
         check_finite(self.network.trainable, during)
-        state = self._whole_state()
-        if not working_memory and isinstance(self.phase, Idle) and self._method is not None and self.num_tasks:
-            reduced = self._in_end_task_context(self._method, self._method.reduced_state_dict)
-            state["method"] = state["method"] if reduced is None else reduced
-        return state
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        if self._method is not None and self._method.rebuild_threads is not None:
-            self._in_end_task_context(self._method, self._method.rebuild_working_memory)
-
-    def _in_end_task_context(self, method: Method, work: Callable[[], _Result]) -> _Result:
-        """Run some work in the circumstances in which the last task was ended, on which bits depend."""
-
-        def run(session: Session) -> _Result:
-            session.use_global_rng(GlobalRNG(self.network.device))
-            if method.rebuild_threads is not None:
-                session.set_num_threads(method.rebuild_threads)
-            with training_context(self.network.device), self.network.mode(training=True):
-                return work()
-
-        return self._run_exclusively(run)
+        return self._whole_state() if working_memory else self._reduced_state()

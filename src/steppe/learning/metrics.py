@@ -1,4 +1,7 @@
-"""ACC, BWT and other measures from the accuracy matrix R, R[i][j] = test accuracy on task j after task i (percent)."""
+"""ACC, BWT and other measures from the accuracy matrix R, R[i][j] = test accuracy on task j after task i (percent).
+
+The same measures hold for any metric, such as a learner's own.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ class AccuracyMatrix:
 
     Args:
         rows: Rows to begin with.
+        higher_is_better: False for errors and losses: then forgetting is the rise from the lowest value, and a negative
+            BWT is good.
 
     Attributes:
         rows: The rows so far; None for those that were skipped.
@@ -27,7 +32,8 @@ class AccuracyMatrix:
         (87.5, -10.0)
     """
 
-    def __init__(self, rows: Sequence[Sequence[float]] = ()) -> None:
+    def __init__(self, rows: Sequence[Sequence[float]] = (), *, higher_is_better: bool = True) -> None:
+        self._higher_is_better = higher_is_better
         self.rows: list[list[float] | None] = []
         self.untrained: list[float] = []
         self.ahead: list[float] = []
@@ -84,12 +90,16 @@ class AccuracyMatrix:
 
     @property
     def forgetting(self) -> float | None:
-        """Mean fall from each earlier task's best accuracy, over the T − 1 earlier tasks; 0 for one task."""
+        """Mean fall from each earlier task's best accuracy, over the T − 1 earlier tasks; 0 for one task.
+
+        Where lower is better it is the mean rise from the lowest value.
+        """
         rows = self._complete()
         if rows is None:
             return None
-        best = [max(row[j] for row in rows[j:-1]) for j in range(len(rows) - 1)]
-        return _mean([top - now for top, now in zip(best, self.last[:-1], strict=True)])
+        sign = 1 if self._higher_is_better else -1
+        best = [max(sign * row[j] for row in rows[j:-1]) for j in range(len(rows) - 1)]
+        return _mean([top - sign * now for top, now in zip(best, self.last[:-1], strict=True)])
 
     @property
     def forward_transfer(self) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,10 @@ from steppe.checkpoint.io import read_state
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.errors import RunError, UsageError, one_line
 from steppe.learning.learner import Learner
+from steppe.learning.scoring import Metric
 from steppe.methods.base import MethodConfig
 from steppe.network.module_state import undoing
+from steppe.network.output_loss import Loss
 from steppe.registry import METHODS
 from steppe.runtime.devices import check_device
 
@@ -25,6 +28,8 @@ def load(
     device: str | torch.device | None = None,
     input_transform: Callable[[Tensor], Tensor] | None = None,
     threads: int | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
 ) -> Learner:
     """Load a learner that `Learner.save` wrote.
 
@@ -33,10 +38,12 @@ def load(
     Args:
         path: The file.
         model: A model of the same architecture, with the same weights frozen. Its weights are replaced by the saved
-            ones.
+            ones. If the learner was created with `grow=True`, the output layer grows to its saved size.
         device: Where to move the model; by default it stays where it is.
         input_transform: The same function as when the learner was created, if it had one.
         threads: How many threads to use; by default as chosen when the learner was created.
+        loss: The same loss as when the learner was created, if it had one.
+        metric: What `evaluate` measures; by default accuracy.
 
     Returns:
         The learner. If it was saved within a task, give that task to its `learn` to resume it.
@@ -59,16 +66,13 @@ def load(
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     with torch.inference_mode(False):  # weights made in it could not be trained outside
-        return _load(Path(path), model, device, input_transform, threads)
+        own = {"device": device, "input_transform": input_transform, "loss": loss, "metric": metric}
+        return _load(Path(path), model, threads, own)
 
 
-def _load(
-    path: Path,
-    model: nn.Module,
-    device: str | torch.device | None,
-    input_transform: Callable[[Tensor], Tensor] | None,
-    threads: int | None,
-) -> Learner:
+def _load(path: Path, model: nn.Module, threads: int | None, own: Mapping[str, Any]) -> Learner:
+    """Load a learner with those arguments of its own that a file does not hold."""
+    device = own["device"]
     target = device if device is not None else next((p.device for p in model.parameters()), "cpu")
     state = read_state(path, "learner", target)
     undo: Callable[[], None] | None = None
@@ -77,11 +81,11 @@ def _load(
             model,
             _read_settings(state["settings"]),
             seed=state["seed"],
-            device=device,
-            input_transform=input_transform,
             exclude=state["exclude"],
-            head=state.get("head"),  # older files have neither this
-            threads=state.get("threads") if threads is None else threads,  # nor this
+            head=state.get("head"),  # older files have none of these
+            grow=state.get("grow", False),
+            threads=state.get("threads") if threads is None else threads,
+            **own,
         )
         undo = undoing(model)
         learner.load_state_dict(state)

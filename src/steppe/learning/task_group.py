@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
-from steppe.data.samples import Pair, TensorSamples
+from steppe.data.samples import Pair, Samples, TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError
 from steppe.network.eval_batches import eval_batch_size
@@ -50,14 +50,14 @@ class TaskGroup:
         return -(-sum(len(task.train) for task in self.tasks) // size)
 
     def batches(
-        self, size: int, streams: Streams, outputs: int, device: torch.device, skip: int = 0
+        self, size: int, streams: Streams, outputs: int | None, device: torch.device, skip: int = 0
     ) -> Iterator[Batch]:
         """Iterate over every sample once, in batches of all tasks mixed, augmented, on the device.
 
         Args:
             size: Samples per batch.
             streams: The learner's random streams; the order is drawn at once.
-            outputs: How many outputs the model has.
+            outputs: How many outputs the model has; None if targets need not be class numbers.
             device: The device of the model.
             skip: How many batches to leave out at the beginning.
 
@@ -76,7 +76,9 @@ class TaskGroup:
             pairs = self.tasks[0].train.batches(size, order, skip)
         return self._single(pairs, streams, outputs, device)
 
-    def _single(self, pairs: Iterator[Pair], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
+    def _single(
+        self, pairs: Iterator[Pair], streams: Streams, outputs: int | None, device: torch.device
+    ) -> Iterator[Batch]:
         while True:
             with self.tasks[0].error_context("training"):
                 pair = next(pairs, None)
@@ -84,7 +86,9 @@ class TaskGroup:
                 return
             yield self._part(0, pair, streams, outputs, device)
 
-    def _mixed(self, picks: Sequence[Tensor], streams: Streams, outputs: int, device: torch.device) -> Iterator[Batch]:
+    def _mixed(
+        self, picks: Sequence[Tensor], streams: Streams, outputs: int | None, device: torch.device
+    ) -> Iterator[Batch]:
         lengths = torch.tensor([len(task.train) for task in self.tasks], device="cpu")
         owner = torch.repeat_interleave(torch.arange(len(self.tasks), device="cpu"), lengths)
         start = lengths.cumsum(0) - lengths
@@ -97,13 +101,12 @@ class TaskGroup:
                 parts.append(self._part(number, pair, streams, outputs, device))
             yield Batch.union(parts)
 
-    def _part(self, number: int, pair: Pair, streams: Streams, outputs: int, device: torch.device) -> Batch:
+    def _part(self, number: int, pair: Pair, streams: Streams, outputs: int | None, device: torch.device) -> Batch:
         """Samples of one task as a batch."""
         task = self.tasks[number]
         x, y = pair
-        if not isinstance(task.train, TensorSamples):  # the labels of tensors were all checked before
-            with task.error_context("training"):
-                task.check_labels(y, outputs)
+        with task.error_context("training"):
+            _check_labels(task, task.train, y, outputs)
         x, y = to_device(x, device), to_device(y, device)
         if task.augment is not None:
             x = _augment(task, x, streams.generator("augmentation"))
@@ -119,8 +122,8 @@ class TaskGroup:
                 )
 
     @torch.no_grad()
-    def validation_loss(self, network: Network, outputs: int, size: int = 1024) -> float:
-        """Return the mean cross-entropy over the tasks' validation data, in eval mode, each sample on its own head."""
+    def validation_loss(self, network: Network, outputs: int | None, size: int = 1024) -> float:
+        """Return the mean loss over the tasks' validation data, in eval mode; every sample counts the same."""
         total, count = torch.zeros((), dtype=torch.float64, device=network.device), 0
         with network.mode(training=False):
             for number, task in enumerate(self.tasks):
@@ -128,8 +131,7 @@ class TaskGroup:
                 before = count
                 with task.error_context("validation"):
                     for x, y in task.val.batches(eval_batch_size(network.model, len(task.val), size), None):
-                        if not isinstance(task.val, TensorSamples):  # the labels of tensors were all checked before
-                            task.check_labels(y, outputs)
+                        _check_labels(task, task.val, y, outputs)
                         batch = network.prepare(Batch(x, y, torch.full_like(y, self.first + number)))
                         total += network.loss(batch).double() * len(y)
                         count += len(y)
@@ -137,6 +139,12 @@ class TaskGroup:
                     if count == before:
                         raise DataError("yields no batch (drop_last with too few samples?).")
         return float(total) / count
+
+
+def _check_labels(task: Task, samples: Samples, y: Tensor, outputs: int | None) -> None:
+    """Check a batch's class numbers, unless targets are something else. Those of tensors were all checked before."""
+    if outputs is not None and not isinstance(samples, TensorSamples):
+        task.check_labels(y, outputs)
 
 
 def _augment(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:

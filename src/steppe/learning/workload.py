@@ -1,4 +1,4 @@
-"""What a learner's work needs of the process: how many threads, and whether torch's global generators."""
+"""What a learner needs from the process: a number of threads, and perhaps torch's global generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steppe.runtime.rng import preserve_global_rng
 from steppe.runtime.threads import choose_num_threads, count_multiplications
 
 _TINY = 2**20
-"""Multiplications that take no longer than changing the number of threads and back, some 0.1 ms."""
+"""Multiplications that take no longer than changing the number of threads and back, about 0.1 ms."""
 
 
 class Workload:
@@ -28,6 +28,10 @@ class Workload:
     def __init__(self, network: Network, chosen: int | None) -> None:
         self._network, self.chosen = network, chosen
         self._multiplications: dict[tuple[int, ...], int] = {}  # per sample, by its shape
+
+    def forget(self) -> None:
+        """Count anew, because the model has changed."""
+        self._multiplications.clear()
 
     def threads(self, stored: Tensor, batch_size: int) -> int:
         """Return how many threads suit batches of this size of samples like the stored ones."""
@@ -57,6 +61,8 @@ class Workload:
             False if the model is a chain of linear layers, the data are tensors, and all other code is steppe's.
         """
         network, chain = self._network, self._network.chain
+        if not network.output_loss.is_cross_entropy:  # a user's loss may draw
+            return True
         plain_inputs = network.inputs.scales_bytes or network.inputs.is_elementwise  # a user's transform may draw
         plain_model = chain is not None and chain.untouched
         return not (plain_model and plain_inputs and _is_ours(method) and all(map(_is_plain, tasks)))

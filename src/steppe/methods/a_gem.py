@@ -7,22 +7,16 @@ If the gradient g conflicts with a reference gradient of the past tasks, the con
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from steppe.data.task import Task
 from steppe.fast.factored import ParamDict, to_dense
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.ring_buffer import (
-    TaskMemory,
-    require_uniform_weights,
-    validate_memory_size,
-    validate_task_count,
-)
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.task_memory import TaskMemoryConfig, TaskMemoryMethod, require_uniform_weights
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -32,14 +26,9 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class AGEM(MethodConfig):
+class AGEM(TaskMemoryConfig):
     """Settings of A-GEM."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum norm of each gradient, past tasks' included; 0 disables clipping", at_least=0)
-    memory: int = setting(200, "memory size in samples, divided equally among the tasks", at_least=1)
-    tasks: int = setting(20, "number of tasks that share the memory; one more is an error", at_least=1)
     reference: str = setting(
         "average",
         "reference gradient: the average of the past tasks' gradients, or that of a random batch of their samples",
@@ -47,38 +36,22 @@ class AGEM(MethodConfig):
     )
     reference_samples: int = setting(256, "size of the random batch, for `batch`", at_least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_memory_size(self.memory, self.tasks)
-
-    def validate(self, task: Task, heads: Sequence[range | None]) -> None:
-        """Reject a task for which the memory has no ring."""
-        validate_task_count(task, len(heads), self.tasks)
-
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         if self.reference == "average":
             require_uniform_weights(network)
         return _AGEM(self, network, streams)
 
 
-class _AGEM(Method):
-    descent: MomentumSGD
-    uses_bare_batch = True
-    state_attrs = ("descent", "memory")
-
+class _AGEM(TaskMemoryMethod[AGEM]):
     def __init__(self, settings: AGEM, network: Network, streams: Streams) -> None:
-        self.settings, self.network = settings, network
-        self.memory = TaskMemory(network, settings.memory, settings.tasks)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        super().__init__(settings, network)
         self._draws = streams.python_rng("replay draws")
 
-    def begin_task(self) -> None:
-        self.memory.begin_task()
+    def require_batchable_memory(self) -> None:
         if self.settings.reference == "average":
-            self.memory.require_batchable_rings()
+            super().require_batchable_memory()
         else:
             self.memory.require_batchable_draws(self.settings.reference_samples)
-        super().begin_task()
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
@@ -97,16 +70,6 @@ class _AGEM(Method):
         batch = self.memory.past.draw(self.settings.reference_samples, self._draws)
         _, gradient = self.network.loss_and_grad(batch, statistics=False)
         return {name: to_dense(part) for name, part in clip_by_norm(gradient, self.settings.clip).items()}
-
-    def after_batch(self, batch: Batch) -> None:
-        self.memory.add(batch)
-
-    def end_task(self) -> list[str]:
-        self.memory.end_task()
-        return []
-
-    def memory_bytes(self) -> dict[str, int]:
-        return {"replay": self.memory.memory_bytes(), "bases": 0}
 
 
 def remove_conflict(g: ParamDict, reference: ParamDict) -> ParamDict:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from steppe.data.task import Task
+    from steppe.network.growing_head import GrowingHead
     from steppe.network.network import Network
     from steppe.projection.layers import ProjectedWeight
     from steppe.runtime.rng import Streams
@@ -46,6 +47,14 @@ class MethodConfig(Settings, ABC):
     working_memory: ClassVar[tuple[str, ...]] = ()
     """The kinds in `Method.memory_bytes` that need not be kept between tasks: they can be rebuilt from the others and
     the weights.
+    """
+
+    needs_tasks: ClassVar[bool] = False
+    """Whether the method needs tasks with borders, so that it cannot learn from a stream (`Learner.observe`)."""
+
+    takes_any_loss: ClassVar[bool] = True
+    """Whether the method learns with any loss that the learner is created with. Then it computes losses only with
+    `network.loss_and_grad`, `network.loss` or `network.output_loss`. False if it needs class numbers as targets.
     """
 
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
@@ -140,6 +149,17 @@ class Method(ABC):
         if self.descent is None:
             raise UsageError(f"{type(self).__name__} has no learning rate to decay: train it with patience=0.")
         return self.descent.decay_lr(divisor)
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Give everything that has the output layer's shape its new rows. By default: the momentum.
+
+        Called after the layer has grown, between two updates. After an exception it may be called again.
+
+        Args:
+            head: The layer; `head.fit(name, tensor)` extends a tensor that has the shape of one of its parameters.
+        """
+        if self.descent is not None:
+            self.descent.grow_head(head)
 
     @abstractmethod
     def observe(self, batch: Batch) -> Tensor:

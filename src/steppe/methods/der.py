@@ -4,7 +4,9 @@ With D the batch, (x, z) a sample of the buffer with its stored logits and (x′
 
     loss = CE(D) + α · mean (z − f(x))² + β · CE(f(x′), y′)
 
-z is the model's raw output, all columns of it, from the last update on the batch before it was stored.
+z is the model's raw output, all of it, from the last update on the batch before it was stored. Outputs that the model
+has gained since are not in z, and left out of the mean. CE is cross-entropy, or the learner's own loss; z may be an
+output of any shape.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.replay_method import ReplayConfig, ReplayMethod
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -28,12 +31,9 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class DERPlusPlus(MethodConfig):
+class DERPlusPlus(ReplayConfig):
     """Settings of DER++."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
     buffer: int = setting(200, "replay buffer size in samples, each stored with its logits", at_least=1)
     alpha: float = setting(0.5, "weight of the distance to the stored logits (α)", at_least=0)
     beta: float = setting(0.5, "weight of the replayed cross-entropy (β); 0 gives DER", at_least=0)
@@ -42,34 +42,40 @@ class DERPlusPlus(MethodConfig):
         return _DERPlusPlus(self, network, streams)
 
 
-class _DERPlusPlus(Method):
-    descent: MomentumSGD
-    state_attrs = ("descent", "replay")
-
+class _DERPlusPlus(ReplayMethod[DERPlusPlus]):
     def __init__(self, settings: DERPlusPlus, network: Network, streams: Streams) -> None:
-        self.settings, self.network = settings, network
-        self.replay = Reservoir.from_streams(settings.buffer, streams)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        super().__init__(settings, network, streams)
         self._output = torch.empty(0, device="cpu")  # on the last batch observed
+
+    def grow_head(self, head: GrowingHead) -> None:
+        super().grow_head(head)
+        self.replay.widen_extras(head.rows)
 
     def observe(self, batch: Batch) -> Tensor:
         with_logits = self.replay.sample_with_extras(len(batch))  # x, z
         labeled = self.replay.sample(len(batch))  # x′, y′
         union = self.network.prepare(batch.joined(None if with_logits is None else with_logits[0]).joined(labeled))
         output = self.network.forward(union.x)  # a single forward, so that running statistics are updated once
-        masked = self.network.heads.mask(output, union.task)
+        mean_loss = self.network.output_loss.loss
 
         new = slice(0, len(batch))
-        loss = cross_entropy(masked[new], union.y[new])
+        loss = mean_loss(output[new], union[new])
         if with_logits is not None and labeled is not None:
             z = with_logits[1]
             distilled = slice(len(batch), len(batch) + len(z))
             rehearsed = slice(distilled.stop, None)
-            loss = loss + self.settings.alpha * mse_loss(output[distilled], z)
-            loss = loss + self.settings.beta * cross_entropy(masked[rehearsed], union.y[rehearsed])
+            loss = loss + self.settings.alpha * self._distance(output[distilled], z)
+            loss = loss + self.settings.beta * mean_loss(output[rehearsed], union[rehearsed])
         self._output = output[new].detach()
         self.descent.step(clip_by_norm(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
+
+    def _distance(self, output: Tensor, z: Tensor) -> Tensor:
+        """The mean of (z − f(x))² over the logits that were stored, which a head that has grown has more of now."""
+        if not self.replay.has_partial_extras:
+            return mse_loss(output, z)
+        stored = ~z.isnan()
+        return torch.where(stored, output - z, 0.0).square().sum() / stored.sum()
 
     def after_batch(self, batch: Batch) -> None:
         self.replay.add(batch, self._output)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.replay_method import ReplayConfig, ReplayMethod
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.methods.parts.sharpness import SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import Ones
@@ -30,13 +30,10 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class ER(MethodConfig):
+class ER(ReplayConfig):
     """Settings of ER and FS-ER."""
 
     lr: float = setting(0.01, "SGD learning rate (η3)", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
-    buffer: int = setting(200, "replay buffer size in samples", at_least=1)
     ascent_steps: int = setting(0, "ascent steps of the perturbation (K); 0 gives plain ER", at_least=0)
     ascent_lr: float = setting(0.05, "step size of an ascent step (η1)", above=0)
 
@@ -44,15 +41,10 @@ class ER(MethodConfig):
         return _ER(self, network, streams)
 
 
-class _ER(Method):
-    descent: MomentumSGD
-    state_attrs = ("descent", "replay")
-
+class _ER(ReplayMethod[ER]):
     def __init__(self, settings: ER, network: Network, streams: Streams) -> None:
-        self.settings, self.network = settings, network
-        self.replay = Reservoir.from_streams(settings.buffer, streams)
+        super().__init__(settings, network, streams)
         self.ascent = self._initial_ascent()
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self._full_space = GradientMemory(Ones())  # an empty memory passes gradients through
 
     def _initial_ascent(self) -> SharpnessAscent | None:
@@ -77,12 +69,6 @@ class _ER(Method):
             loss, gradient = perturbed.loss, perturbed.gradient
         self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
-
-    def after_batch(self, batch: Batch) -> None:
-        self.replay.add(batch)
-
-    def memory_bytes(self) -> dict[str, int]:
-        return {"replay": self.replay.memory_bytes(), "bases": 0}
 
 
 _PRESETS = {

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.fast.factored import ParamDict, to_dense
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
 from steppe.methods.parts.single_sample import require_batchable
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -29,11 +31,9 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class EWC(MethodConfig):
+class EWC(SGDConfig):
     """Settings of EWC."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     clip: float = setting(2.0, "maximum norm of the gradient, penalty included; 0 disables clipping", at_least=0)
     strength: float = setting(100.0, "weight of the penalty (γ)", at_least=0)
     samples: int = setting(
@@ -44,20 +44,22 @@ class EWC(MethodConfig):
         return _EWC(self, network)
 
 
-class _EWC(Method):
-    descent: MomentumSGD
+class _EWC(SGDMethod[EWC]):
     uses_bare_batch = True
     state_attrs = ("descent", "penalty", "first")
 
     def __init__(self, settings: EWC, network: Network) -> None:
-        self.settings, self.network = settings, network
+        super().__init__(settings, network)
         self.penalty = Penalty(network.trainable)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.first: Batch | None = None  # the current task's first samples
 
     def begin_task(self) -> None:
         self.first = None
         super().begin_task()
+
+    def grow_head(self, head: GrowingHead) -> None:
+        super().grow_head(head)
+        self.penalty.grow_head(head)
 
     def observe(self, batch: Batch) -> Tensor:
         if self.first is None and self.settings.samples == 1:
@@ -156,6 +158,15 @@ class Penalty:
             if self._scatter is None:
                 self._scatter = self.scatter.to(value)
             return value + self._scatter, {name: h.mul_(2) for name, h in half.items()}
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Extend F and c of an output layer that has grown by zeros: no task needs its new weights.
+
+        Args:
+            head: The layer.
+        """
+        self.importance = {name: head.fit(name, part) for name, part in self.importance.items()}
+        self.centre = {name: head.fit(name, part) for name, part in self.centre.items()}
 
     def state_dict(self) -> State:
         """The number of tasks, F, c and s.

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
-from steppe.settings import setting
 from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class Finetune(MethodConfig):
+class Finetune(SGDConfig):
     """Settings of Finetune.
 
     Example:
@@ -29,22 +29,12 @@ class Finetune(MethodConfig):
         torch.Size([3])
     """
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
-
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         return _Finetune(self, network)
 
 
-class _Finetune(Method):
-    descent: MomentumSGD
+class _Finetune(SGDMethod[Finetune]):
     uses_bare_batch = True
-    state_attrs = ("descent",)
-
-    def __init__(self, settings: Finetune, network: Network) -> None:
-        self.settings, self.network = settings, network
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), as_factors=True)

@@ -8,24 +8,18 @@ one without conflicts, found in the dual:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from steppe.data.task import Task
 from steppe.errors import DivergedError
 from steppe.fast.factored import to_dense
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.ring_buffer import (
-    TaskMemory,
-    require_uniform_weights,
-    validate_memory_size,
-    validate_task_count,
-)
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.task_memory import TaskMemoryConfig, TaskMemoryMethod, require_uniform_weights
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -37,44 +31,17 @@ _RIDGE = 1e-3  # added to AAᵀ, so that the solution is unique even if the rows
 
 
 @dataclass(frozen=True)
-class GEM(MethodConfig):
+class GEM(TaskMemoryConfig):
     """Settings of GEM."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum norm of each gradient, past tasks' included; 0 disables clipping", at_least=0)
-    memory: int = setting(200, "memory size in samples, divided equally among the tasks", at_least=1)
-    tasks: int = setting(20, "number of tasks that share the memory; one more is an error", at_least=1)
     strength: float = setting(0.0, "lower bound of the dual variables (γ); above 0 favors past tasks", at_least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_memory_size(self.memory, self.tasks)
-
-    def validate(self, task: Task, heads: Sequence[range | None]) -> None:
-        """Reject a task for which the memory has no ring."""
-        validate_task_count(task, len(heads), self.tasks)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         require_uniform_weights(network)
         return _GEM(self, network)
 
 
-class _GEM(Method):
-    descent: MomentumSGD
-    uses_bare_batch = True
-    state_attrs = ("descent", "memory")
-
-    def __init__(self, settings: GEM, network: Network) -> None:
-        self.settings, self.network = settings, network
-        self.memory = TaskMemory(network, settings.memory, settings.tasks)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
-
-    def begin_task(self) -> None:
-        self.memory.begin_task()
-        self.memory.require_batchable_rings()
-        super().begin_task()
-
+class _GEM(TaskMemoryMethod[GEM]):
     def observe(self, batch: Batch) -> Tensor:
         loss, g = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.past.linear)
         g = clip_by_norm(g, self.settings.clip)
@@ -87,16 +54,6 @@ class _GEM(Method):
                 g = {name: correction[name].add_(to_dense(part)) for name, part in g.items()}
         self.descent.step(g)
         return loss
-
-    def after_batch(self, batch: Batch) -> None:
-        self.memory.add(batch)
-
-    def end_task(self) -> list[str]:
-        self.memory.end_task()
-        return []
-
-    def memory_bytes(self) -> dict[str, int]:
-        return {"replay": self.memory.memory_bytes(), "bases": 0}
 
 
 def solve_dual(gram: Tensor, products: Tensor, strength: float) -> Tensor:

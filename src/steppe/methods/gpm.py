@@ -17,9 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from steppe.errors import UsageError
-from steppe.methods.base import Method, MethodConfig
+from steppe.methods.base import Method
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
 from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones
 from steppe.projection.layers import ProjectedWeight, require_covered
@@ -31,13 +32,11 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class GPM(MethodConfig):
+class GPM(SGDConfig):
     """Settings of GPM."""
 
     uses_projection = True
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     clip: float = setting(0.0, "maximum gradient norm before projection; 0 disables clipping", at_least=0)
     basis_samples: int = setting(125, "samples of a task from which the bases are extended (n_s)", at_least=1)
     thresholds: str = setting(
@@ -88,8 +87,7 @@ class GPM(MethodConfig):
         return Ones()
 
 
-class _GPM(Method):
-    descent: MomentumSGD
+class _GPM(SGDMethod[GPM]):
     uses_bare_batch = True
     state_attrs = ("descent", "memory", "tasks_done", "_samples")
 
@@ -101,9 +99,9 @@ class _GPM(Method):
         thresholds: Mapping[str, float],
         streams: Streams,
     ) -> None:
-        self.settings, self.network, self.thresholds = settings, network, thresholds
+        super().__init__(settings, network)
+        self.thresholds = thresholds
         self.memory = GradientMemory(settings.importance_rule(), covered)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
         self.tasks_done = 0
         self._streams = streams
         self._samples = self._empty_reservoir()

@@ -14,7 +14,7 @@ z is closest to its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,9 +23,11 @@ from torch.nn.functional import cross_entropy, log_softmax
 from steppe.checkpoint.tree import State
 from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.sgd import clip_by_norm
+from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
 from steppe.network.eval_batches import min_eval_batch
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -38,12 +40,12 @@ _CHUNK = 256  # samples per forward when collecting logits
 
 
 @dataclass(frozen=True)
-class ICaRL(MethodConfig):
+class ICaRL(SGDConfig):
     """Settings of iCaRL."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
-    clip: float = setting(2.0, "maximum gradient norm; 0 disables clipping", at_least=0)
+    needs_tasks = True
+    takes_any_loss = False  # it keeps exemplars per class, and distills logits
+
     exemplars: int = setting(1000, "number of exemplars over all classes (K)", at_least=1)
     distillation: float = setting(0.5, "weight of the distillation of old classes (γ)", at_least=0)
 
@@ -109,13 +111,9 @@ class Exemplars:
         return torch.stack([self.logits[rows.start : rows.stop].mean(0) for rows in self.rows.values()])
 
 
-class _ICaRL(Method):
-    descent: MomentumSGD
-    state_attrs = ("descent",)
-
+class _ICaRL(SGDMethod[ICaRL]):
     def __init__(self, settings: ICaRL, network: Network, streams: Streams) -> None:
-        self.settings, self.network = settings, network
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        super().__init__(settings, network)
         self.exemplars: Exemplars | None = None
         self._picker = streams.python_rng("exemplar draws")
         self._pool: list[Batch] = []  # the samples of the task's first epoch
@@ -125,6 +123,17 @@ class _ICaRL(Method):
         super().begin_task()
         self._pool = []
         self.uses_bare_batch = self.exemplars is None  # else exemplars of the old classes are joined to it
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Complete the stored logits by the new outputs'."""
+        super().grow_head(head)
+        held = self.exemplars
+        if held is None or held.logits.shape[1] == head.rows:
+            return
+        known = held.logits.shape[1]
+        logits = torch.cat([held.logits, self._logits(held.batch)[:, known:].to(held.logits)], 1)
+        exemplars = replace(held, logits=logits)
+        self.exemplars, self._means = exemplars, exemplars.class_means()
 
     def observe(self, batch: Batch) -> Tensor:
         exemplars, stored = self._sample_exemplars()  # stored: their z*

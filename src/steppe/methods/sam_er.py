@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from steppe.fast.factored import Gradient, ParamDict, to_dense
-from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_by_norm
+from steppe.methods.base import Method
+from steppe.methods.parts.replay_method import ReplayConfig, ReplayMethod
+from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -27,28 +27,17 @@ from steppe.tensors.batch import Batch
 
 
 @dataclass(frozen=True)
-class SAMER(MethodConfig):
+class SAMER(ReplayConfig):
     """Settings of SAM-ER."""
 
-    lr: float = setting(0.01, "SGD learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     clip: float = setting(2.0, "maximum norm of the gradient at w + v; 0 disables clipping", at_least=0)
-    buffer: int = setting(200, "replay buffer size in samples", at_least=1)
     rho: float = setting(0.05, "length of the perturbation v (ρ)", above=0)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         return _SAMER(self, network, streams)
 
 
-class _SAMER(Method):
-    descent: MomentumSGD
-    state_attrs = ("descent", "replay")
-
-    def __init__(self, settings: SAMER, network: Network, streams: Streams) -> None:
-        self.settings, self.network = settings, network
-        self.replay = Reservoir.from_streams(settings.buffer, streams)
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
-
+class _SAMER(ReplayMethod[SAMER]):
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
         _, g = self.network.loss_and_grad(union, statistics=False)
@@ -56,12 +45,6 @@ class _SAMER(Method):
         loss, gradient = self.network.loss_and_grad(union, at=self.network.scratch.perturbed(v), as_factors=True)
         self.descent.step(clip_by_norm(gradient, self.settings.clip))
         return loss
-
-    def after_batch(self, batch: Batch) -> None:
-        self.replay.add(batch)
-
-    def memory_bytes(self) -> dict[str, int]:
-        return {"replay": self.replay.memory_bytes(), "bases": 0}
 
 
 def scale_to_norm(gradient: Gradient, length: float) -> ParamDict:

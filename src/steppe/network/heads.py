@@ -48,6 +48,11 @@ class Heads:
             columns = torch.arange(outputs, device="cpu")
             self._allowed = ((columns >= ends[:, :1]) & (columns < ends[:, 1:])).to(self._device)
 
+    @property
+    def any_restricted(self) -> bool:
+        """Whether some task uses only part of the columns."""
+        return self._allowed is not None
+
     def mask(self, output: Tensor, task: Tensor) -> Tensor:
         """Return an output, (n, outputs), with −∞ outside the heads of the samples' tasks."""
         if self._allowed is None:
@@ -55,8 +60,41 @@ class Heads:
         return output.masked_fill(~self._allowed[task], -torch.inf)
 
 
+def within_head(output: Tensor, target: Any, head: range | None) -> tuple[Tensor, Any]:
+    """Return output and target as a loss or metric of one head sees them.
+
+    Args:
+        output: The model's output, (n, outputs) where there is a head.
+        target: The target. Class numbers, (n,), count from the head's first column then; negative ones, which stand for
+            ignored samples, stay. A target with a column per output is cut like the output; others stay as they are.
+        head: The head's columns; None leaves both as they are.
+
+    Returns:
+        The output and the target.
+    """
+    if head is None:
+        return output, target
+    columns = output[:, head.start : head.stop]
+    if not isinstance(target, Tensor):
+        return columns, target
+    if is_class_numbers(target):
+        return columns, torch.where(target < 0, target, target - head.start)
+    if target.ndim == 2 and target.shape[1] == output.shape[1]:
+        return columns, target[:, head.start : head.stop]
+    return columns, target
+
+
+def is_class_numbers(target: object) -> bool:
+    """Whether a target is one whole number per sample."""
+    return (
+        isinstance(target, Tensor)
+        and target.ndim == 1
+        and not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+    )
+
+
 def check_mask_size(ranges: Sequence[range | None], outputs: int) -> None:
-    """Raise UsageError if the heads need too large a mask; a saved state with so many would be refused as well."""
+    """Raise UsageError if the heads need too large a mask; a saved state with so many would be rejected too."""
     if not _fits(ranges, outputs):
         raise UsageError(
             f"{len(ranges)} tasks with heads among {outputs} outputs: tasks times outputs must be at most "

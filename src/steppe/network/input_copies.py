@@ -27,7 +27,7 @@ class InputCopies:
         self._needed.clear()
 
     def call(self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the model's output for an input, or that of another way to call it."""
+        """Return the model's output for an input; `forward` replaces the model."""
         forward = forward or self._model
         training = self._model.training
         needed = self._needed.get(training)

@@ -1,4 +1,4 @@
-"""From stored samples to the model's inputs: moved to its device, transformed, in its number type."""
+"""From stored samples to the model's inputs: moved to its device, transformed, in its dtype."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class InputPipeline:
         return isinstance(self._transform, UnitRange)
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
-        """Return stored samples as the model takes them."""
+        """Return stored samples as the model's inputs."""
         x = self._transform(to_device(x, self._device))
         if not isinstance(x, Tensor):
             raise UsageError(f"`input_transform` must return a tensor, got {type(x).__name__}.")
         return x.to(self._dtype) if x.is_floating_point() else x
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return a stored batch as the model takes it."""
+        """Return a stored batch as the model's input."""
         device = self._device
         return Batch(self.prepare_inputs(batch.x), to_device(batch.y, device), to_device(batch.task, device))

@@ -41,10 +41,17 @@ def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 @torch.no_grad()
 def restore_tensors(model: nn.Module, saved: Mapping[str, Tensor], lazy: Collection[str]) -> None:
-    """Copy saved weights and buffers into the model; lazy buffers that do not match stay as they are."""
-    for name, tensor in tensors_of(model).items():
-        if name not in lazy or (name in saved and _same_kind(saved[name], tensor)):
-            tensor.copy_(saved[name])
+    """Copy saved weights and buffers into the model; lazy buffers that do not match stay as they are.
+
+    All are copied in a single call, so that an interrupt leaves either the old ones or the saved ones.
+    """
+    pairs = [
+        (tensor, saved[name])
+        for name, tensor in tensors_of(model).items()
+        if name not in lazy or (name in saved and _same_kind(saved[name], tensor))
+    ]
+    if pairs:
+        torch._foreach_copy_([tensor for tensor, _ in pairs], [value for _, value in pairs])
 
 
 def _same_kind(one: Tensor, other: Tensor) -> bool:
@@ -138,8 +145,10 @@ def preserve_buffers(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _set_buffers(kept: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-    for module, name, buffer, value in kept:
-        setattr(module, name, buffer.copy_(value))
+    if kept:
+        torch._foreach_copy_([buffer for _, _, buffer, _ in kept], [value for *_, value in kept])
+    for module, name, buffer, _ in kept:
+        setattr(module, name, buffer)
 
 
 @contextmanager
@@ -151,14 +160,18 @@ def buffers_apart(model: nn.Module) -> Iterator[None]:
     """
     own = buffers_of(model)
     copies = {id(buffer): buffer.clone() for _, _, buffer in own}  # modules that share a buffer share its copy
-    for module, name, buffer in own:
-        setattr(module, name, copies[id(buffer)])
+    moved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
     try:
+        for module, name, buffer in own:
+            setattr(module, name, copies[id(buffer)])
         yield
     finally:
-        with torch.no_grad():
-            for module, name, buffer in own:
-                setattr(module, name, buffer.copy_(getattr(module, name)))
+        try:
+            moved = [(module, name, buffer, getattr(module, name)) for module, name, buffer in own]
+            _set_buffers(moved)
+        except BaseException:  # raised from another thread, in the middle of the first attempt
+            _set_buffers(moved or [(module, name, buffer, buffer) for module, name, buffer in own])
+            raise
 
 
 @contextmanager

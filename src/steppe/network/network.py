@@ -1,7 +1,7 @@
 """The user's model as the methods see it: losses and gradients at w or at w + v, by parameter name.
 
-`Network` is put together from one part per job. The model itself is never changed: other weights only take the place
-of its own while a gradient is computed, running statistics move only when wanted, and every module keeps its mode.
+`Network` combines one part per job. The model itself is never changed: other weights only take the place of its
+own while a gradient is computed, running statistics move only when requested, and every module keeps its mode.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steppe.network.gradients import Gradients
 from steppe.network.heads import Heads, validate_heads
 from steppe.network.inputs import InputPipeline
 from steppe.network.model_tensors import ModelTensors
-from steppe.network.output_loss import OutputLoss, batch_loss
+from steppe.network.output_loss import CrossEntropy, Loss, OutputLoss, UserLoss
 from steppe.network.scratch import Scratch
 from steppe.network.weights import Weights
 from steppe.tensors.batch import Batch
@@ -35,18 +35,19 @@ class Network:
         model: The model, used in place.
         input_transform: Turns stored inputs, on the model's device, into the model's inputs. By default bytes are
             scaled to 0…1 and other numbers are kept.
+        loss: The mean loss, given output and target; by default cross-entropy within each task's head.
 
     Attributes:
         model: The model itself.
         weights: The trainable parameters, and which of them are frozen.
         trainable: The trainable parameters by name; short for `weights.trainable`.
         device: The device of the model.
-        dtype: The number type of its weights.
+        dtype: The dtype of its weights.
         inputs: Prepares stored samples.
         heads: The columns of the logits that each task may use.
         input_copies: Calls the model so that its input stays unchanged.
         scratch: Memory that updates reuse.
-        output_loss: The loss and its gradient in the logits, in closed form.
+        output_loss: The loss and its gradient in the model's output.
 
     Example:
         >>> network = Network(nn.Linear(4, 2))
@@ -57,14 +58,22 @@ class Network:
         ['bias', 'weight']
     """
 
-    def __init__(self, model: nn.Module, input_transform: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        input_transform: Callable[[Tensor], Tensor] | None = None,
+        *,
+        loss: Loss | None = None,
+    ) -> None:
         self.model = model
         self.weights = Weights(model)
         self.trainable, self.device, self.dtype = self.weights.trainable, self.weights.device, self.weights.dtype
         self.inputs = InputPipeline(input_transform, self.device, self.dtype)
         self.heads = Heads(self.device)
         self.scratch = Scratch(self.weights)
-        self.output_loss = OutputLoss(self.heads, self.scratch)
+        self.output_loss: OutputLoss = (
+            CrossEntropy(self.heads, self.scratch) if loss is None else UserLoss(loss, self.heads)
+        )
         self._tensors = ModelTensors(model)
         self._gradients = Gradients(model, self.weights)
         self._forward = Forward(model, self.weights)
@@ -72,15 +81,15 @@ class Network:
         self._fast_path = FastPath(model)
 
     def prepare_inputs(self, x: Tensor) -> Tensor:
-        """Return stored samples as the model takes them: on its device, in its number type, transformed."""
+        """Return stored samples as the model's inputs: on its device, in its dtype, transformed."""
         return self.inputs.prepare_inputs(x)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return a stored batch as the model takes it."""
+        """Return a stored batch as the model's input."""
         return self.inputs.prepare(batch)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the model's output on prepared inputs, in the precision of the moment."""
+        """Return the model's output on prepared inputs, in the current precision."""
         return self._forward(x)
 
     def outputs(self, x: Tensor) -> Tensor:
@@ -93,8 +102,8 @@ class Network:
         return self.heads.mask(self.forward(batch.x), batch.task)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy of a prepared batch, each sample on its own task's head."""
-        return batch_loss(self.logits(batch), batch)
+        """Return the mean loss over a prepared batch, each sample on its own task's head."""
+        return self.output_loss.loss(self.forward(batch.x), batch)
 
     def loss_and_grad(
         self,
@@ -133,16 +142,18 @@ class Network:
 
     def functional_loss(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
         """Return the loss with other weights in place of the model's own, differentiable through them."""
-        return batch_loss(self.functional_logits(batch, weights, statistics=statistics), batch)
+        return self.output_loss.loss(self._functional_output(batch, weights, statistics=statistics), batch)
 
     def functional_logits(self, batch: Batch, weights: ParamDict, *, statistics: bool = True) -> Tensor:
-        """Return the logits with other weights in place of the model's own."""
+        """Return the logits with other weights in place of the model's own, −∞ outside each sample's own head."""
+        return self.heads.mask(self._functional_output(batch, weights, statistics=statistics), batch.task)
+
+    def _functional_output(self, batch: Batch, weights: ParamDict, *, statistics: bool) -> Tensor:
         # Buffers that must not move are replaced by copies: restored afterwards they would count as changed, and a
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         replaced = {**weights, **copies}
-        output = self._forward(batch.x, lambda x: torch.func.functional_call(self.model, replaced, (x,)))
-        return self.heads.mask(output, batch.task)
+        return self._forward(batch.x, lambda x: torch.func.functional_call(self.model, replaced, (x,)))
 
     @property
     def chain(self) -> LinearChain | None:
@@ -173,6 +184,13 @@ class Network:
         """Run the model in this precision inside, in train mode only; its weights stay as they are."""
         return self._forward.autocast_to(precision)
 
+    def fit_outputs(self, outputs: int) -> None:
+        """Adapt to the model's number of outputs, which has changed; can be repeated after an exception."""
+        self.heads.set_ranges(self.heads.ranges, outputs)
+        self.scratch.forget()
+        self._forward.find_wide_layers()
+        self._fast_path.enable(self.chain is not None)  # anew: what was computed for the old one does not fit
+
     def snapshot(self) -> dict[str, Tensor]:
         """Return copies of all weights and buffers."""
         return self._tensors.snapshot()
@@ -192,7 +210,7 @@ class Network:
         }
 
     def load_state_dict(self, state: State, outputs: int) -> None:
-        """Load a state for a model with so many outputs.
+        """Load a state for a model with this many outputs.
 
         Raises:
             ModelError: The model has weights of other names or shapes.

@@ -153,6 +153,18 @@ class Representation:
         scale = torch.where(values > 0, 1 / values, 0)
         return Spectrum(values, columns.mT @ (right * scale.unsqueeze(-2)))
 
+    def leading(self, threshold: float) -> Spectrum | None:
+        """Select the fewest leading singular vectors that hold a share of R's energy.
+
+        Args:
+            threshold: The share (ε).
+
+        Returns:
+            What `select_leading` returns, or None if nothing was added.
+        """
+        spectrum = self.spectrum()
+        return None if spectrum is None else select_leading(spectrum, threshold)
+
     def energy(self) -> Tensor:
         """‖R‖² of each group."""
         if self._gram is not None:
@@ -191,6 +203,21 @@ def running_sums(energy: Tensor) -> Tensor:
     return energy.cpu().cumsum(-1).to(energy.device)
 
 
+def within_threshold(reached: Tensor, energy: Tensor, total: Tensor, threshold: float) -> Tensor:
+    """Whether directions are needed to hold a share of an energy: those that have any, until enough is reached.
+
+    Args:
+        reached: The energy that is held before a direction is added.
+        energy: The energy of each direction.
+        total: The whole energy.
+        threshold: The share to hold (ε).
+
+    Returns:
+        Whether each direction is needed; none if all energies are 0.
+    """
+    return (reached < min(threshold, MAX_THRESHOLD) * total) & (energy > 0)
+
+
 def select_leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     """Select the fewest leading vectors with ‖R_k‖² ≥ threshold · ‖R‖², including the one that crosses the threshold.
 
@@ -203,8 +230,7 @@ def select_leading(spectrum: Spectrum, threshold: float) -> Spectrum:
     """
     energy = spectrum.values.square()
     total = energy.sum(-1, keepdim=True)
-    held_before = running_sums(energy) - energy
-    needed = (held_before < min(threshold, MAX_THRESHOLD) * total) & (energy > 0)  # nothing if R is zero
+    needed = within_threshold(running_sums(energy) - energy, energy, total, threshold)
     rank = int(needed.sum(-1).max())
     kept = needed[:, :rank]
     return Spectrum(spectrum.values[:, :rank] * kept, spectrum.vectors[:, :, :rank] * kept.unsqueeze(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from steppe.errors import ModelError
 from steppe.fast.linear_hooks import find_factorable
@@ -103,14 +103,8 @@ def _require_called(names: Sequence[str]) -> None:
 
 
 def _uncovered(network: Network, known: Collection[str]) -> list[str]:
-    """The trainable matrices without a rule, other than embeddings."""
-    embedded = {
-        id(p)
-        for module in network.model.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        for p in module.parameters()
-    }
-    return [name for name, p in network.trainable.items() if p.ndim > 1 and name not in known and id(p) not in embedded]
+    """The trainable matrices that are not among the known weights."""
+    return [name for name, p in network.trainable.items() if p.ndim > 1 and name not in known]
 
 
 def _matches(name: str, entry: str) -> bool:

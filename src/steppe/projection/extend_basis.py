@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steppe.projection.basis import MAX_THRESHOLD, Representation, direction_mask, running_sums
+from steppe.projection.basis import Representation, direction_mask, running_sums, within_threshold
 
 
 class ExtendedBasis(NamedTuple):
@@ -58,14 +58,29 @@ def extend_basis(
     total = representation.energy().unsqueeze(-1)
     energy = values.square()
     after = total - missed.energy().unsqueeze(-1) + running_sums(energy)  # a_j ‖R‖²
-    reached = after if first else after - energy
-    chosen = (reached < min(threshold, MAX_THRESHOLD) * total) & (energy > 0)
+    chosen = new_directions(after, energy, total, threshold, first=first)
     return _compact(
         ExtendedBasis(
             torch.cat([old, vectors * chosen.unsqueeze(1)], dim=-1),
             torch.cat([representation.strengths_along(old), values * chosen], dim=-1),
         )
     )
+
+
+def new_directions(after: Tensor, energy: Tensor, total: Tensor, threshold: float, *, first: bool) -> Tensor:
+    """Choose the new directions.
+
+    Args:
+        after: a_j ‖R‖², the energy held with the first j new directions.
+        energy: σ̂_j², the energy of each.
+        total: ‖R‖².
+        threshold: The share of energy to hold (ε).
+        first: Whether this is the first task, which leaves out the direction that crosses the threshold.
+
+    Returns:
+        Whether each is chosen.
+    """
+    return within_threshold(after if first else after - energy, energy, total, threshold)
 
 
 def _compact(growth: ExtendedBasis) -> ExtendedBasis:

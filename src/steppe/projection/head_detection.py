@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steppe.projection.nests import tensors_in
 from steppe.runtime.hooks import temporary_hooks
 
 _ROWS = 8  # number of rows of the Jacobian to compute
@@ -43,9 +44,8 @@ def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterab
         cuts.append(output.detach().requires_grad_())
         return cuts[-1].clone()  # the model may modify it in place, which a leaf does not allow
 
-    def note(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if isinstance(output, Tensor) and output.requires_grad:
-            around.append(output)
+    def note(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        around.extend(part for part in tensors_in(output) if part.requires_grad)
 
     with temporary_hooks() as hooks:
         for hook, hooked in ((cut, layers), (note, others)):

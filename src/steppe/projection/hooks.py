@@ -12,11 +12,14 @@ from torch.overrides import TorchFunctionMode
 
 from steppe.network.network import Network
 from steppe.projection.head_detection import is_output_head
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.layers import CallRule, ProjectedWeight
+from steppe.projection.nests import map_tensors
 from steppe.runtime.hooks import temporary_hooks
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
+"""Takes a weight, a layer that uses it, and what the weight's rule turns into input vectors: the layer's first
+argument, or what the weight's call rule computes from all arguments."""
 
 
 class _PassThroughMode(TorchFunctionMode):
@@ -47,7 +50,7 @@ def disable_fused_attention(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> Iterator[None]:
-    """Inside, pass the input of every call of a covered layer to `sink(weight, layer, x)`.
+    """Inside, pass what the weights of a covered layer multiply to `sink(weight, layer, x)` at every call.
 
     Args:
         weights: The covered weights, by parameter name.
@@ -66,20 +69,42 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
         0.weight 5 4
         1.weight 5 3
     """
+    users: dict[nn.Module, list[tuple[ProjectedWeight, str]]] = {}
+    for weight in weights.values():
+        for layer, name in weight.uses:
+            users.setdefault(layer, []).append((weight, name))
 
-    def hook_for(weight: ProjectedWeight) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = (args[0] if args else kwargs["input"]).detach()
-            with torch.autocast(x.device.type, enabled=False):  # the bases keep full precision
-                sink(weight, layer, x.float() if x.dtype in _HALF else x)
-
-        return hook
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for rule, used in _by_call_rule(users[layer]).items():
+            first = used[0][0].parameter
+            with torch.autocast(first.device.type, enabled=False), torch.no_grad():  # the bases keep full precision
+                if rule is None:
+                    x = _widened((args[0] if args else kwargs["input"]).detach(), torch.float32)
+                    seen = dict.fromkeys((name for _, name in used), x)
+                else:
+                    seen = dict(rule(layer, *_widened((args, kwargs), first.dtype)))
+                for weight, name in used:
+                    sink(weight, layer, seen[name])
 
     with temporary_hooks() as hooks:
-        for weight in weights.values():
-            for layer in dict.fromkeys(weight.layers):
-                hooks.append(layer.register_forward_pre_hook(hook_for(weight), with_kwargs=True))
+        for layer in users:
+            hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
         yield
+
+
+def _by_call_rule(
+    users: list[tuple[ProjectedWeight, str]],
+) -> dict[CallRule | None, list[tuple[ProjectedWeight, str]]]:
+    """Weights and their names in a layer, by their call rule."""
+    groups: dict[CallRule | None, list[tuple[ProjectedWeight, str]]] = {}
+    for weight, name in users:
+        groups.setdefault(weight.call_rule, []).append((weight, name))
+    return groups
+
+
+def _widened(nest: Any, dtype: torch.dtype) -> Any:
+    """A nest with its half-precision tensors in another precision."""
+    return map_tensors(nest, lambda x: x.to(dtype) if x.dtype in _HALF else x)
 
 
 def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:

@@ -1,81 +1,44 @@
-"""The layers that a gradient memory can cover, and how each turns its input into the columns of R, from which UpdateGPM
-computes bases (docs/concepts.md: the gradient projection memory). To add a layer type, register a rule.
+"""The layers that a gradient memory can cover, and their weights. `projection/rules` has a file per family of layers.
 
-A rule maps a layer and its input to a tensor (groups, n, in). Each row is an input vector that the layer multiplies by
-the rows of its weight, viewed as (groups, out / groups, in). Each row of the weight's gradient therefore lies in the
-span of these vectors.
+To add a layer type, register a rule (docs/recipes/own-layer.md).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import nn
 
 from steppe.errors import ModelError
+from steppe.projection.rules.convolution import convolution_patches
+from steppe.projection.rules.linear import linear_inputs
+from steppe.projection.rules.registry import (
+    RULES,
+    CallRule,
+    LayerRule,
+    Layout,
+    Rule,
+    find_rule,
+    register_call_rule,
+    register_rule,
+)
 
-Rule = Callable[[nn.Module, Tensor], Tensor]
-RULES: dict[type[nn.Module], Rule] = {}
-
-
-def register_rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register a rule for layer types and their subclasses.
-
-    Args:
-        kinds: The layer types.
-
-    Returns:
-        A decorator for the rule.
-    """
-
-    def register(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, rule))
-        return rule
-
-    return register
-
-
-@register_rule(nn.Linear)
-def linear_inputs(layer: nn.Module, x: Tensor) -> Tensor:
-    """The rule of linear layers: every dimension but the last counts samples."""
-    return x.reshape(1, -1, x.shape[-1])
-
-
-@register_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def convolution_patches(layer: nn.Module, x: Tensor) -> Tensor:
-    """The rule of convolutions: all patches, padding included, in the order of `weight.view(out, -1)`."""
-    assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    space = len(layer.kernel_size)
-    x = x if x.ndim == space + 2 else x.unsqueeze(0)  # the batch dimension may be missing
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    x = pad(x, padding(layer), mode=mode)
-    for axis, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
-        x = x.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
-    samples, channels = x.shape[:2]
-    x = x.reshape(samples, layer.groups, channels // layer.groups, *x.shape[2:])
-    # (samples, groups, channels, places..., taps...) -> (groups, samples, places..., channels, taps...)
-    places = range(3, 3 + space)
-    taps = range(3 + space, 3 + 2 * space)
-    x = x.permute(1, 0, *places, 2, *taps)
-    return x.reshape(layer.groups, -1, channels // layer.groups * math.prod(layer.kernel_size))
-
-
-def padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
-    """The padding before and after each axis, last axis first, as `torch.nn.functional.pad` expects it."""
-    amounts: list[int] = []
-    for axis in reversed(range(len(layer.kernel_size))):
-        if layer.padding == "same":
-            total = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
-            amounts += [total // 2, total - total // 2]
-        elif layer.padding == "valid":
-            amounts += [0, 0]
-        else:
-            amounts += [int(layer.padding[axis])] * 2
-    return amounts
+__all__ = [
+    "RULES",
+    "CallRule",
+    "Layout",
+    "ProjectedWeight",
+    "Rule",
+    "convolution_patches",
+    "coverable_weights",
+    "linear_inputs",
+    "projected_weights",
+    "register_call_rule",
+    "register_rule",
+    "require_covered",
+]
 
 
 @dataclass(frozen=True)
@@ -85,8 +48,26 @@ class ProjectedWeight:
     name: str
     layers: tuple[nn.Module, ...]
     rule: Rule
+    """Maps a layer and what it multiplies in a call (see `hooks.capture_inputs`) to the weight's input vectors."""
     factorable: bool = False
     """Whether its gradient can be computed as factors: inputs and output gradients (see `network.linear_hooks`)."""
+    names: tuple[str, ...] = ()
+    """The weight's name within each layer, if it is not `weight` in all of them."""
+    call_rule: CallRule | None = None
+    """Computes the input vectors from all arguments of a call, if the first one is not enough."""
+    layout: Layout = Layout.ROWS
+    """How the weight is viewed as rows that multiply input vectors."""
+
+    @property
+    def uses(self) -> dict[tuple[nn.Module, str], None]:
+        """The layers that use it, each with the weight's name within it."""
+        return dict.fromkeys(zip(self.layers, self.names or ("weight",) * len(self.layers), strict=True))
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The weight itself."""
+        layer, name = next(iter(self.uses))
+        return layer.get_parameter(name)
 
 
 def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str, ProjectedWeight]:
@@ -102,8 +83,8 @@ def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[s
         The weights, by parameter name.
 
     Raises:
-        ModelError: If a weight is shared with a module without a rule, whose gradient would not lie in the span of the
-            layers' inputs.
+        ModelError: If a weight is shared with a module without a rule or with another one, so that the gradient would
+            not lie in the span of the layers' inputs.
 
     Example:
         >>> import torch
@@ -116,49 +97,78 @@ def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[s
     for name, users in _users(model).items():
         if not users[0].parameter.requires_grad or any(_is_excluded(name, user.path, exclude) for user in users):
             continue
-        unruled = [user.path for user in users if user.rule is None]
-        if len(unruled) == len(users):
+        ruled = [user for user in users if user.rule is not None]
+        if not ruled:
             continue
-        if unruled:
+        other = next((user.path for user in users if user.rule != ruled[0].rule), None)
+        if other is not None:
             raise ModelError(
-                f"the weight {name!r} is shared with {unruled[0]!r}, which is not a linear or convolution layer, so "
-                f"its gradient cannot be projected: untie it, or leave it out with exclude=({name!r},)."
+                f"the weight {name!r} is shared with {other!r}, which uses it in another way than {ruled[0].path!r}, "
+                f"so its gradient cannot be projected: untie it, or leave it out with exclude=({name!r},)."
             )
-        rule = users[0].rule
-        assert rule is not None
-        weights[name] = ProjectedWeight(name, tuple(user.module for user in users), rule)
+        weights[name] = _projected(name, ruled)
     return weights
 
 
 def coverable_weights(model: nn.Module) -> dict[str, ProjectedWeight]:
     """All weights of layers with a rule, including frozen ones and those shared with other modules."""
     return {
-        name: ProjectedWeight(name, tuple(user.module for user in ruled), ruled[0].rule)
+        name: _projected(name, [user for user in users if user.rule == ruled.rule])
         for name, users in _users(model).items()
-        if (ruled := [user for user in users if user.rule is not None]) and ruled[0].rule is not None
+        if (ruled := next((user for user in users if user.rule is not None), None)) is not None
     }
 
 
 class _User(NamedTuple):
-    """A module that has a parameter, with the rule that would cover it."""
+    """A module that has a parameter, with its name there and the rule that would cover it."""
 
     path: str
     module: nn.Module
     parameter: nn.Parameter
-    rule: Rule | None
+    name: str
+    rule: LayerRule | None
+
+
+def _projected(name: str, users: list[_User]) -> ProjectedWeight:
+    rule = users[0].rule
+    assert rule is not None
+    own = tuple(user.name for user in users)
+    return ProjectedWeight(
+        name,
+        tuple(user.module for user in users),
+        rule.rule,
+        names=own if set(own) != {"weight"} else (),
+        call_rule=rule.call_rule,
+        layout=rule.layout,
+    )
 
 
 def _users(model: nn.Module) -> dict[str, list[_User]]:
-    """The modules that have each parameter, by the parameter's name; a shared parameter has several."""
+    """The modules that use each parameter, by the parameter's name; a shared parameter has several.
+
+    A weight inside a layer's submodule belongs to the layer whose rule names it: attention uses its output projection
+    without calling it.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The users by name.
+    """
     names = {id(p): name for name, p in model.named_parameters()}  # a shared parameter appears once
-    # nn.MultiheadAttention uses its submodules' weights without calling them, so their inputs are never seen.
-    opaque = {id(part) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()}
     users: dict[str, list[_User]] = {name: [] for name in names.values()}
+    taken: set[tuple[int, str]] = set()  # modules and names of parameters that another layer's rule names
     for path, module in model.named_modules():
-        rule = next((rule for kind, rule in RULES.items() if isinstance(module, kind)), None)
+        rule = find_rule(module)
+        ruled = [] if rule is None else [own for own in rule.weights_of(module) if (id(module), own) not in taken]
+        for own in ruled:
+            owner, _, last = own.rpartition(".")
+            taken.add((id(module.get_submodule(owner)), last))
+            parameter = module.get_parameter(own)
+            users[names[id(parameter)]].append(_User(path, module, parameter, own, rule))
         for own, parameter in module.named_parameters(recurse=False):
-            ruled = rule if own == "weight" and id(module) not in opaque else None
-            users[names[id(parameter)]].append(_User(path, module, parameter, ruled))
+            if (id(module), own) not in taken:
+                users[names[id(parameter)]].append(_User(path, module, parameter, own, None))
     return users
 
 
@@ -166,10 +176,10 @@ def require_covered(covered: Mapping[str, ProjectedWeight]) -> None:
     """Reject a model without weights to cover."""
     if not covered:
         raise ModelError(
-            "the model has no layer that a gradient memory can cover (Linear, Conv1d, Conv2d or Conv3d with a "
-            "trainable weight, other than the head of a multi-head model): use a replay method such as er."
+            "the model has no layer that a gradient memory can cover (such as Linear, Conv2d, LSTM or Embedding, with "
+            "a trainable weight, other than the head of a multi-head model): use a replay method such as er."
         )
 
 
 def _is_excluded(name: str, path: str, exclude: tuple[str, ...]) -> bool:
-    return any(entry in (name, path) or path.startswith(entry + ".") for entry in exclude)
+    return any(entry == path or f"{each}.".startswith(f"{entry}.") for entry in exclude for each in (name, path))

@@ -128,6 +128,24 @@ MATRIX = "matrix"
 """Marks a saved P; a saved basis has no mark."""
 
 
+def check_matrix(matrix: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a saved P and its λ.
+
+    Args:
+        matrix: P.
+        importance: λ.
+
+    Returns:
+        Both.
+
+    Raises:
+        ValueError: If their shapes do not match.
+    """
+    if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2] or importance.shape[:1] != matrix.shape[:1]:
+        raise ValueError("a projector does not match its importances")
+    return matrix, importance
+
+
 def matrix_of(basis: Tensor, importance: Tensor) -> Tensor:
     """P = M diag(λ) Mᵀ.
 

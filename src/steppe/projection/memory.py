@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,16 +10,18 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.fast.factored import Gradient
+from steppe.fast.factored import FactoredGrad, Gradient
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
-from steppe.projection.basis import Representation, direction_mask, select_leading
-from steppe.projection.extend_basis import extend_basis
+from steppe.projection.basis import Representation, Spectrum
+from steppe.projection.extend_basis import ExtendedBasis, extend_basis
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.importance import ImportanceRule
-from steppe.projection.layers import ProjectedWeight
-from steppe.projection.matrix_projector import MATRIX, MatrixProjector, matrix_of
+from steppe.projection.layers import Layout, ProjectedWeight
+from steppe.projection.layouts import make_projector
+from steppe.projection.matrix_projector import MATRIX, MatrixProjector, check_matrix, matrix_of
 from steppe.projection.projector import SoftProjector
+from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
 
 _SATURATED = 0.99
@@ -62,7 +64,7 @@ class GradientMemory:
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
-            own = {name: dict(weight.layers[0].named_parameters())["weight"] for name, weight in covered.items()}
+            own = {name: weight.parameter for name, weight in covered.items()}
             _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
 
@@ -113,10 +115,7 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        parts = dict(gradient)
-        for name, projector in self._projectors.items():
-            parts[name] = projector.project_onto(gradient[name], None if known is None else known.get(name))
-        return parts
+        return self._projected(gradient, known, lambda projector, g, c: projector.project_onto(g, c))
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
@@ -128,9 +127,17 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
+        return self._projected(gradient, known, lambda projector, g, c: projector.project_out(g, c))
+
+    def _projected(
+        self,
+        gradient: Gradient,
+        known: Gradient | None,
+        project: Callable[[Projector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
+    ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
-            parts[name] = projector.project_out(gradient[name], None if known is None else known.get(name))
+            parts[name] = project(projector, gradient[name], None if known is None else known.get(name))
         return parts
 
     def ranks(self) -> dict[str, dict[str, int]]:
@@ -205,22 +212,16 @@ class GradientMemory:
         before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered.keys() - grams.keys(), threshold or 0.0)
         found = self._collect_representations(network, x, thresholds, chunk)
-        found |= {name: Representation.of_gram(gram) for name, gram in grams.items()}
+        found = {**found, **{name: Representation.of_gram(gram) for name, gram in grams.items()}}
         for name in self.covered:
             yield_point()
-            spectrum = found[name].spectrum()
-            if spectrum is None:  # a layer that the forward did not use
+            kept = _select(found[name], threshold)
+            if kept is None:  # a layer that the forward did not use
                 continue
-            kept = select_leading(spectrum, threshold) if threshold is not None else spectrum
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
-                rule = rules.get(name, self.rule)
-                projectors[name] = _make_projector(
-                    network,
-                    name,
-                    kept.vectors,
-                    rule.initial(kept.values),
-                    fixed=threshold is None and not self.rule.dynamic,
-                )
+                importance = rules.get(name, self.rule).initial(kept.values)
+                is_fixed = threshold is None and not self.rule.dynamic
+                projectors[name] = self._make_projector(name, kept.vectors, importance, is_fixed=is_fixed)
         self.projectors = projectors
         return self._saturation_remarks(before)
 
@@ -249,7 +250,7 @@ class GradientMemory:
             yield_point()
             old = projectors.get(name)
             assert old is None or isinstance(old, SoftProjector)
-            growth = extend_basis(representation, None if old is None else old.basis, thresholds[name], first=first)
+            growth = _extend(representation, None if old is None else old.basis, thresholds[name], first=first)
             if growth is None:
                 continue
             if growth.basis.shape[-1] == 0:
@@ -258,8 +259,8 @@ class GradientMemory:
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
-                importance[:, : old.basis.shape[-1]] += old.importance * direction_mask(old.basis)
-            projectors[name] = _make_projector(network, name, growth.basis, importance.clamp(max=1))
+                importance[:, : old.basis.shape[-1]] += old.importance * old.mask
+            projectors[name] = self._make_projector(name, growth.basis, importance.clamp(max=1))
         self.projectors = projectors
         return [*remarks, *self._saturation_remarks(before)]
 
@@ -275,10 +276,10 @@ class GradientMemory:
 
     def _collect_representations(
         self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
-    ) -> dict[str, Representation]:
+    ) -> dict[str, Representation | RowCounts]:
         """The covered layers' inputs on stored samples x, in eval mode."""
         covered = {name: weight for name, weight in self.covered.items() if name in thresholds}
-        representations = {name: Representation(thresholds[name]) for name in covered}
+        representations = {name: _empty_representation(weight, thresholds[name]) for name, weight in covered.items()}
         with (
             torch.no_grad(),
             network.mode(training=False),
@@ -295,6 +296,15 @@ class GradientMemory:
                     "lower the step size (lr, ascent_lr) or check the data."
                 )
         return representations
+
+    def _make_projector(self, name: str, basis: Tensor, importance: Tensor, *, is_fixed: bool = False) -> Projector:
+        """A projector in the weight's precision; P itself, if λ is fixed and the basis is so large that it pays."""
+        weight = self.covered[name]
+        dtype = weight.parameter.dtype
+        kept = (basis.to(dtype) if basis.is_floating_point() else basis).contiguous()
+        if is_fixed and weight.layout is Layout.ROWS and 2 * kept.shape[2] > kept.shape[1]:
+            return MatrixProjector(matrix_of(kept, importance.to(dtype)), importance.to(dtype))
+        return make_projector(weight.layout, weight.parameter, kept, importance.to(dtype))
 
     def state_dict(self) -> State:
         """The bases and importances. The rule is not included; the method restores its step size.
@@ -314,12 +324,14 @@ class GradientMemory:
             ValueError: If it has a basis of a weight that is not covered, or importances of another shape.
         """
         projectors: dict[str, Projector] = {}
-        for name, (vectors, importance, *mark) in state.items():
-            is_matrix = mark == [MATRIX]
-            fits = vectors.ndim == 3 and importance.shape[0] == vectors.shape[0]
-            if name not in self.covered or not fits or (importance.shape[1] != vectors.shape[2] and not is_matrix):
-                raise ValueError(f"the basis of {name!r} does not match its importances, or the weight is not covered")
-            projectors[name] = (MatrixProjector if is_matrix else SoftProjector)(vectors, importance)
+        for name, (basis, importance, *mark) in state.items():
+            if name not in self.covered:
+                raise ValueError(f"there is a basis of {name!r}, but the weight is not covered")
+            weight = self.covered[name]
+            if mark == [MATRIX]:
+                projectors[name] = MatrixProjector(*check_matrix(basis, importance))
+            else:
+                projectors[name] = make_projector(weight.layout, weight.parameter, basis, importance)
         self.projectors = projectors
 
     def memory_bytes(self) -> dict[str, int]:
@@ -351,15 +363,25 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _make_projector(
-    network: Network, name: str, basis: Tensor, importance: Tensor, *, fixed: bool = False
-) -> Projector:
-    """A projector in the weight's precision; P itself, if λ is fixed and the basis so large that this is less work."""
-    dtype = network.trainable[name].dtype
-    basis, importance = basis.to(dtype).contiguous(), importance.to(dtype)
-    if fixed and 2 * basis.shape[2] > basis.shape[1]:
-        return MatrixProjector(matrix_of(basis, importance), importance)
-    return SoftProjector(basis, importance)
+def _select(representation: Representation | RowCounts, threshold: float | None) -> Spectrum | None:
+    """The directions to hold, all of them without a threshold; None if nothing was collected."""
+    if threshold is None and isinstance(representation, Representation):
+        return representation.spectrum()
+    return representation.leading(1.0 if threshold is None else threshold)
+
+
+def _empty_representation(weight: ProjectedWeight, threshold: float) -> Representation | RowCounts:
+    """What to collect the inputs of a weight in."""
+    return RowCounts(len(weight.parameter)) if weight.layout is Layout.TABLE else Representation(threshold)
+
+
+def _extend(
+    representation: Representation | RowCounts, old: Tensor | None, threshold: float, *, first: bool
+) -> ExtendedBasis | None:
+    """The extended basis; None if nothing was collected."""
+    if isinstance(representation, RowCounts):
+        return representation.extend(old, threshold, first=first)
+    return extend_basis(representation, old, threshold, first=first)
 
 
 def _empty_basis_remark(name: str, threshold: float) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from steppe.fast.switch import fast_paths_enabled
-from steppe.projection.layers import padding
+from steppe.projection.rules.convolution import padding
 
 
 def patch_product(layer: nn.Module, x: Tensor) -> tuple[Tensor, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class SoftProjector:
     @property
     def rank(self) -> int:
         """The number of directions, over all groups."""
-        return int(direction_mask(self.basis).sum())
+        return int(self.mask.sum())
 
     @property
     def max_rank(self) -> int:
@@ -59,9 +60,14 @@ class SoftProjector:
         return self.basis.shape[0] * self.basis.shape[1]
 
     @property
+    def mask(self) -> Tensor:
+        """Which of the importances are those of directions rather than padding, (groups, k)."""
+        return direction_mask(self.basis)
+
+    @property
     def active_importance(self) -> Tensor:
         """The importances of the directions, without padding."""
-        return self.importance[direction_mask(self.basis)]
+        return self.importance[self.mask]
 
     def coordinates(self, gradient: Tensor | FactoredGrad) -> Tensor | FactoredGrad:
         """G M: the coordinates of each row of G along the basis directions.
@@ -147,7 +153,7 @@ class SoftProjector:
         known = self.coordinates(gradient) if coordinates is None else coordinates
         return known * (self.importance.unsqueeze(1) if self._grouped else self.importance)
 
-    def with_importance(self, importance: Tensor) -> SoftProjector:
+    def with_importance(self, importance: Tensor) -> Self:
         """Replace the importances.
 
         Args:
@@ -156,6 +162,6 @@ class SoftProjector:
         Returns:
             A projector with the same basis.
         """
-        changed = object.__new__(SoftProjector)
+        changed = object.__new__(type(self))
         changed.__dict__.update(self.__dict__, importance=importance)  # keeps the cached views
         return changed

@@ -9,16 +9,21 @@ the gradient in training mode does not matter, as its component along X is remov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from steppe.fast.factored import to_dense
 from steppe.network.module_state import swap_parameters
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
-from steppe.projection.layers import RULES, ProjectedWeight
+from steppe.projection.layers import RULES, Layout, ProjectedWeight
+from steppe.projection.layouts import make_projector
+from steppe.projection.nests import map_tensors, tensors_in
+from steppe.projection.projector import SoftProjector
 from steppe.runtime.hooks import temporary_hooks
 
 _VECTORS = 8  # the maximum number of input vectors to test a call with
@@ -39,10 +44,13 @@ def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight
     Returns:
         The names of the weights that cannot be covered.
     """
-    doubtful = {
-        name: layers for name, weight in weights.items() if (layers := [m for m in weight.layers if not _is_known(m)])
+    users: dict[nn.Module, list[str]] = {}
+    for weight in weights.values():
+        for layer, name in weight.uses:
+            users.setdefault(layer, []).append(name)
+    calls: dict[nn.Module, list[_Arguments]] = {
+        layer: [] for layer, names in users.items() if not _is_known(layer, names)
     }
-    calls: dict[nn.Module, list[_Arguments]] = {layer: [] for layers in doubtful.values() for layer in layers}
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[layer].append(_clone_arguments((args, kwargs)))  # the model may modify it in place
@@ -55,9 +63,11 @@ def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight
                 model(x)
     return [
         name
-        for name, layers in doubtful.items()
+        for name, weight in weights.items()
         if not all(
-            calls[layer] and all(_multiplies_inputs(weights[name], layer, c) for c in calls[layer]) for layer in layers
+            calls[layer] and all(_multiplies_inputs(weight, layer, own, call) for call in calls[layer])
+            for layer, own in weight.uses
+            if layer in calls
         )
     ]
 
@@ -65,43 +75,36 @@ def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _clone_arguments(argument: Any) -> Any:
-    """A copy with cloned tensors, also inside tuples, lists and dictionaries."""
-    if isinstance(argument, Tensor):
-        return argument.detach().clone()
-    if type(argument) in (tuple, list):
-        return type(argument)(_clone_arguments(part) for part in argument)
-    if type(argument) is dict:
-        return {key: _clone_arguments(part) for key, part in argument.items()}
-    return argument
+def _clone_arguments(arguments: _Arguments) -> _Arguments:
+    """A copy with cloned tensors."""
+    copies: _Arguments = map_tensors(arguments, lambda x: x.detach().clone())
+    return copies
 
 
-def _is_known(layer: nn.Module) -> bool:
-    """Whether a call runs torch's own forward of a layer with a rule, without hooks."""
-    kind = next((kind for kind in RULES if isinstance(layer, kind)), None)
+def _is_known(layer: nn.Module, names: Iterable[str]) -> bool:
+    """Whether a call runs torch's own forward of a layer with a rule, without hooks, on these of its weights."""
+    kind = next((kind for kind in type(layer).__mro__ if kind in RULES), None)
     return (
         kind is not None
         and kind.__module__.startswith("torch.nn.")
         and all(getattr(type(layer), name, None) is getattr(kind, name, None) for name in _METHODS)
         and not any(name in vars(layer) for name in _METHODS)
         and not any(getattr(layer, hooks) for hooks in _HOOKS)
-        and layer.weight is layer._parameters["weight"]
+        and all(operator.attrgetter(name)(layer) is layer.get_parameter(name) for name in names)
     )
 
 
 _METHODS = ("forward", "_conv_forward", "__call__")
 
 
-def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, arguments: _Arguments) -> bool:
+def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, name: str, arguments: _Arguments) -> bool:
     """Whether the layer's output depends on its weight, but not on changes Δ of it with Δ X = 0."""
-    parameter = layer._parameters["weight"]
-    assert parameter is not None
+    parameter = layer.get_parameter(name)
     columns: list[Tensor] = []
 
     def call() -> Tensor | None:
         args, kwargs = _clone_arguments(arguments)
-        output = layer(*args, **kwargs)
-        return output.detach().clone() if isinstance(output, Tensor) and output.is_floating_point() else None
+        return _as_tensor(layer(*args, **kwargs))
 
     def sink(weight: ProjectedWeight, layer: nn.Module, x: Tensor) -> None:
         columns.append(weight.rule(layer, x).clone())
@@ -112,15 +115,27 @@ def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, arguments: _Ar
 
     try:
         with torch.no_grad():
-            with capture_inputs({weight.name: replace(weight, layers=(layer,))}, sink):
+            with capture_inputs({weight.name: replace(weight, layers=(layer,), names=(name,))}, sink):
                 before = call()
             if before is None or len(columns) != 1:
                 return False
+            if weight.layout is Layout.TABLE:
+                projector = _row_projector(columns[0], parameter, getattr(layer, "padding_idx", None))
+                return _output_stays(before, moved, parameter, projector, lambda output: output)
             return any(
-                _output_stays(before, moved, parameter, *part) for part in _probe_sets(columns[0], before, layer)
+                _output_stays(before, moved, parameter, _span_projector(weight.layout, part, parameter), read)
+                for part, read in _probe_sets(columns[0], before, layer)
             )
     except Exception:  # it takes or returns something that rules do not support
         return False
+
+
+def _as_tensor(output: Any) -> Tensor | None:
+    """A copy of what a layer returns: a tensor, or the numbers of all tensors in a nest; None if there are none."""
+    if isinstance(output, Tensor):
+        return output.detach().clone() if output.is_floating_point() else None
+    parts = [x.detach().flatten() for x in tensors_in(output) if x.is_floating_point()]
+    return torch.cat(parts) if parts else None
 
 
 _Read = Callable[[Tensor], Tensor]
@@ -155,27 +170,37 @@ def _channel_axes(layer: nn.Module, output: Tensor) -> list[int]:
     """The dimensions of an output that may correspond to the rows of the weight."""
     if isinstance(layer, nn.Linear):
         return [-1]
-    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return [output.ndim - 1 - len(layer.kernel_size)]
     return [-1, 1] if output.ndim > 1 else []
 
 
+def _row_projector(rows: Tensor, weight: Tensor, padding: int | None) -> SoftProjector:
+    """The projector onto rows of a table, and the one for padding, which is never trained."""
+    held = torch.unique(rows if padding is None else torch.cat([rows, rows.new_tensor([padding])]))
+    return make_projector(Layout.TABLE, weight, held, torch.ones(1, len(held), dtype=torch.float64, device=held.device))
+
+
+def _span_projector(layout: Layout, columns: Tensor, weight: Tensor) -> SoftProjector:
+    """The projector onto the span of input vectors, (groups, n, in)."""
+    basis, values, _ = torch.linalg.svd(columns.double().mT, full_matrices=False)
+    basis = basis * (values > 1e-9 * values[:, :1]).unsqueeze(1)
+    return make_projector(layout, weight, basis, torch.ones_like(values))
+
+
 def _output_stays(
-    before: Tensor, moved: Callable[[Tensor], Tensor | None], weight: Tensor, columns: Tensor, read: _Read
+    before: Tensor, moved: Callable[[Tensor], Tensor | None], weight: Tensor, projector: SoftProjector, read: _Read
 ) -> bool:
-    """Whether a step of the weight orthogonal to the columns preserves their outputs, but one along them does not."""
+    """Whether a step of the weight outside its inputs' span preserves their outputs, but one within does not."""
     generator = torch.Generator().manual_seed(0)
     size = float(weight.detach().double().square().mean().sqrt()) or 1.0
     step = size * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device)
-    rows = step.reshape(columns.shape[0], -1, columns.shape[2])
-    basis, values, _ = torch.linalg.svd(columns.double().mT, full_matrices=False)
-    basis = basis * (values > 1e-9 * values[:, :1]).unsqueeze(1)
-    along = (rows @ basis) @ basis.mT
-    across = rows - along
-    if float(across.norm()) <= 1e-6 * float(rows.norm()):  # the columns span the whole space
+    along = to_dense(projector.project_onto(step))
+    across = step - along
+    if float(across.norm()) <= 1e-6 * float(step.norm()):  # the inputs span the whole space
         return False
     here = read(before)
-    outputs = [moved(part.reshape(weight.shape).to(weight.dtype)) for part in (across, along)]
+    outputs = [moved(part.to(weight.dtype)) for part in (across, along)]
     if any(output is None or output.shape != before.shape for output in outputs):
         return False
     left, right = (float((read(output) - here).double().norm()) for output in outputs if output is not None)

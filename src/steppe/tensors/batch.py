@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,8 +12,23 @@ from steppe.errors import ShapesDifferError
 
 
 def index_of(places: Iterable[int], device: torch.device) -> Tensor:
-    """Places to index tensors on the device by, brought there without waiting for it."""
+    """Copy indices to the device without waiting for it."""
     return torch.tensor(list(places), dtype=torch.int64, device="cpu").to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """Shares of samples in the loss, one for the first samples of a batch and one for the rest.
+
+    Attributes:
+        rows: The share of each sample, (n,).
+        split: How many samples are the first ones.
+        parts: The weight of the first samples' mean loss, and of the others'.
+    """
+
+    rows: Tensor
+    split: int
+    parts: tuple[float, float]
 
 
 @dataclass(slots=True, eq=False)
@@ -23,15 +38,14 @@ class Batch:
     x: Tensor
     y: Tensor
     task: Tensor
-    share: Tensor | None = None
-    """The share of each sample in the loss, if it is not the same for all."""
+    shares: Shares | None = field(default=None, kw_only=True)
+    """The samples' shares in the loss, if they are not the same for all. A part of the batch has its own mean loss."""
 
     def __len__(self) -> int:
-        return self.y.shape[0]  # len() of a tensor takes a detour that shows in every update
+        return self.y.shape[0]  # len() of a tensor is slow enough to show in every update
 
     def __getitem__(self, index: slice | Tensor) -> Batch:
-        share = None if self.share is None else self.share[index]
-        return Batch(self.x[index], self.y[index], self.task[index], share)
+        return Batch(self.x[index], self.y[index], self.task[index])
 
     @staticmethod
     def union(batches: Sequence[Batch]) -> Batch:
@@ -50,22 +64,22 @@ class Batch:
             raise
 
     def require_like(self, other: Batch) -> None:
-        """Refuse to be kept together with samples of another shape."""
-        mine, its = self.x.shape[1:], other.x.shape[1:]
-        if mine != its:
+        """Raise ShapesDifferError if the other batch has samples of another shape."""
+        shape, others = self.x.shape[1:], other.x.shape[1:]
+        if shape != others:
             raise ShapesDifferError(
-                f"inputs of shape {tuple(mine)} cannot be kept together with others of shape {tuple(its)}: give all "
-                "samples one shape (pad sequences to one length, not to the longest of each batch)."
+                f"inputs of shape {tuple(shape)} cannot be stored together with others of shape {tuple(others)}: give "
+                "all samples one shape (pad sequences to one length, not to the longest of each batch)."
             )
 
     def flat(self) -> Batch:
-        """The same with each sample as a row of numbers."""
-        return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task, self.share)
+        """The batch with each sample flattened to a row."""
+        return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task, shares=self.shares)
 
     def joined(self, other: Batch | None) -> Batch:
         """The batch followed by the other's samples."""
         return self if other is None or len(other) == 0 else Batch.union([self, other])
 
-    def with_shares(self, share: Tensor) -> Batch:
-        """The same with another share of each sample in the loss."""
-        return Batch(self.x, self.y, self.task, share)
+    def with_shares(self, shares: Shares) -> Batch:
+        """The same with other shares of the samples in the loss."""
+        return Batch(self.x, self.y, self.task, shares=shares)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from steppe.network.network import Network
-from steppe.tensors.batch import Batch
+from steppe.tensors.batch import Batch, Shares
 
 
 class LossShares:
@@ -27,13 +26,13 @@ class LossShares:
         >>> from steppe.tensors.batch import Batch
         >>> shares = LossShares(0.5, 1.0, Network(torch.nn.Linear(1, 1)))
         >>> y = torch.arange(4)
-        >>> shares.of(Batch(y, y, y), current=2).share
+        >>> shares.of(Batch(y, y, y), current=2).shares.rows
         tensor([0.2500, 0.2500, 0.5000, 0.5000])
     """
 
     def __init__(self, current: float, replay: float, network: Network) -> None:
         self._current, self._replay, self._network = current, replay, network
-        self._rows: dict[tuple[int, int], Tensor] = {}  # by |D ∪ N| and |D|
+        self._shares: dict[tuple[int, int], Shares] = {}  # by |D ∪ N| and |D|
 
     def of(self, union: Batch, current: int) -> Batch:
         """A batch with its shares.
@@ -47,10 +46,12 @@ class LossShares:
         """
         if self._current == self._replay == 0.5:
             return union
-        sizes = len(union), current
-        if sizes not in self._rows:
+        count = len(union)
+        if (count, current) not in self._shares:
+            each = 2 * self._current / count, 2 * self._replay / count
             with torch.inference_mode(False):
-                row = torch.full((sizes[0],), 2 * self._replay / sizes[0], dtype=torch.float64, device="cpu")
-                row[:current] = 2 * self._current / sizes[0]
-                self._rows[sizes] = row.to(self._network.device, self._network.dtype)
-        return union.with_shares(self._rows[sizes])
+                rows = torch.full((count,), each[1], dtype=torch.float64, device="cpu")
+                rows[:current] = each[0]
+                rows = rows.to(self._network.device, self._network.dtype)
+            self._shares[count, current] = Shares(rows, current, (each[0] * current, each[1] * (count - current)))
+        return union.with_shares(self._shares[count, current])

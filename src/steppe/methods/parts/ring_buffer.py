@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 
 from steppe.checkpoint.tree import State
-from steppe.data.task import Task
-from steppe.errors import ModelError, UsageError
 from steppe.methods.parts.reservoir import allocate_rows
-from steppe.methods.parts.single_sample import require_batchable
-from steppe.methods.parts.task_gradients import PastTasks
-from steppe.network.network import Network
 from steppe.tensors.batch import Batch
 
 
@@ -130,88 +125,3 @@ class TaskRingBuffer:
         if self._stored is None:
             return 0
         return sum(part.nbytes for part in (self._stored.x, self._stored.y, self._stored.task))
-
-
-def validate_memory_size(memory: int, tasks: int) -> None:
-    """Reject a memory too small for one sample per task."""
-    if memory < tasks:
-        raise UsageError(
-            f"memory = {memory} shared by tasks = {tasks} leaves some without a sample: raise memory to {tasks}."
-        )
-
-
-def validate_task_count(task: Task, before: int, tasks: int) -> None:
-    """Reject a task for which the memory has no ring."""
-    if before >= tasks:
-        raise UsageError(
-            f"{task.name}: the memory is divided among tasks = {tasks}, but this is task number {before + 1}: set "
-            "tasks to the number of tasks to be learned (and memory to at least that)."
-        )
-
-
-_MORE = "raise memory to at least two samples per task"
-
-
-def require_uniform_weights(network: Network) -> None:
-    """Reject weights of several types or on several devices: past tasks' gradients combine all weights."""
-    (first, start), *others = network.trainable.items()
-    for name, weight in others:
-        if (weight.dtype, weight.device) != (start.dtype, start.device):
-            raise ModelError(
-                "the weights are of several types, or on several devices "
-                f"({first!r} is {start.dtype} on {start.device}, {name!r} {weight.dtype} on {weight.device}), but the "
-                "gradients of past tasks combine all of them: convert the weights (model.float()) or use a replay "
-                "method such as er."
-            )
-
-
-class TaskMemory:
-    """The ring buffer, and in `past` the gradients on what earlier tasks stored in it."""
-
-    def __init__(self, network: Network, memory: int, tasks: int) -> None:
-        self._network = network
-        self._shares = f"memory = {memory} shared by tasks = {tasks}"
-        self.rings = TaskRingBuffer(memory, tasks)
-        self.past = PastTasks(network, [])
-
-    def begin_task(self) -> None:
-        """Switch to the next task's ring, and prepare the earlier tasks' samples."""
-        self.rings.begin_task()
-        self.past = PastTasks(self._network, self.rings.past())
-
-    def require_batchable_rings(self) -> None:
-        """Reject rings of one sample if BatchNorm cannot normalize it."""
-        for batch in self.past.samples:
-            require_batchable(self._network, batch, f"{self._shares} keeps a single sample of a past task", _MORE)
-
-    def require_batchable_draws(self, count: int) -> None:
-        """Reject batches drawn from all rings if they are a single sample that BatchNorm cannot normalize."""
-        samples = self.past.samples
-        if count == 1 and samples:
-            cause = "reference_samples = 1 takes the reference gradient of a single sample"
-            require_batchable(self._network, samples[0][:1], cause, "set reference_samples to 2 or more")
-        elif len(samples) == 1:
-            require_batchable(
-                self._network, samples[0], f"{self._shares} keeps a single sample of the past task", _MORE
-            )
-
-    def add(self, batch: Batch) -> None:
-        """Store a batch of the current task."""
-        self.rings.add(batch)
-
-    def end_task(self) -> None:
-        """Drop the prepared samples, which serve one task only."""
-        self.past = PastTasks(self._network, [])
-
-    def state_dict(self) -> State:
-        """The rings, and whether gradients are computed together."""
-        return {"rings": self.rings.state_dict(), "together": bool(self.past.linear)}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore the rings, and prepare the earlier tasks' samples the same way."""
-        self.rings.load_state_dict(state["rings"])
-        self.past = PastTasks(self._network, self.rings.past(), together=state["together"])
-
-    def memory_bytes(self) -> int:
-        """The allocated memory of the rings."""
-        return self.rings.memory_bytes()

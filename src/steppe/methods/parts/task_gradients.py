@@ -144,6 +144,8 @@ class PastTasks:
         model, parameters = self._network.model, self._network.trainable
         if len({len(batch) for batch in self.samples}) != 1 or next(model.buffers(), None) is not None:
             return {}
+        if not self._network.output_loss.is_cross_entropy:  # others may not be means over the samples
+            return {}
         linear: LinearLayers = {
             f"{path}.weight".removeprefix("."): (module,)
             for path, module in model.named_modules()
