@@ -11,6 +11,7 @@ from steppe.benchmarks import (
     TinyImageNet,
 )
 from steppe.benchmarks.base import Benchmark
+from steppe.data.padding import Padding
 from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
 from steppe.learning.events import EpochEnded, MemoryUpdated, Progress
@@ -38,6 +39,7 @@ from steppe.methods.base import Method, MethodConfig
 from steppe.registry import register_benchmark, register_method
 from steppe.settings import TrainingConfig, setting
 from steppe.tensors.batch import Batch
+from steppe.tensors.ragged import Ragged
 from steppe.version import __version__
 
 __all__ = [
@@ -71,7 +73,9 @@ __all__ = [
     "Multitask",
     "Oracle",
     "PMNIST60k",
+    "Padding",
     "Progress",
+    "Ragged",
     "RotatedMNIST",
     "RunError",
     "SplitMNIST",

@@ -106,7 +106,7 @@ def test_methods_without_working_memory_are_written_whole(tmp_path: Path) -> Non
     assert equal_trees(steppe.load(tmp_path / "file", mlp(9)).state_dict(), one.state_dict())
 
 
-@pytest.mark.parametrize("built_from", [{"slots": torch.tensor([400]), "threads": 1}, {"slots": None, "threads": -1}])
+@pytest.mark.parametrize("built_from", [{"slots": [400], "threads": 1}, {"slots": None, "threads": -1}])
 def test_an_invalid_file_is_refused(built_from: Any) -> None:
     one = Learner(mlp(0), CASES["fs-rgpm"], seed=3)
     one.learn(tasks()[0])

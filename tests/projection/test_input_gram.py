@@ -13,6 +13,7 @@ from steppe.checkpoint.tree import clone_tree
 from steppe.network.network import Network
 from steppe.projection.input_gram import InputGram
 from steppe.projection.layers import convolution_patches, projected_weights
+from steppe.tensors.batch import Batch
 
 MODELS = {
     "linear": (lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)), (7,), "0.weight"),
@@ -31,6 +32,10 @@ def made(name: str, rank: int = 0) -> tuple[Network, InputGram, str, tuple[int, 
     return network, InputGram(network, projected_weights(network.model), rank), weight, shape
 
 
+def batched(x: Tensor) -> Batch:
+    return Batch.of_task(x, torch.zeros(len(x), dtype=torch.int64), 0)
+
+
 def obvious(network: Network, name: str, x: Tensor) -> Tensor:
     """Σ x xᵀ, vector by vector."""
     columns = x[None] if name == "linear" else convolution_patches(network.model[0], x)  # type: ignore[index]
@@ -42,7 +47,7 @@ def test_every_sample_counts_once(name: str) -> None:
     network, gram, weight, shape = made(name)
     x = torch.randn(230, *shape, dtype=torch.float64)
     for start in range(0, 230, 7):
-        gram.add(x[start : start + 7])
+        gram.add(batched(x[start : start + 7]))
         if start == 140:
             gram.pack()  # a task ends
     found = gram.grams()
@@ -58,7 +63,7 @@ def test_every_sample_counts_once(name: str) -> None:
 def test_at_low_rank_the_strongest_directions_stay(name: str) -> None:
     network, gram, weight, shape = made(name, rank=3)
     x = torch.randn(60, *shape, dtype=torch.float64)
-    gram.add(x)
+    gram.add(batched(x))
     gram.pack()
     energy, vectors = torch.linalg.eigh(obvious(network, name, x))
     strongest = vectors[..., -3:] @ torch.diag_embed(energy[..., -3:]) @ vectors[..., -3:].mT
@@ -74,7 +79,7 @@ def test_saved_at_any_moment_it_goes_on_to_the_same_bits(rank: int, moments: tup
     for saved in ((), moments):
         _, gram, _, _ = made("linear", rank)
         for place, batch in enumerate(x):
-            gram.add(batch)
+            gram.add(batched(batch))
             if place in (9, 19):
                 gram.pack()
             if place in saved:

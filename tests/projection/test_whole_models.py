@@ -32,10 +32,14 @@ def learned(name: str, method: MethodConfig) -> tuple[steppe.Learner, list[stepp
 def test_old_outputs_stay(name: str, method: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "`torch.nn.utils.weight_norm` is deprecated")
+        warnings.filterwarnings("ignore", ".* can no longer learn")  # small first layers
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
         learner, tasks, covered = learned(name, METHODS[method])
     model = learner.model
-    assert covered == {path for path, p in model.named_parameters() if p.ndim > 1}
+    assert covered == {
+        path for path, p in model.named_parameters() if p.ndim > 1 and not path.endswith(("original0", "_g"))
+    }
     old, new = (task.train.first()[0] for task in tasks[1:])
     with torch.no_grad():
         before, first = model.eval()(old), model(new)
@@ -44,6 +48,7 @@ def test_old_outputs_stay(name: str, method: str) -> None:
         assert (model(new) - first).abs().max() > 1e-4  # there was room to learn
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("name", MODELS)
 def test_old_outputs_change_without_the_memory(name: str) -> None:
     learner, tasks, _ = learned(name, METHODS["gpm"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from steppe.learning.checks import (
     check_finite,
     check_frozen_eval_layers,
     check_precision,
+    check_schedule,
     check_unchanged,
+    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
@@ -38,6 +40,7 @@ from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
 from steppe.settings import TrainingConfig
 
 _Result = TypeVar("_Result")
@@ -69,6 +72,11 @@ class Learner(StreamLearner):
             class numbers counted from its first (docs/recipes/own-loss.md).
         metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
             object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
+        optimizer: A function that makes an optimizer of the model's trainable parameters, such as
+            `lambda params: torch.optim.AdamW(params, lr=1e-3)`. It takes the steps in place of the method's SGD, whose
+            lr and momentum have no effect then. It is called for every task (docs/recipes/own-loss.md).
+        scheduler: A function that makes a scheduler of the optimizer. It steps after every update.
+        keep_optimizer_state: Carry the optimizer's moments over to the next task instead of starting anew.
 
     Attributes:
         model: The model, in place.
@@ -109,10 +117,10 @@ class Learner(StreamLearner):
     ) -> TaskResult:
         """Learn the next task.
 
-        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are. If
-        `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended like any other (best weights,
-        bases, exemplars) when the learner is next used. A task that fails after it was resumed from a file cannot be
-        rolled back: load the file again.
+        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are, unless
+        the learner has its own loss. If `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended
+        like any other (best weights, bases, exemplars) when the learner is next used. A task that fails after it was
+        resumed from a file cannot be rolled back: load the file again.
 
         Args:
             tasks: The next task, or several to learn at once, shuffled together. A learner loaded from a file that was
@@ -152,7 +160,11 @@ class Learner(StreamLearner):
             choose_precision(precision, self.network.device),
         )
         check_precision(config.precision, self.network.dtype)
-        return self._run_exclusively(lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session))
+        result = self._run_exclusively(
+            lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session)
+        )
+        warn_of(result.remarks)
+        return result
 
     def _learn_tasks(
         self, tasks: list[Task], config: TrainingConfig, callback: Callback, session: Session
@@ -161,7 +173,9 @@ class Learner(StreamLearner):
         group = TaskGroup(tasks, self.num_tasks - (len(tasks) if self.has_pending_task else 0))
         if isinstance(self.phase, Interrupted):
             check_same_task(self.phase.loop_state, group, config)
+        group.require_mixable()
         if config.patience:
+            check_schedule(self.network)
             group.require_validation()
         if self.settings.schedule != "sequential" and group.first:
             raise UsageError(
@@ -172,7 +186,11 @@ class Learner(StreamLearner):
         self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
-            session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
+            first = probe_inputs(tasks[0], self.network)
+            session.set_num_threads(self._workload.threads(first, config.batch_size))
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
+            session.set_num_threads(self._workload.threads(first, config.batch_size))  # of the model as it is now
             return self._learn(method, group, config, guarded, session)
 
     def _learn(
@@ -182,8 +200,6 @@ class Learner(StreamLearner):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
-            with training_context(self.network.device):
-                self._grow_head(group.tasks[0])
         classes = self._num_outputs if self.network.output_loss.is_cross_entropy else None
         loop = TrainingLoop(method, self.network, group, classes, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
@@ -236,10 +252,10 @@ class Learner(StreamLearner):
             return results(listed, self.network, self._method, self._input_kind, self._metric, grows=grows)
 
         tests = [task.test for task in listed if task.test is not None]
-        first = tests[0].first()[0] if tests else None
+        first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
         return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
 
-    def predict(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the most likely class of each sample.
 
         Args:
@@ -257,7 +273,7 @@ class Learner(StreamLearner):
             x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def predict_proba(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict_proba(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the probability of each class: the softmax of the logits.
 
         Args:
@@ -287,7 +303,7 @@ class Learner(StreamLearner):
             x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def outputs(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Any) -> Tensor:
         """Compute the model's output, in eval mode and in batches.
 
         Args:
@@ -361,6 +377,7 @@ class Learner(StreamLearner):
                 self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
             )
         method = self.settings.start(self.network, covered, self.streams)
+        check_uses_optimizer(method, self.network)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
     def save(self, path: Path | str, *, working_memory: bool = True) -> None:

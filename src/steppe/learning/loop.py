@@ -119,17 +119,30 @@ class TrainingLoop:
             if now - reported > _REPORT_EVERY:
                 reported = now
                 self._callback(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
-        if self.updates == 0:
-            raise DataError(f"{group.name}: the training data yields no batch (drop_last with too few samples?).")
+        if self._batch == 0:
+            again = "; an IterableDataset must start anew each time it is iterated" if self._epoch else ""
+            raise DataError(
+                f"{group.name}: the training data yields no batch in epoch {self._epoch + 1}{again} (drop_last with "
+                "too few samples?)."
+            )
         losses.settle()
         goes_on = self._validation is None or self._validation.should_continue()
         self._over = not goes_on or self._epoch + 1 == training.epochs
         now = self.time.wall
         seconds, self._seconds_before = now - self._seconds_before, now
+        done = self._batch
         self._epoch, self._batch = self._epoch + 1, 0
         self._losses = Losses(group.name, self._epoch, self.updates)
         judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
-        ended = (self._place, group.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
+        ended = (
+            self._place,
+            group.name,
+            self._epoch - 1,
+            count or done,
+            losses.mean,
+            self.updates,
+            seconds,
+        )
         self._callback(EpochEnded(*ended, *judged))
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
@@ -139,8 +152,8 @@ class TrainingLoop:
             self._streams.load_state_dict(self._streams_before)
         else:
             self._streams_before = now
-        size, device = self._training.batch_size, self._network.device
-        batches = self._group.batches(size, self._streams, self._outputs, device, self._batch)
+        size, skip = self._training.batch_size, self._batch
+        batches = self._group.batches(size, self._streams, self._outputs, self._network, skip)
         if self._batch:
             self._streams.load_state_dict(now)
         return batches

@@ -9,25 +9,26 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 
-import torch
 from torch import Tensor
 
-from steppe.data.samples import Pair, TensorSamples
+from steppe.data.collate import Pair
+from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError, UsageError, short_repr
 from steppe.learning.checks import frozen_eval_layers
 from steppe.learning.eval_mode import EvalMode
 from steppe.learning.events import Callback, MemoryUpdated, ignore
+from steppe.learning.input_kind import kind_of
 from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import Losses, observe
 from steppe.learning.phases import Idle, Interrupted, Streaming
 from steppe.methods.base import Method
 from steppe.network.heads import is_class_numbers
 from steppe.runtime.contexts import training_context
-from steppe.runtime.devices import to_device
 from steppe.runtime.rng import GlobalRNG
 from steppe.runtime.session import Session
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import Nest, index_nest, nest_to_device
 
 _CHECK_EVERY = 0.2  # seconds between checks that losses are finite: each waits for the device
 _NAME = "the stream"
@@ -105,7 +106,7 @@ class StreamLearner(EvalMode):
 
         return self._run_exclusively(update)
 
-    def _set_up(self, session: Session, method: Method, x: Tensor | None = None, count: int = 0) -> None:
+    def _set_up(self, session: Session, method: Method, x: Nest | None = None, count: int = 0) -> None:
         if x is not None:
             session.set_num_threads(self._workload.threads(x, count))
         if self._workload.draws(method):
@@ -115,7 +116,8 @@ class StreamLearner(EvalMode):
         self, task: Task, data: TensorSamples, update_every: int, updates: int, callback: Callback, session: Session
     ) -> Tensor:
         method = self._prepare(task, data)
-        self._set_up(session, method, data.x[:1], len(data))
+        inputs = self.network.inputs.as_stored(data.x)
+        self._set_up(session, method, index_nest(inputs, slice(0, 1)), len(data))
         if isinstance(self.phase, Streaming) and self.phase.samples >= update_every:  # the last attempt failed
             self._end_segment(callback)
         with training_context(self.network.device):
@@ -123,8 +125,8 @@ class StreamLearner(EvalMode):
             with self.network.mode(training=True):
                 if not isinstance(self.phase, Streaming):
                     self._begin_segment(task, method)
-                x, y = to_device(data.x, self.network.device), to_device(data.y, self.network.device)
-                stored = Batch(x, y, torch.full_like(y, self.num_tasks - 1))
+                x, y = (nest_to_device(part, self.network.device) for part in (inputs, data.y))
+                stored = Batch.of_task(x, y, self.num_tasks - 1)
                 for _ in range(updates):
                     loss = observe(method, stored, _NAME, _NAME)
                     self._note(loss)
@@ -146,7 +148,7 @@ class StreamLearner(EvalMode):
                 f"{type(settings).__name__} needs declared tasks, so it cannot learn from a stream; use learn(), or "
                 "another method such as steppe.ER()."
             )
-        kind = tuple(data.x.shape[1:]), data.x.dtype
+        kind = kind_of(self.network.inputs.as_stored(data.x))
         known = isinstance(self.phase, Streaming) and kind == self._input_kind and not self._just_loaded
         if known and self._method is not None and self._has_outputs_for(data.y):
             return self._method

@@ -21,7 +21,7 @@ after which D goes into the buffer (once per batch). After each task M is rebuil
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +31,14 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State, equal_trees
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.methods.parts.loss_shares import LossShares
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_factor
+from steppe.methods.parts.sgd import clip_factor
 from steppe.methods.parts.sharpness import PerturbedGradient, SharpnessAscent
 from steppe.methods.parts.weight_average import WeightAverage
 from steppe.network.eval_batches import eval_batch_size
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.hooks import find_data_weights
 from steppe.projection.importance import ImportanceRule, Ones, Ridge, Sigmoid, Spectral
@@ -47,6 +49,7 @@ from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import index_nest, nest_length
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class FSDGPM(MethodConfig):
 
 
 class _FSDGPM(Method):
-    descent: MomentumSGD
+    descent: Descent
     state_attrs = ("descent", "replay", "memory", "tasks_done", "gram", "average", "built_from")
     built_from: State = None
     """What the bases were built from: slots of the buffer, and the number of threads, on which bits depend."""
@@ -171,7 +174,7 @@ class _FSDGPM(Method):
         self.replay = Reservoir.from_streams(settings.buffer, streams)
         self.memory = GradientMemory(settings.importance_rule(), covered)
         self.ascent = settings.ascent()
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self.tasks_done = 0
         whole = settings.importance == "ridge" and settings.first_inputs == "all"
         self.gram = InputGram(network, dict(covered), settings.gram_rank) if whole else None
@@ -205,7 +208,7 @@ class _FSDGPM(Method):
             self.memory.update_importances(perturbed.importance_gradient)
             # 3. Weight update: w ← w − η3 · gradient (I − M Λ Mᵀ), clipped before the projection.
             clip = clip_factor(perturbed.gradient, self.settings.clip)
-            self.descent.step(self.memory.project_out(perturbed.gradient, perturbed.coordinates), clip)
+            self.descent.step(perturbed.gradient, clip, outside=self.memory, coordinates=perturbed.coordinates)
             if self.average is not None:
                 self.average.step()
         return perturbed.loss
@@ -223,7 +226,7 @@ class _FSDGPM(Method):
 
     def after_batch(self, batch: Batch) -> None:
         if self.gram is not None:
-            self.gram.add(batch.x)
+            self.gram.add(batch)
         self.replay.add(batch)
 
     def end_task(self) -> list[str]:
@@ -232,7 +235,7 @@ class _FSDGPM(Method):
         requested, available = self.settings.basis_samples, len(self.replay)
         if self.gram is not None:
             self.gram.pack()  # first, so that the bases follow from what is kept
-        slots = self.replay.sample_indices(requested)
+        slots = self.replay.sample_places(requested)
         memory, built_from = copy.copy(self.memory), {"slots": slots, "threads": torch.get_num_threads()}
         remarks = [] if slots is None else self._rebuild(memory, slots, self.tasks_done)
         if requested > available:
@@ -243,19 +246,24 @@ class _FSDGPM(Method):
             self.average.end()
         return remarks
 
-    def _rebuild(self, memory: GradientMemory, slots: Tensor, number: int) -> list[str]:
+    def _rebuild(self, memory: GradientMemory, slots: Sequence[int], number: int) -> list[str]:
         """Make a task's bases from stored samples, and from the Gram matrix if there is one."""
         settings, network, x = self.settings, self.network, self.replay.at(slots).x
         if settings.importance != "ridge":
             return memory.rebuild(network, x, settings.threshold + number * settings.threshold_step)
         grams = {} if self.gram is None else self.gram.grams()
-        few = x[: eval_batch_size(network.model, len(x), 2)]
+        few = index_nest(x, slice(0, eval_batch_size(network.model, nest_length(x), 2)))
         first = list(grams) or find_data_weights(network, memory.covered, few)
         rules = dict.fromkeys(first, Ridge(settings.ridge_first))
         return memory.rebuild(network, x, None, rules=rules, grams=grams)
 
     def prediction_weights(self) -> AbstractContextManager[None]:
         return nullcontext() if self.average is None else self.average.in_model()
+
+    def grow_head(self, head: GrowingHead) -> None:
+        super().grow_head(head)
+        if self.average is not None:
+            self.average.grow_head(head)
 
     def weights_restored(self) -> None:
         if self.average is not None:
@@ -277,7 +285,7 @@ class _FSDGPM(Method):
         built_from = state.get("built_from")  # older states have none
         if built_from is not None:
             slots, threads = built_from["slots"], built_from["threads"]
-            if type(threads) is not int or threads < 1 or (slots is not None and slots.dtype != torch.int64):
+            if type(threads) is not int or threads < 1 or any(type(slot) is not int for slot in slots or ()):
                 raise ValueError(f"bases cannot be built from the slots {slots} with {threads} threads")
         left_out: dict[str, State] = {} if built_from is None else {"memory": {}}
         super().load_state_dict({**left_out, **state, "built_from": built_from, **unused})

@@ -11,6 +11,8 @@ from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.hooks import capture_inputs, disable_fused_attention, find_data_weights
 from steppe.projection.layers import ProjectedWeight
+from steppe.tensors.batch import Batch
+from steppe.tensors.nest import Nest, index_nest, nest_length, split_nest
 
 _TOGETHER = 100
 """How many samples are collected before their products are added."""
@@ -33,15 +35,15 @@ class InputGram:
         self._name: str | None = None  # of the weight, found with the first samples
         self._kept: Tensor | None = None  # between tasks: the upper triangle, or V √E of the strongest directions
         self._whole: Tensor | None = None
-        self._pending: tuple[Tensor, ...] = ()  # stored samples whose products are not yet added
+        self._pending: tuple[Batch, ...] = ()  # stored samples whose products are not yet added
 
-    def add(self, x: Tensor) -> None:
+    def add(self, batch: Batch) -> None:
         """Add samples.
 
         Args:
-            x: The samples, as stored.
+            batch: The samples, as stored.
         """
-        pending = (*self._pending, x)
+        pending = (*self._pending, batch)
         if sum(map(len, pending)) < _TOGETHER:
             self._pending = pending
         else:
@@ -70,9 +72,9 @@ class InputGram:
             kept = _strongest(gram, self._rank) if self._rank else _upper(gram)
             self._kept, self._whole = kept, None
 
-    def _flush(self, pending: tuple[Tensor, ...]) -> None:
+    def _flush(self, pending: tuple[Batch, ...]) -> None:
         """Add the products of samples; what is replaced is replaced in one statement, so that an interrupt is safe."""
-        x = torch.cat(pending)
+        x = Batch.union(pending).x
         name = self._find(x) if self._name is None else self._name
         weight, gram = self._covered[name], self._matrix()
 
@@ -88,12 +90,13 @@ class InputGram:
             disable_fused_attention(network.model),
             capture_inputs({name: weight}, add),
         ):
-            for part in torch.split(x, eval_batch_size(network.model, len(x), _TOGETHER)):
+            for part in split_nest(x, eval_batch_size(network.model, nest_length(x), _TOGETHER)):
                 network.input_copies.call(network.prepare_inputs(part))
         self._name, self._whole, self._pending = name, gram, ()
 
-    def _find(self, x: Tensor) -> str:
-        names = find_data_weights(self._network, self._covered, x[: eval_batch_size(self._network.model, len(x), 2)])
+    def _find(self, x: Nest) -> str:
+        few = index_nest(x, slice(0, eval_batch_size(self._network.model, nest_length(x), 2)))
+        names = find_data_weights(self._network, self._covered, few)
         if len(names) != 1:
             raise ModelError(
                 f"expected one covered layer whose inputs are the data, got {len(names)}; set first_inputs to buffer."
@@ -117,7 +120,7 @@ class InputGram:
             "weight": self._name,
             "kept": self._kept if whole is None else None,
             "whole": None if whole is None else _upper(whole),
-            "pending": torch.cat(self._pending) if self._pending else None,
+            "pending": Batch.union(self._pending) if self._pending else None,
         }
 
     def load_state_dict(self, state: State) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.fast.factored import FactoredGrad, Gradient
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation, Spectrum
@@ -23,6 +23,8 @@ from steppe.projection.matrix_projector import MATRIX, MatrixProjector, check_ma
 from steppe.projection.projector import SoftProjector
 from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
+from steppe.runtime.warn import Caution
+from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
@@ -62,6 +64,7 @@ class GradientMemory:
 
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, ProjectedWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
+        self._normalized = [(weight, weight.norm) for weight in covered.values() if weight.norm is not None]
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
             own = {name: weight.parameter for name, weight in covered.items()}
@@ -140,6 +143,25 @@ class GradientMemory:
             parts[name] = project(projector, gradient[name], None if known is None else known.get(name))
         return parts
 
+    @property
+    def limit_step(self) -> Callable[[ParamDict], ParamDict] | None:
+        """What a step must be passed through, beyond being projected: None if it is nothing.
+
+        A function of the change of each weight, which returns the changes to make. It projects the change of weights
+        that are computed from several parameters, as with weight normalization.
+        """
+        return self._limit_step if self._normalized and self._projectors else None
+
+    def _limit_step(self, changes: ParamDict) -> ParamDict:
+        limited = dict(changes)
+        for weight, norm in self._normalized:
+            if weight.name in self._projectors:
+                names, parameters = (weight.name, weight.scale_name), (weight.parameter, weight.scale)
+                v, g = (p + changes[name] for p, name in zip(parameters, names, strict=True))
+                kept = norm.limit(parameters, (v, g), self._projectors[weight.name])
+                limited.update({n: new - p for n, p, new in zip(names, parameters, kept, strict=True)})
+        return limited
+
     def ranks(self) -> dict[str, dict[str, int]]:
         """The size of the bases.
 
@@ -185,7 +207,7 @@ class GradientMemory:
     def rebuild(
         self,
         network: Network,
-        x: Tensor,
+        x: Nest,
         threshold: float | None,
         chunk: int = 64,
         *,
@@ -226,7 +248,7 @@ class GradientMemory:
         return self._saturation_remarks(before)
 
     def extend(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> list[str]:
         """GPM's update: extend the bases by what they miss of the covered layers' inputs on stored samples.
 
@@ -268,14 +290,17 @@ class GradientMemory:
         """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
         saturated = self.saturated()
         return [
-            f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
-            "learn: lower the threshold to leave it room."
+            Caution(
+                f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
+                "learn. For the next model, lower the threshold or its step per task, soften the projection (method "
+                f"sgp, or importance='spectral'), widen the layer, or leave it unprotected with exclude=({name!r},)."
+            )
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]
 
     def _collect_representations(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], chunk: int
     ) -> dict[str, Representation | RowCounts]:
         """The covered layers' inputs on stored samples x, in eval mode."""
         covered = {name: weight for name, weight in self.covered.items() if name in thresholds}
@@ -286,7 +311,7 @@ class GradientMemory:
             disable_fused_attention(network.model),
             capture_inputs(covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)),
         ):
-            for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
+            for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
                 network.input_copies.call(network.prepare_inputs(part))
                 yield_point()
         for name, representation in representations.items():

@@ -9,6 +9,7 @@ import torch
 
 from steppe.checkpoint.tree import State
 from steppe.fast.factored import ParamDict
+from steppe.network.growing_head import GrowingHead
 from steppe.network.module_state import swap_parameters
 from steppe.network.network import Network
 
@@ -54,6 +55,18 @@ class WeightAverage:
         """Start the average anew at the model's weights, after others were restored into the model."""
         if self._average:
             self._average = self._copies()
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Give an output layer that has grown its new rows' initial values.
+
+        Args:
+            head: The layer.
+        """
+        average, learning = (
+            {name: head.extend(name, w, head.rows) if name in head.parameters else w for name, w in weights.items()}
+            for weights in (self._average, self._learning)
+        )
+        self._average, self._learning = average, learning
 
     def step(self) -> None:
         """Move the average towards the weights."""
