@@ -220,7 +220,8 @@ class Learner(StreamLearner):
                 self.phase = PendingEnd(group.name, loop.best, torch.get_num_threads())
                 raise
         seconds, cpu = split_wall_cpu({"train": training_time, "memory": loop.time.minus(training_time)})
-        return TaskResult(loop.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
+        held, working = method.memory_bytes(), self.settings.working_memory
+        return TaskResult(loop.updates, seconds, held, remarks, method.diagnostics(), cpu, working)
 
     def _begin_tasks(self, method: Method, group: TaskGroup, config: TrainingConfig) -> None:
         for task in group.tasks:
@@ -379,21 +380,37 @@ class Learner(StreamLearner):
         check_uses_optimizer(method, self.network)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str, *, working_memory: bool = True) -> None:
         """Write a file that `steppe.load` resumes from.
 
         Args:
             path: The file to write; an existing one is replaced. May be called between tasks, or from `callback`.
+            working_memory: Whether to write what can be rebuilt from the rest, such as FS-DGPM's bases. Without it the
+                file is smaller, and `steppe.load` rebuilds it to the same bits on the same kind of machine. It is
+                written in any case within a task, and if the weights were changed since the last one.
 
         Raises:
             RunError: The file cannot be written.
             UsageError: The method does not declare its state.
             ModelError: The model has a state that a file cannot hold.
         """
-        self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
+        self._run_exclusively(
+            lambda _: write_state(Path(path), "learner", self.state_dict(working_memory=working_memory))
+        )
 
-    def state_dict(self) -> State:
-        """Return everything that learning depends on (model, method, random streams, …) as plain values and tensors."""
+    def state_dict(self, *, working_memory: bool = True) -> State:
+        """Return model, method, random streams and all else that learning depends on, as plain values and tensors.
+
+        Args:
+            working_memory: As in `save`.
+
+        Returns:
+            The state.
+
+        Raises:
+            UsageError: The method does not declare its state.
+            ModelError: The model has a state that a file cannot hold.
+        """
         if has_extra_state(self.model):
             raise ModelError(
                 "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "
@@ -403,4 +420,4 @@ class Learner(StreamLearner):
         self._end_pending_task()
         during = f"in task {self.phase.loop.name!r}" if isinstance(self.phase, Learning) else "since a task failed"
         check_finite(self.network.trainable, during)
-        return self._whole_state()
+        return self._whole_state() if working_memory else self._reduced_state()
