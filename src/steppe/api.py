@@ -14,7 +14,7 @@ from steppe.benchmarks.base import Benchmark
 from steppe.data.padding import Padding
 from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
-from steppe.learning.events import EpochEnded, Progress
+from steppe.learning.events import EpochEnded, MemoryUpdated, Progress
 from steppe.learning.learner import Learner
 from steppe.learning.loop import TaskResult
 from steppe.learning.metrics import AccuracyMatrix
@@ -66,6 +66,7 @@ __all__ = [
     "ImageFolder",
     "LaMAML",
     "Learner",
+    "MemoryUpdated",
     "Method",
     "MethodConfig",
     "ModelError",

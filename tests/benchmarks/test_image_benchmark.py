@@ -1,6 +1,5 @@
-"""Benchmarks declared as plans: classes, heads, splits and views of small synthetic sets, against plain loops; and the
-real ones against the specification.
-"""
+"""Benchmarks declared by task specs: classes, heads, splits and views of small synthetic sets, against plain loops; and
+the real ones against the specification."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from steppe.settings import TrainingConfig, setting
 
 
 def contents(samples: Samples | None) -> list[tuple[int, int, int, int]]:
-    """(class, number, part, label) of every sample, as the task shows it."""
+    """(class, number, part, label) of every sample of a task."""
     assert samples is not None
     x, y = next(iter(samples.batches(len(samples), None)))
     flat = x.reshape(len(x), -1)
@@ -43,7 +42,7 @@ def contents(samples: Samples | None) -> list[tuple[int, int, int, int]]:
 
 @dataclass(frozen=True)
 class Fruit(ImageBenchmark):
-    """Three classes out of their order, then two."""
+    """Three classes, not in order, then two."""
 
     training = TrainingConfig()
     tasks: int = setting(2, "number of tasks")
@@ -61,7 +60,7 @@ class Fruit(ImageBenchmark):
         return MLP(3072, 10, 9)
 
 
-def test_labels_are_rows_of_the_head_in_the_specs_order() -> None:
+def test_labels_are_outputs_of_the_head_in_the_specs_order() -> None:
     for task, plan in zip(Fruit().stream(0), Fruit().task_specs(0), strict=True):
         assert plan.classes is not None
         assert plan.head is not None
@@ -86,7 +85,7 @@ def test_held_out_is_numpys_legacy_shuffle_of_each_task() -> None:
         assert train.tolist() == places[5:].tolist()
     longest, other = (image_tasks.holdout(5, seed)(y)[1].tolist() for seed in (2**63 - 1, 2**62 - 1))
     assert len(set(longest)) == 5
-    assert longest != other  # though their last 32 bits are the same
+    assert longest != other  # although the last 32 bits of the seeds are equal
 
 
 def test_held_out_of_each_class() -> None:
@@ -97,7 +96,7 @@ def test_held_out_of_each_class() -> None:
     assert valid.tolist() != image_tasks.holdout_per_class(4, 2)(y)[1].tolist()
 
 
-def test_chosen_samples_change_from_task_to_task() -> None:
+def test_random_samples_differ_between_tasks() -> None:
     split = image_tasks.random_subset(10, 0, held_out=0.3)
     y = torch.zeros(50, dtype=torch.int64)
     torch.manual_seed(0)
@@ -111,10 +110,10 @@ def test_chosen_samples_change_from_task_to_task() -> None:
 @pytest.mark.parametrize(
     ("made", "data", "count"), [(CIFAR100Superclass, cifar100, 125), (CIFAR100Split, cifar100, 250)]
 )
-def test_a_run_is_validated_on_what_its_own_seed_holds_out(
+def test_held_out_samples_depend_on_the_runs_seed(
     made: type[ImageBenchmark], data: ModuleType, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same places in every task: the first of numpy's legacy shuffle by the seed, in its order."""
+    """The same indices in every task: the first of NumPy's legacy shuffle with the seed, in its order."""
     pictures = synthetic(each=60)
     monkeypatch.setattr(data, "load", lambda: pictures)
     for task, plan in list(zip(made().stream(seed), made().task_specs(seed), strict=True))[:3]:
@@ -141,7 +140,7 @@ def test_tiny_imagenet_holds_out_by_the_seed_too(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("made", [SplitMNIST, RotatedMNIST, PMNIST, PMNIST60k])
 def test_digits_are_picked_by_the_seed(made: type[ImageBenchmark]) -> None:
-    """By one generator for all tasks, which goes on from one to the next."""
+    """One generator draws for all tasks, in sequence."""
     for seed in (0, 7):
         benchmark = made.from_mapping({"samples": 30, "tasks": 2})
         picks = torch.Generator().manual_seed(seed)
@@ -155,7 +154,7 @@ def test_digits_are_picked_by_the_seed(made: type[ImageBenchmark]) -> None:
 
 
 def test_cifar100_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten classes after ten, 250 images held out (here of 5,000), heads row by row."""
+    """Ten classes per task, in order; 250 images held out (here of 5,000); each task its own outputs."""
     monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=50))
     tasks = CIFAR100Split().stream(1)
     assert len(tasks) == 10
@@ -174,8 +173,8 @@ def test_cifar100_split(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_tests_are_mixed_where_a_batch_is_normalised_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same images with the same labels, whatever the seed, but no longer class by class."""
+def test_test_images_are_shuffled_for_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same images and labels for every seed, but not sorted by class."""
     monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=50))
     in_turn = contents(CIFAR100Split(tasks=2).stream(0)[1].test)
     mixed = contents(CIFAR100Split(tasks=2, norm="every").stream(0)[1].test)
@@ -187,7 +186,7 @@ def test_tests_are_mixed_where_a_batch_is_normalised_by_itself(monkeypatch: pyte
     assert isinstance(CIFAR100Split(norm="every").network(), GPMAlexNet)
 
 
-# From the specification, written down once more.
+# From the specification, written out again.
 SUPERCLASSES = """4,30,55,72,95 1,32,67,73,91 54,62,70,82,92 9,10,16,28,61 0,51,53,57,83 22,39,40,86,87 5,20,25,84,94
 6,7,14,18,24 3,42,43,88,97 12,17,37,68,76 23,33,49,60,71 15,19,21,31,38 34,63,64,66,75 26,45,77,79,99 2,11,35,46,98
 27,29,44,78,93 36,50,65,74,80 47,52,56,59,96 8,13,48,58,90 41,69,81,85,89"""
@@ -195,7 +194,7 @@ SUPERCLASSES = """4,30,55,72,95 1,32,67,73,91 54,62,70,82,92 9,10,16,28,61 0,51,
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_cifar100_superclass(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One superclass after another; the head belongs to the superclass whatever the order; local labels are ranks."""
+    """One superclass per task; the head belongs to the superclass in every order; local labels are ranks."""
     monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=50))
     classes = [[int(c) for c in group.split(",")] for group in SUPERCLASSES.split()]
     assert sorted(ORDERS[order]) == list(range(20))
@@ -210,7 +209,7 @@ def test_cifar100_superclass(order: str, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(CIFAR100Superclass().input_transform(x), x / 255)
 
 
-def test_the_scrambled_reading_is_only_had_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrambled_reading_must_be_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = ImageArrays(
         (torch.randint(256, (3000, 3, 32, 32), dtype=torch.uint8), torch.arange(100).repeat(30)),
         (torch.randint(256, (100, 3, 32, 32), dtype=torch.uint8), torch.arange(100)),
@@ -236,7 +235,7 @@ def _parts(task: Task) -> list[Samples]:
 
 
 def test_tiny_imagenet_takes_its_classes_from_the_seeds_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The specification's first five for seed 0; 50 of each class held out; crops and flips in training."""
+    """The specification's first five for seed 0; 50 images of each class held out; crops and flips in training."""
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(200, (3, 8, 8), each=60))
     tasks = TinyImageNet().stream(0)
     assert len(tasks) == 40
@@ -253,7 +252,7 @@ def test_tiny_imagenet_takes_its_classes_from_the_seeds_shuffle(monkeypatch: pyt
     assert TinyImageNet(augment=False).stream(0)[0].augment is None
 
 
-def test_tiny_imagenet_with_fewer_classes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_imagenet_with_fewer_classes_has_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(53, (3, 8, 8), each=60))
     assert len(TinyImageNet().stream(0)) == 10
     assert "53 of 200 classes are on disk: other tasks" in TinyImageNet().remarks()[0]
@@ -281,12 +280,12 @@ def test_split_mnist() -> None:
 def test_rotation_turns_counter_clockwise() -> None:
     picture = torch.zeros(1, 28, 28, dtype=torch.uint8)
     picture[0, 4:9, 12:16] = 200  # a block at the top
-    picture[0, 12:16, 20:24] = 90  # and one at the right
+    picture[0, 12:16, 20:24] = 90  # and one on the right
     for degrees, quarter_turns in ((0.0, 0), (90.0, 1), (180.0, 2)):
         found = rotate(degrees)(picture.flatten(1)).reshape(28, 28)
         assert (found.int() - picture[0].rot90(quarter_turns).int()).abs().max() <= 1
     tilted = rotate(45.0)(picture.flatten(1)).reshape(28, 28)
-    assert tilted[:14, :14].sum() > tilted[:14, 14:].sum()  # what was at the top has moved to the left
+    assert tilted[:14, :14].sum() > tilted[:14, 14:].sum()  # the block at the top has moved to the left
 
 
 def test_rotated_mnist_turns_each_task_further() -> None:

@@ -1,4 +1,4 @@
-"""Permuted MNIST: its tasks follow from settings and seed alone, with torch's global generator as the twin."""
+"""Permuted MNIST: its tasks depend only on settings and seed; torch's global generator serves as reference."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from steppe.registry import find_method
 
 
 def everything(task: Task) -> tuple[Tensor, Tensor]:
-    """All training samples of a task as it shows them, in order."""
+    """All training samples of a task, in order."""
     return next(iter(task.train.batches(len(task.train), None)))
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_tasks_are_drawn_as_gem_draws_them(seed: int) -> None:
-    """Permutations from a generator seeded with 0 in every run, the first task's too; samples from the run's seed."""
+def test_tasks_are_drawn_as_in_gem(seed: int) -> None:
+    """Permutations from a generator with seed 0 in every run, the first task's too; samples from the run's seed."""
     digits = mnist.load()
     torch.manual_seed(0)
     permutations = [torch.randperm(784) for _ in range(3)]
@@ -40,7 +40,7 @@ def test_tasks_are_drawn_as_gem_draws_them(seed: int) -> None:
 
 @pytest.mark.parametrize("method", ["fs-dgpm", "er", "finetune"])
 def test_learning_never_changes_the_tasks(method: str) -> None:
-    """Neither those at hand nor those made afterwards, nor MNIST itself; nor does making them touch global state."""
+    """Neither existing tasks nor those created later, nor MNIST itself; creating them does not touch global state."""
     benchmark = PMNIST(tasks=2, samples=30, test_samples=20)
     found = torch.get_rng_state()
     tasks = benchmark.stream(4)
@@ -57,12 +57,12 @@ def test_learning_never_changes_the_tasks(method: str) -> None:
             assert torch.equal(everything(other)[1], y)
 
 
-def test_fewer_tasks_or_samples_are_the_beginning_of_more() -> None:
+def test_fewer_tasks_or_samples_are_a_prefix() -> None:
     few, many = PMNIST(tasks=1, samples=10).stream(2), PMNIST(tasks=2, samples=50).stream(2)
     assert torch.equal(everything(few[0])[0], everything(many[0])[0][:10])
 
 
-def test_the_network_depends_on_the_seed_alone() -> None:
+def test_network_depends_only_on_the_seed() -> None:
     benchmark = PMNIST()
     found = torch.get_rng_state()
     one, two, other = benchmark.model(1), benchmark.model(1), benchmark.model(2)

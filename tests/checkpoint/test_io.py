@@ -1,4 +1,4 @@
-"""State files: what goes in comes out, and whatever is wrong with a file is one error that names it."""
+"""State files: round trips, and any fault of a file is one error that names it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ trees = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in value and in type, numbers that are none included."""
+    """Equal in value and type, with NaN equal to NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -89,12 +89,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(trees)
-def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
+def test_any_tree_round_trips(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     content, beside = flatten_tree(tree)
     assert same(unflatten_tree(json.loads(json.dumps(content)), beside), tree)
     path = tmp_path_factory.mktemp("state") / "file"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not what is tested
+        patch.setattr(os, "fsync", lambda descriptor: None)  # the disk is not tested here
         write_state(path, "learner", tree)
     assert same(read_state(path, "learner"), tree)
 
@@ -104,7 +104,7 @@ def small_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
+def test_every_flipped_bit_and_every_truncation_is_rejected(tmp_path: Path) -> None:
     raw = small_file(tmp_path / "file")
     for place in range(8 * len(raw)):
         changed = bytearray(raw)
@@ -117,7 +117,7 @@ def test_every_flipped_bit_and_every_cut_is_refused(tmp_path: Path) -> None:
 
 
 def header_with(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]:
-    """Change the header of a file, and let the hash be right where there can be one."""
+    """Change the header of a file, and correct the hash where possible."""
 
     def work(path: Path) -> None:
         header, numbers = hostile.opened(path.read_bytes())
@@ -147,26 +147,29 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "weights of another program": (header_with(lambda h: h.pop("__metadata__")), "not written by steppe"),
     "metadata that is a list": (header_with(lambda h: h.update(__metadata__=[])), "cannot be read"),
-    "another kind": (lambda p: hostile.said(p, kind="learner"), "it contains a learner, not a run"),
-    "a later version": (lambda p: hostile.said(p, version="2"), "version '2'.*reads version 1"),
-    "no version": (lambda p: hostile.said(p, version=""), "version ''"),
+    "another kind": (lambda p: hostile.with_header(p, kind="learner"), "it contains a learner, not a run"),
+    "a later version": (lambda p: hostile.with_header(p, version="2"), "version '2'.*reads version 1"),
+    "no version": (lambda p: hostile.with_header(p, version=""), "version ''"),
     "another hash": (header_with(lambda h: h["__metadata__"].update(age=1)), "cannot be read"),
     "no content": (header_with(lambda h: h["__metadata__"].pop("content")), "cannot be read"),
-    "content that is no JSON": (lambda p: hostile.said(p, content="{"), "cannot be read"),
+    "content that is no JSON": (lambda p: hostile.with_header(p, content="{"), "cannot be read"),
     "content without end": (
-        lambda p: hostile.said(p, content="[" * 100_000 + "]" * 100_000),
+        lambda p: hostile.with_header(p, content="[" * 100_000 + "]" * 100_000),
         "nested more than 300 levels",
     ),
-    "a number without end": (lambda p: hostile.said(p, content="9" * 100_000), "Exceeds the limit"),
-    "a tensor that is not there": (lambda p: hostile.said(p, content='{"tensor": "b"}'), "tensor 'b' is missing"),
+    "a number without end": (lambda p: hostile.with_header(p, content="9" * 100_000), "Exceeds the limit"),
+    "a tensor that is not there": (
+        lambda p: hostile.with_header(p, content='{"tensor": "b"}'),
+        "tensor 'b' is missing",
+    ),
     "a tensor a thousand times": (
-        lambda p: hostile.said(p, content=json.dumps([{"tensor": "weights/a/b"}] * 1000)),
+        lambda p: hostile.with_header(p, content=json.dumps([{"tensor": "weights/a/b"}] * 1000)),
         "used twice",
     ),
-    "a node of no kind": (lambda p: hostile.said(p, content='{"object": "os.system"}'), "no state contains"),
-    "a range of words": (lambda p: hostile.said(p, content='{"range": ["a", "b"]}'), "no state contains"),
-    "a range without end": (lambda p: hostile.said(p, content='{"range": [0, 1000000000000]}'), "cannot be"),
-    "a key that is a list": (lambda p: hostile.said(p, content='{"items": [[[], 1]]}'), "no state contains"),
+    "a node of no kind": (lambda p: hostile.with_header(p, content='{"object": "os.system"}'), "no state contains"),
+    "a range of words": (lambda p: hostile.with_header(p, content='{"range": ["a", "b"]}'), "no state contains"),
+    "a range without end": (lambda p: hostile.with_header(p, content='{"range": [0, 1000000000000]}'), "cannot be"),
+    "a key that is a list": (lambda p: hostile.with_header(p, content='{"items": [[[], 1]]}'), "no state contains"),
     "10^15 elements": (header_with(lambda h: h["weights/a/b"].update(shape=[10**15])), "cannot be read"),
     "10^15 elements said to be there": (
         header_with(lambda h: h["weights/a/b"].update(shape=[10**15], data_offsets=[0, 4 * 10**15])),
@@ -178,7 +181,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-def test_files_that_cannot_be(case: str, tmp_path: Path) -> None:
+def test_invalid_files_are_rejected(case: str, tmp_path: Path) -> None:
     damage, says = DAMAGES[case]
     path = tmp_path / "state.safetensors"
     small_file(path)
@@ -189,15 +192,15 @@ def test_files_that_cannot_be(case: str, tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_an_empty_tensor_of_an_enormous_shape_is_refused(tmp_path: Path) -> None:
-    """Room for others like it would be made by its shape."""
+def test_empty_tensor_of_an_enormous_shape_is_rejected(tmp_path: Path) -> None:
+    """Code that allocates a tensor like it would run out of memory."""
     write_state(tmp_path / "file", "run", torch.zeros(0, 10**9))
     with pytest.raises(RunError, match="enormous"):
         read_state(tmp_path / "file", "run")
 
 
 class Unknown(steppe.Finetune):
-    """A method that nobody registered."""
+    """An unregistered method."""
 
 
 def saved(method: steppe.MethodConfig, path: Path) -> None:
@@ -218,7 +221,7 @@ def within(*way: str, **changes: Any) -> Callable[[Any], None]:
 
 
 def nothing(state: Any) -> None:
-    """Leave it."""
+    """No change."""
 
 
 LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeError], str]] = {
@@ -266,8 +269,8 @@ LOADING: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], type[SteppeErr
 
 
 @pytest.mark.parametrize("case", LOADING)
-def test_learners_that_cannot_be_gone_on_with(case: str, tmp_path: Path) -> None:
-    """The model that was given is as it was."""
+def test_invalid_learner_files_are_rejected(case: str, tmp_path: Path) -> None:
+    """The model passed in does not change."""
     change, build, kind, says = LOADING[case]
     path = tmp_path / "learner.safetensors"
     saved(steppe.FSDGPM(buffer=30), path)
@@ -279,7 +282,7 @@ def test_learners_that_cannot_be_gone_on_with(case: str, tmp_path: Path) -> None
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 
-def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
+def test_unregistered_method_is_named(tmp_path: Path) -> None:
     saved(Unknown(), tmp_path / "file")
     with pytest.raises(UsageError, match="the unknown method Unknown; register it first"):
         steppe.load(tmp_path / "file", mlp())
@@ -297,7 +300,7 @@ def test_a_method_that_nobody_registered_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_method_keeps_must_fit(
+def test_method_state_must_fit(
     method: steppe.MethodConfig, change: Callable[[Any], None], says: str, tmp_path: Path
 ) -> None:
     saved(method, tmp_path / "file")

@@ -1,7 +1,7 @@
-"""Whatever is wrong with what `steppe` is given, it says so in one line, with the right exit code, and changes nothing.
+"""Invalid input of any kind gives a one-line error and the right exit code, and changes nothing.
 
-A row of the table: the command; a piece of what it says; the exit code (2: used wrongly, 1: failed); what is done
-to the directory before. In the directory are a finished run, a stopped one, a study, and an empty file. The rows that
+A row of the table: the command, a part of its message, the exit code (2: invalid use, 1: failure), and what is done to
+the directory before. The directory contains a finished run, a stopped run, a study, and an empty file. The rows that
 damage runs are in `tests/support/damaged_runs.py`.
 """
 
@@ -28,7 +28,7 @@ SMALL = ["tasks=2", "samples=8", "epochs=1", "patience=0"]
 
 
 def config(content: str | bytes, says: str) -> Row:
-    """A configuration that is refused."""
+    """An invalid configuration."""
     return Row("run --config c.toml", says, 2, put("c.toml", content))
 
 
@@ -218,12 +218,12 @@ TABLE = {
 
 
 class Broken(BaseException):
-    """The end of a process, as far as the run can tell."""
+    """Stands for the end of the process."""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, pictures_known: None) -> Iterator[Path]:
-    """A run that is finished, one that was stopped in its middle, a study of which one run is finished, and a file."""
+    """A finished run, a run stopped in the middle, a study with one finished run, and a file."""
     place = tmp_path_factory.mktemp("world")
     (place / "file").write_bytes(b"")
     small = RunConfig.make("pictures", "finetune", SMALL)
@@ -248,7 +248,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, pictures_known: None) -> Ite
 
 
 def tree(place: Path) -> dict[str, bytes | None]:
-    """Everything that is there."""
+    """All files and their contents."""
     return {str(file.relative_to(place)): file.read_bytes() if file.is_file() else None for file in place.rglob("*")}
 
 

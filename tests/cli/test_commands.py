@@ -25,7 +25,7 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_internal_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --debug the traceback is printed as well."""
+    """With --debug the traceback is printed too."""
 
     def faulty(name: str) -> None:
         raise LookupError(f"{name}\nis not there")
@@ -47,7 +47,7 @@ def test_internal_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
     ("error", "told"),
     [(PermissionError(13, "no", "a/b"), "a/b: permission denied"), (MemoryError(), "out of memory")],
 )
-def test_errors_of_the_machine(
+def test_system_errors(
     error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(name: str) -> None:
@@ -84,7 +84,7 @@ def test_default_directories_are_new_and_given_ones_are_not_overwritten(capsys: 
 
 
 def test_a_study_keeps_its_plan_and_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is asked for in its directory: other settings, fewer methods, another study, a run."""
+    """Whatever is requested in its directory: other settings, fewer methods, another study, a run."""
     study = ["study", "pmnist", "finetune", "er", *SHORT, "--seeds", "1", "--out", "s"]
     assert main(study) == 0
     kept = {path: path.read_bytes() for path in Path("s").rglob("*") if path.is_file()}
@@ -102,7 +102,7 @@ def test_a_study_keeps_its_plan_and_its_runs(capsys: pytest.CaptureFixture[str])
         assert told in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("s").rglob("*") if path.is_file()} == kept
     assert main([*study[:4], "gpm", *study[4:], "--resume"]) == 0  # one more
-    shutil.rmtree("s/gpm/seed-0")  # planned, but not there: it may be left out
+    shutil.rmtree("s/gpm/seed-0")  # planned, but it does not exist: it may be left out
     assert main([*study, "--resume"]) == 0
     assert main([*study[:4], "gpm", *study[4:], "--resume"]) == 0
     assert main(["resume", "s"]) == 0
@@ -129,7 +129,7 @@ def test_existing_tables_are_not_overwritten(option: list[str], capsys: pytest.C
 
 
 def test_a_missing_report_is_written_on_resume() -> None:
-    """A run that was killed between its result and its report."""
+    """For a run that was killed between writing its result and its report."""
     assert main(["study", "pmnist", "finetune", *SHORT, "--seeds", "1", "--out", "s"]) == 0
     run = Path("s/finetune/seed-0")
     report = (run / "report.md").read_text(encoding="utf-8")
@@ -217,7 +217,7 @@ def test_interrupted_runs_save_a_checkpoint(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background tests inherit it ignored
     )
     deadline = time.monotonic() + 60
     while not list(Path("stopped runs").rglob("log.jsonl")) and time.monotonic() < deadline:
@@ -259,7 +259,7 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_characters_the_terminal_cannot_show() -> None:
-    """Not every standard output can show a λ or a minus sign."""
+    """Some terminals cannot show λ or a minus sign."""
     found = subprocess.run(
         [sys.executable, "-m", "steppe", "list", "fs-dgpm"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

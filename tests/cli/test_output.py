@@ -1,4 +1,4 @@
-"""Standard output that cannot be written: one line of error, and finished work stays."""
+"""Standard output that cannot be written: a one-line error, and finished work is kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def full() -> Iterator[int]:
 def test_a_full_disk_is_one_line_of_error(command: str, unbuffered: str, full: int, tmp_path: Path) -> None:
     """Whether the first write fails, one in the middle, or the last."""
     write_run(tmp_path / "run", made_result())
-    for number in range(300):  # a table of more than a buffer
+    for number in range(300):  # a table larger than a buffer
         write_run(tmp_path / "study" / str(number), made_result(f"method-{number}"))
     name, *place = command.split()
     done = steppe(name, *(str(tmp_path / each) for each in place), into=full, unbuffered=unbuffered)

@@ -18,7 +18,7 @@ PLUGIN = "import steppe\nsteppe.register_method('at-home', steppe.Finetune, 'min
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home directory, and the current one beside it."""
+    """A home directory, and the current directory beside it."""
     for name in ("home", "here"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -53,7 +53,7 @@ def test_a_directory_named_tilde(home: Path, capsys: pytest.CaptureFixture[str])
 
 
 def paths(parser: argparse.ArgumentParser, command: tuple[str, ...] = ()) -> Iterator[tuple[str, argparse.Action]]:
-    """Every argument of every command that is a path, by what its help calls it."""
+    """Every argument of every command that is a path, judging by its help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
@@ -67,7 +67,7 @@ PATHS = dict(paths(build_parser()))
 
 @pytest.mark.parametrize("argument", PATHS)
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("", "the path is empty; use . for the current directory"),
         (" ", "the path is empty"),
@@ -75,7 +75,7 @@ PATHS = dict(paths(build_parser()))
     ],
 )
 def test_invalid_paths_are_one_line_of_error(
-    argument: str, path: str, told: str, capsys: pytest.CaptureFixture[str]
+    argument: str, path: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     *words, last = argument.split(" ")
     option = last.split("/")[-1]
@@ -84,7 +84,7 @@ def test_invalid_paths_are_one_line_of_error(
         main([*words, *before, *([f"{option}={path}"] if option.startswith("-") else [path])])
     assert stopped.value.code == 2
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.startswith("steppe: argument ")
     assert said.count("\n") == 1
     assert list(Path().iterdir()) == []

@@ -37,4 +37,4 @@ def test_time_left_of_a_resumed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     state.update(RunStarted(3, 300, batches_before=110, ends=[100, 200, 300]))
     state.update(EpochEnded(1, "task", 1, 10, 1.0, 0, 1.0))
     state.update(TaskEnded(1, "task", [50.0, 50.0], {}, {}, 0))
-    assert state.describe().endswith("11 s left")  # 100 of 190 are to come
+    assert state.describe().endswith("11 s left")  # 100 of 190 remain

@@ -1,4 +1,4 @@
-"""What the command line and `import steppe` load, and that what is written down is what is there."""
+"""What the command line and `import steppe` load, and that generated files are up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_public_names_are_those_of_the_api() -> None:
 
 
 def test_catalogue_is_up_to_date() -> None:
-    """If not: python scripts/write_catalogue.py."""
+    """If not, run python scripts/write_catalogue.py."""
     assert json.loads(files("steppe").joinpath("catalogue.json").read_text(encoding="utf-8")) == render_all()
 
 

@@ -1,4 +1,4 @@
-"""Unpacking: the folder is there whole or not at all, and a hostile archive leaves nothing behind."""
+"""Unpacking: the folder appears complete or not at all, and a malicious archive leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ def zipped(path: Path, entries: list[Entry], mode: int = 0, method: int = zipfil
 MAKERS = {"set.tar.gz": tar, "set.zip": zipped}
 
 
-def left(directory: Path) -> list[str]:
+def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
 @pytest.mark.parametrize("ending", ["", ".part"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_folder_appears(name: str, ending: str, tmp_path: Path) -> None:
-    """From an archive put there by hand, or from what was fetched."""
+    """From an archive that the user put there, or from a downloaded one."""
     archive = MAKERS[name](tmp_path / f"{name}{ending}", GOOD)
     assert unpack(archive, "set", LIMITS) == tmp_path / "set"
-    assert left(tmp_path) == ["set", f"{name}{ending}"]
+    assert names_in(tmp_path) == ["set", f"{name}{ending}"]
     assert all((tmp_path / inside).read_bytes() == content for inside, content in GOOD)
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_folder_that_was_there_is_replaced(name: str, tmp_path: Path) -> None:
-    """And what a killed attempt left is cleared away."""
+def test_existing_folder_is_replaced(name: str, tmp_path: Path) -> None:
+    """What a killed attempt left is removed."""
     for stale in ("set", ".set.unpacking", ".set.old"):
         (tmp_path / stale / "deep").mkdir(parents=True)
         (tmp_path / stale / "deep" / "stale").write_bytes(b"x")
     unpack(MAKERS[name](tmp_path / name, GOOD), "set", LIMITS)
-    assert left(tmp_path) == ["set", name]
-    assert left(tmp_path / "set") == ["a.bin", "inner"]
+    assert names_in(tmp_path) == ["set", name]
+    assert names_in(tmp_path / "set") == ["a.bin", "inner"]
 
 
 NAMES = {
@@ -89,14 +89,14 @@ NAMES = {
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("case", NAMES)
-def test_paths_that_lead_elsewhere(case: str, name: str, tmp_path: Path) -> None:
+def test_paths_outside_the_folder_are_rejected(case: str, name: str, tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     archive = MAKERS[name](inner / name, [*GOOD, (NAMES[case], b"evil")])
     with pytest.raises(DataError, match="outside the folder set"):
         unpack(archive, "set", LIMITS)
-    assert left(inner) == [name]
-    assert left(tmp_path) == ["inner"]
+    assert names_in(inner) == [name]
+    assert names_in(tmp_path) == ["inner"]
 
 
 def as_type(kind: bytes) -> Callable[[tarfile.TarInfo], None]:
@@ -107,19 +107,19 @@ def as_type(kind: bytes) -> Callable[[tarfile.TarInfo], None]:
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
-def test_links_and_devices_in_a_tar(kind: bytes, tmp_path: Path) -> None:
+def test_links_and_devices_in_a_tar_are_rejected(kind: bytes, tmp_path: Path) -> None:
     archive = tar(tmp_path / "set.tar.gz", [("set/link", b"")], as_type(kind))
     with pytest.raises(DataError, match="a link or not a regular file"):
         unpack(archive, "set", LIMITS)
-    assert left(tmp_path) == ["set.tar.gz"]
+    assert names_in(tmp_path) == ["set.tar.gz"]
 
 
 @pytest.mark.parametrize("mode", [stat.S_IFLNK | 0o777, stat.S_IFIFO, stat.S_IFCHR])
-def test_links_and_devices_in_a_zip(mode: int, tmp_path: Path) -> None:
+def test_links_and_devices_in_a_zip_are_rejected(mode: int, tmp_path: Path) -> None:
     archive = zipped(tmp_path / "set.zip", [("set/link", b"/etc/passwd")], mode)
     with pytest.raises(DataError, match="not a regular file"):
         unpack(archive, "set", LIMITS)
-    assert left(tmp_path) == ["set.zip"]
+    assert names_in(tmp_path) == ["set.zip"]
 
 
 BOMBS: dict[str, tuple[list[Entry], str]] = {
@@ -135,43 +135,43 @@ BOMBS: dict[str, tuple[list[Entry], str]] = {
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("case", BOMBS)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_more_than_such_an_archive_can_hold(case: str, name: str, tmp_path: Path) -> None:
+def test_archives_beyond_the_limits_are_rejected(case: str, name: str, tmp_path: Path) -> None:
     entries, message = BOMBS[case]
     archive = MAKERS[name](tmp_path / name, entries)
     with pytest.raises(DataError, match=message):
         unpack(archive, "set", LIMITS)
-    assert left(tmp_path) == [name]
+    assert names_in(tmp_path) == [name]
 
 
-def test_compression_beyond_belief(tmp_path: Path) -> None:
+def test_suspicious_compression_is_rejected(tmp_path: Path) -> None:
     roomy = Limits(files=20, largest=10**9, total=10**9, ratio=100)
     zeros = bytes(3_000_000)
     with pytest.raises(DataError, match="compressed suspiciously well"):
         unpack(zipped(tmp_path / "set.zip", [("set/zeros", zeros)]), "set", roomy)
     with pytest.raises(DataError, match="unpacks to more than"):
         unpack(tar(tmp_path / "set.tar.gz", [("set/zeros", zeros)]), "set", roomy)
-    assert left(tmp_path) == ["set.tar.gz", "set.zip"]
+    assert names_in(tmp_path) == ["set.tar.gz", "set.zip"]
 
 
-def test_a_zip_that_lies_about_sizes(tmp_path: Path) -> None:
-    """Its directory announces five bytes of a file that unpacks to 5,000."""
+def test_zip_with_wrong_sizes_is_rejected(tmp_path: Path) -> None:
+    """Its directory declares five bytes for a file that unpacks to 5,000."""
     archive = zipped(tmp_path / "set.zip", [("set/a", bytes(5000))])
     raw = archive.read_bytes()
     archive.write_bytes(raw.replace((5000).to_bytes(4, "little"), (5).to_bytes(4, "little")))
     with pytest.raises(DataError, match=r"set\.zip"):
         unpack(archive, "set", LIMITS)
-    assert left(tmp_path) == ["set.zip"]
+    assert names_in(tmp_path) == ["set.zip"]
 
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 0.999])
-def test_truncated_archives(share: float, name: str, tmp_path: Path) -> None:
+def test_truncated_archives_are_rejected(share: float, name: str, tmp_path: Path) -> None:
     archive = MAKERS[name](tmp_path / name, GOOD)
     raw = archive.read_bytes()
     archive.write_bytes(raw[: int(share * len(raw))])
     with pytest.raises(DataError, match=f"{name} .*damaged or incomplete"):
         unpack(archive, "set", LIMITS)
-    assert left(tmp_path) == [name]
+    assert names_in(tmp_path) == [name]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
@@ -179,8 +179,9 @@ def test_truncated_archives(share: float, name: str, tmp_path: Path) -> None:
     name=st.sampled_from(sorted(MAKERS)),
     changes=st.lists(st.tuples(st.integers(0, 12_000), st.integers(0, 255)), min_size=1),
 )
-def test_changed_bytes_are_unpacked_or_refused(name: str, changes: list[tuple[int, int]], tmp_path: Path) -> None:
-    """Whatever is changed (within the gzip, so that its checksum does not end it all), nothing else than refusal."""
+def test_corrupted_archives_are_unpacked_or_rejected(name: str, changes: list[tuple[int, int]], tmp_path: Path) -> None:
+    """Bytes are changed within the gzip stream, so that its checksum does not catch everything; each archive either
+    unpacks or is rejected."""
     archive = MAKERS[name](tmp_path / name, GOOD)
     raw = bytearray(archive.read_bytes() if name.endswith("zip") else gzip.decompress(archive.read_bytes()))
     for place, value in changes:
@@ -192,10 +193,10 @@ def test_changed_bytes_are_unpacked_or_refused(name: str, changes: list[tuple[in
             file.rmdir() if file.is_dir() else file.unlink()
         (tmp_path / "set").rmdir()
     archive.unlink()
-    assert left(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tar(tmp_path / "set.tar.gz", GOOD)
     real_open = Path.open
 
@@ -207,4 +208,4 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(DataError, match="no space left on disk; fix that, or choose another directory with --data"):
         unpack(archive, "set", LIMITS)
-    assert left(tmp_path) == ["set.tar.gz"]
+    assert names_in(tmp_path) == ["set.tar.gz"]

@@ -1,4 +1,4 @@
-"""CIFAR-100: one result from every form it comes in, and nothing from a form that is damaged."""
+"""CIFAR-100: the same result from every source, and an error for every damaged one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def loaded() -> list[torch.Tensor]:
     return [*images.select("train"), *images.select("test")]
 
 
-def test_every_form_gives_the_same(small_cifar100: Path) -> None:
+def test_every_source_gives_the_same_images(small_cifar100: Path) -> None:
     """Folder and archive, and files in another order."""
     shuffled = {name: (images[::-1], fine[::-1]) for name, (images, fine) in PARTS.items()}
     results = []
@@ -57,7 +57,7 @@ def test_planes_are_red_green_blue(small_cifar100: Path) -> None:
         assert torch.equal(x[:, channel, row, column], flat[:, 1024 * channel + 32 * row + column])
 
 
-def test_what_is_read_once_is_kept(small_cifar100: Path) -> None:
+def test_images_are_read_once(small_cifar100: Path) -> None:
     write_folder(small_cifar100, {name: binary(*part) for name, part in PARTS.items()})
     assert cifar100.load() is cifar100.load()
 
@@ -69,7 +69,7 @@ def relabelled(images: np.ndarray, fine: np.ndarray) -> bytes:
 
 
 def swapped(images: np.ndarray, fine: np.ndarray) -> bytes:
-    """Numbers of images right, but two have each other's label."""
+    """The counts are right, but two images have each other's label."""
     other = fine.copy()
     one, two = np.flatnonzero(fine == 3)[0], np.flatnonzero(fine == 4)[0]
     other[one], other[two] = 4, 3
@@ -105,7 +105,7 @@ DAMAGED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_files_are_refused_by_name(case: str, small_cifar100: Path) -> None:
+def test_damaged_files_are_named(case: str, small_cifar100: Path) -> None:
     damage, message = DAMAGED[case]
     write_folder(small_cifar100, {"train": damage(*PARTS["train"]), "test": binary(*PARTS["test"])})
     with pytest.raises(DataError, match=f"train.bin .*{message}"):
@@ -113,7 +113,7 @@ def test_damaged_files_are_refused_by_name(case: str, small_cifar100: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["cifar-100-python", "cifar-100-python.tar.gz"])
-def test_the_python_version_alone_is_refused(name: str, small_cifar100: Path) -> None:
+def test_python_version_is_rejected(name: str, small_cifar100: Path) -> None:
     (small_cifar100 / name).mkdir()
     with pytest.raises(
         DataError,
@@ -124,7 +124,7 @@ def test_the_python_version_alone_is_refused(name: str, small_cifar100: Path) ->
     assert len(cifar100.load().select("train")[1]) == 200
 
 
-def test_a_folder_that_lacks_a_file_is_refused(small_cifar100: Path) -> None:
+def test_incomplete_folder_is_rejected(small_cifar100: Path) -> None:
     write_folder(small_cifar100, {"train": binary(*PARTS["train"])})
     with pytest.raises(DataError, match=r"test\.bin is missing"):
         cifar100.load()
@@ -135,7 +135,7 @@ def archive_of(small_cifar100: Path) -> Path:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_archive_is_refused(share: float, small_cifar100: Path) -> None:
+def test_truncated_archive_is_rejected(share: float, small_cifar100: Path) -> None:
     archive = archive_of(small_cifar100)
     raw = archive.read_bytes()
     archive.write_bytes(raw[: int(share * len(raw))])
@@ -143,7 +143,7 @@ def test_a_truncated_archive_is_refused(share: float, small_cifar100: Path) -> N
         cifar100.load()
 
 
-def test_a_changed_byte_in_an_archive_is_refused(small_cifar100: Path) -> None:
+def test_corrupted_archive_is_rejected(small_cifar100: Path) -> None:
     archive = archive_of(small_cifar100)
     raw = bytearray(archive.read_bytes())
     raw[len(raw) // 2] ^= 4
@@ -164,7 +164,7 @@ def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarIn
     return info
 
 
-def test_hostile_archives_are_refused_while_read(small_cifar100: Path) -> None:
+def test_malicious_archives_are_rejected_while_reading(small_cifar100: Path) -> None:
     archive = small_cifar100 / "cifar-100-binary.tar.gz"
     tar_with(archive, (member("cifar-100-binary/train.bin", 0, tarfile.SYMTYPE), b""))
     with pytest.raises(DataError, match="not a regular file"):
@@ -180,7 +180,7 @@ def test_hostile_archives_are_refused_while_read(small_cifar100: Path) -> None:
         cifar100.load()
 
 
-def test_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
     (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(b"half")
     with pytest.raises(DataError, match=r"CIFAR-100 is not in .*steppe data fetch cifar-100.*--data or STEPPE_DATA"):
@@ -188,7 +188,7 @@ def test_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_superclasses() -> None:
-    """The numbers of the classes as the paper's benchmark lists them."""
+    """The numbers of the classes as in the paper's benchmark."""
     assert [coarse.name for coarse in cifar100.SUPERCLASSES] == sorted(c.name for c in cifar100.SUPERCLASSES)
     assert cifar100.SUPERCLASSES[0] == ("aquatic_mammals", (4, 30, 55, 72, 95))
     assert cifar100.SUPERCLASSES[7].classes == (6, 7, 14, 18, 24)

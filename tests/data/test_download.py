@@ -1,4 +1,4 @@
-"""Downloading, against servers of every temper on this machine: what arrives is right, or it is not there."""
+"""Downloads from well- and ill-behaved local servers: the file that arrives is right, or there is none."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OTHER = GZIP + random.Random(1).randbytes(999_998)
 PAGE = b"<html>please log in</html>"
 
 
-def unannounced(content: bytes, kind: str | None = None) -> Answer:
-    """An answer from the beginning on, whatever was asked for, that does not tell its length."""
+def without_length(content: bytes, kind: str | None = None) -> Answer:
+    """Respond from the start, whatever range was requested, without a Content-Length."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -51,17 +51,17 @@ TEMPERS: dict[str, Answer] = {
     "/no-range": lambda handler: send(handler, CONTENT),
     "/breaks": lambda handler: send(
         handler, CONTENT, asked_from(handler), asked_from(handler) + 300_000
-    ),  # each connection brings 300,000 bytes
+    ),  # each connection sends 300,000 bytes
     "/breaks-for-good": lambda handler: send(handler, CONTENT, asked_from(handler), max(400_000, asked_from(handler))),
     "/other": lambda handler: send(handler, OTHER, asked_from(handler)),
     "/short": lambda handler: send(handler, CONTENT[:-1], asked_from(handler)),
-    "/unannounced": unannounced(CONTENT),
-    "/unannounced-half": unannounced(CONTENT[:500_000]),
-    "/unannounced-other": unannounced(OTHER),
-    "/too-much": unannounced(CONTENT + OTHER),
-    "/page": unannounced(PAGE, "text/html; charset=utf-8"),
-    "/packed-page": unannounced(GZIP + PAGE, "text/html"),
-    "/notice": unannounced(b"please log in", "text/plain"),
+    "/without_length": without_length(CONTENT),
+    "/without_length-half": without_length(CONTENT[:500_000]),
+    "/without_length-other": without_length(OTHER),
+    "/too-much": without_length(CONTENT + OTHER),
+    "/page": without_length(PAGE, "text/html; charset=utf-8"),
+    "/packed-page": without_length(GZIP + PAGE, "text/html"),
+    "/notice": without_length(b"please log in", "text/plain"),
     "/no-range-breaks": lambda handler: send(handler, CONTENT, stop=300_000),
     "/wrong-part": wrong_part,
     "/missing": lambda handler: handler.send_error(404),
@@ -79,26 +79,26 @@ def nothing(done: int, total: int) -> None:
     pass
 
 
-def left(directory: Path) -> dict[str, int]:
+def sizes_in(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in directory.iterdir()}
 
 
-def test_a_good_server(server: Server, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    path = download(archive(server, "/good"), tmp_path / "new", lambda *pair: told.append(pair))
+def test_normal_download(server: Server, tmp_path: Path) -> None:
+    with_headers: list[tuple[int, int]] = []
+    path = download(archive(server, "/good"), tmp_path / "new", lambda *pair: with_headers.append(pair))
     assert path.read_bytes() == CONTENT
-    assert left(path.parent) == {"set.tar.gz.part": len(CONTENT)}
-    assert told[-1] == (len(CONTENT), len(CONTENT))
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert sizes_in(path.parent) == {"set.tar.gz.part": len(CONTENT)}
+    assert with_headers[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in with_headers] == sorted(done for done, _ in with_headers)
 
 
-def test_a_half_file_is_continued(server: Server, tmp_path: Path) -> None:
+def test_partial_file_is_resumed(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT[:600_000])
     assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked == [("/good", "bytes=600000-")]
 
 
-def test_a_server_that_cannot_continue_starts_over(server: Server, tmp_path: Path) -> None:
+def test_server_without_ranges_starts_over(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(OTHER[:600_000])
     assert download(archive(server, "/no-range"), tmp_path, nothing).read_bytes() == CONTENT
 
@@ -109,68 +109,68 @@ def test_a_server_that_cannot_continue_starts_over(server: Server, tmp_path: Pat
         ("/page", "sent a web page"),
         ("/packed-page", "sent a web page"),
         ("/notice", "sent something else (it does not begin like"),
-        ("/unannounced-half", "started over and broke off at 500,000 of 1,000,000"),
-        ("/unannounced-other", "sent something else (its hash is not the publisher's)"),
+        ("/without_length-half", "started over and broke off at 500,000 of 1,000,000"),
+        ("/without_length-other", "sent something else (its hash is not the publisher's)"),
         ("/too-much", "sent something else (1,"),
         ("/no-range-breaks", ""),
     ],
 )
-def test_no_answer_costs_what_was_there(path: str, reason: str, server: Server, tmp_path: Path) -> None:
+def test_failed_download_keeps_the_partial_file(path: str, reason: str, server: Server, tmp_path: Path) -> None:
     part = tmp_path / "set.tar.gz.part"
     part.write_bytes(CONTENT[:999_000])
     with pytest.raises(DataError, match=re.escape(f"{path}: {reason}")) as caught:
         download(archive(server, path), tmp_path, nothing)
     assert "The first 999,000 bytes are kept" in str(caught.value)
-    assert left(tmp_path) == {"set.tar.gz.part": 999_000}
+    assert sizes_in(tmp_path) == {"set.tar.gz.part": 999_000}
     assert part.read_bytes() == CONTENT[:999_000]
     assert download(archive(server, path, "/good"), tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked[-1] == ("/good", "bytes=999000-")
 
 
-def test_beginning_anew_counts_where_it_brings_more(server: Server, tmp_path: Path) -> None:
+def test_fresh_download_replaces_the_partial_file_once_longer(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(OTHER[:200_000])
     with pytest.raises(DataError, match="The first 500,000 bytes are kept"):
-        download(archive(server, "/unannounced-half"), tmp_path, nothing)
+        download(archive(server, "/without_length-half"), tmp_path, nothing)
     assert (tmp_path / "set.tar.gz.part").read_bytes() == CONTENT[:500_000]
-    assert download(archive(server, "/unannounced"), tmp_path, nothing).read_bytes() == CONTENT
-    assert list(left(tmp_path)) == ["set.tar.gz.part"]
+    assert download(archive(server, "/without_length"), tmp_path, nothing).read_bytes() == CONTENT
+    assert list(sizes_in(tmp_path)) == ["set.tar.gz.part"]
 
 
 @pytest.mark.parametrize(("fresh", "goes_on"), [(700_000, "bytes=700000-"), (500_000, "bytes=600000-")])
-def test_killed_while_it_began_anew(fresh: int, goes_on: str, server: Server, tmp_path: Path) -> None:
+def test_killed_during_a_fresh_download(fresh: int, goes_on: str, server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT[:600_000])
     (tmp_path / "set.tar.gz.fresh.part").write_bytes(CONTENT[:fresh])
     assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked == [("/good", goes_on)]
-    assert list(left(tmp_path)) == ["set.tar.gz.part"]
+    assert list(sizes_in(tmp_path)) == ["set.tar.gz.part"]
 
 
-def test_a_notice_that_was_kept_is_not_gone_on_from(server: Server, tmp_path: Path) -> None:
+def test_partial_error_page_is_not_resumed(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(PAGE)
     assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked == [("/good", None)]
 
 
-def test_a_whole_part_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
-    """Stopped between the last byte and the unpacking."""
+def test_complete_partial_file_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
+    """Interrupted between the last byte and unpacking."""
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT)
     assert download(archive(server, "/missing"), tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked == []
 
 
 @pytest.mark.parametrize("stale", [OTHER[:600_000], OTHER, OTHER * 2])
-def test_a_half_file_of_something_else_is_given_up(stale: bytes, server: Server, tmp_path: Path) -> None:
+def test_partial_file_of_something_else_is_discarded(stale: bytes, server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(stale)
     assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
 
 
-def test_broken_connections_are_taken_up_again(server: Server, tmp_path: Path) -> None:
+def test_broken_connections_are_resumed(server: Server, tmp_path: Path) -> None:
     assert download(archive(server, "/breaks"), tmp_path, nothing).read_bytes() == CONTENT
     ranges = [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
     assert server.asked == [("/breaks", asked) for asked in ranges]
 
 
-def test_the_next_mirror_goes_on_where_the_first_gave_up(server: Server, tmp_path: Path) -> None:
+def test_next_mirror_resumes_where_the_first_failed(server: Server, tmp_path: Path) -> None:
     mirrors = archive(server, "/missing", "/breaks-for-good", "/good")
     assert download(mirrors, tmp_path, nothing).read_bytes() == CONTENT
     assert server.asked[-1] == ("/good", "bytes=400000-")
@@ -190,26 +190,26 @@ def test_the_next_mirror_goes_on_where_the_first_gave_up(server: Server, tmp_pat
         ("/breaks-for-good", "broke off at 400,000 of 1,000,000 bytes", 400_000),
     ],
 )
-def test_servers_that_do_not_serve(path: str, reason: str, kept: int, server: Server, tmp_path: Path) -> None:
+def test_failing_servers(path: str, reason: str, kept: int, server: Server, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=re.escape(f"{server.url(path)}: {reason}")) as caught:
         download(archive(server, path), tmp_path, nothing)
-    assert left(tmp_path) == ({"set.tar.gz.part": kept} if kept else {})
+    assert sizes_in(tmp_path) == ({"set.tar.gz.part": kept} if kept else {})
     assert ("are kept" in str(caught.value)) == bool(kept)
 
 
-def test_a_part_that_was_not_asked_for(server: Server, tmp_path: Path) -> None:
+def test_wrong_range_is_rejected(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT[:600_000])
     with pytest.raises(DataError, match="the wrong part of the file"):
         download(archive(server, "/wrong-part"), tmp_path, nothing)
-    assert left(tmp_path) == {"set.tar.gz.part": 600_000}
+    assert sizes_in(tmp_path) == {"set.tar.gz.part": 600_000}
 
 
-def test_every_mirror_is_accounted_for(server: Server, tmp_path: Path) -> None:
+def test_every_failed_mirror_is_reported(server: Server, tmp_path: Path) -> None:
     mirrors = archive(server, "/missing", "/other")
     closed = replace(mirrors, urls=(*mirrors.urls, "http://127.0.0.1:9/closed"))
     with pytest.raises(DataError, match=r"(?s)could not be downloaded:.*404.*\n.*hash.*\n.*refused.*\nTry again later"):
         download(closed, tmp_path, nothing)
-    assert left(tmp_path) == {}
+    assert sizes_in(tmp_path) == {}
 
 
 def test_a_silent_server(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +223,8 @@ def test_a_silent_server(server: Server, tmp_path: Path, monkeypatch: pytest.Mon
         released.set()
 
 
-def told(*lines: str, content: bytes = CONTENT) -> Answer:
-    """An answer with these lines at its head, as they are."""
+def with_headers(*lines: str, content: bytes = CONTENT) -> Answer:
+    """Respond with these header lines."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + content)
@@ -234,20 +234,20 @@ def told(*lines: str, content: bytes = CONTENT) -> Answer:
 
 DIGITS = "9" * 5000
 NONSENSE: dict[str, Answer] = {
-    "a length of thousands of digits": told("HTTP/1.1 200 OK", f"Content-Length: {DIGITS}"),
-    "a negative length": told("HTTP/1.1 200 OK", "Content-Length: -5"),
-    "a length in other digits": told("HTTP/1.1 200 OK", "Content-Length: \u0661\u0662"),
-    "a negative chunk": told("HTTP/1.1 200 OK", "Transfer-Encoding: chunked", content=b"-5\r\n" + OTHER),
-    "a chunk of thousands of digits": told(
+    "a length of thousands of digits": with_headers("HTTP/1.1 200 OK", f"Content-Length: {DIGITS}"),
+    "a negative length": with_headers("HTTP/1.1 200 OK", "Content-Length: -5"),
+    "a length in other digits": with_headers("HTTP/1.1 200 OK", "Content-Length: \u0661\u0662"),
+    "a negative chunk": with_headers("HTTP/1.1 200 OK", "Transfer-Encoding: chunked", content=b"-5\r\n" + OTHER),
+    "a chunk of thousands of digits": with_headers(
         "HTTP/1.1 200 OK", "Transfer-Encoding: chunked", content=f"{DIGITS}\r\n".encode() + OTHER
     ),
-    "a part of thousands of digits": told("HTTP/1.1 206 Partial", f"Content-Range: bytes {DIGITS}-"),
-    "no status": told("HTTP/1.1 abc"),
+    "a part of thousands of digits": with_headers("HTTP/1.1 206 Partial", f"Content-Range: bytes {DIGITS}-"),
+    "no status": with_headers("HTTP/1.1 abc"),
 }
 
 
 @pytest.mark.parametrize("case", NONSENSE)
-def test_a_server_that_tells_nonsense_is_passed_over(case: str, server: Server, tmp_path: Path) -> None:
+def test_server_with_invalid_headers_is_skipped(case: str, server: Server, tmp_path: Path) -> None:
     server.answers["/nonsense"] = NONSENSE[case]
     assert download(archive(server, "/nonsense", "/good"), tmp_path, nothing).read_bytes() == CONTENT
     (tmp_path / "set.tar.gz.part").unlink()
@@ -272,10 +272,10 @@ def byte_by_byte(handler: BaseHTTPRequestHandler) -> None:
 
 
 @pytest.mark.parametrize("slowly", [head_without_end, byte_by_byte])
-def test_a_server_that_is_never_silent_and_never_done(
+def test_server_that_sends_byte_by_byte(
     slowly: Answer, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes in time; all of them do not."""
+    """Each byte arrives in time, but not the whole file."""
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
     monkeypatch.setattr(module, "_MIN_SPEED", 10_000_000)
     server.answers["/slow"] = lambda handler: suppressed(slowly, handler)
@@ -287,9 +287,7 @@ def test_a_server_that_is_never_silent_and_never_done(
     assert time.monotonic() - started < 4
 
 
-def test_what_takes_as_long_as_its_size_allows_is_waited_for(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_limit_depends_on_the_size(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slowly(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()
@@ -304,29 +302,29 @@ def test_what_takes_as_long_as_its_size_allows_is_waited_for(
 
 
 def suppressed(answer: Answer, handler: BaseHTTPRequestHandler) -> None:
-    """Answer as long as anybody listens."""
+    """Respond until the client disconnects."""
     with suppress(OSError):
         answer(handler)
 
 
-def test_a_directory_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+def test_unwritable_directory(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError, match=r"cannot write .*file.*choose another directory with --data"):
         download(archive(server, "/good"), tmp_path / "file" / "inner", nothing)
 
 
-def test_stopped_in_the_middle(server: Server, tmp_path: Path) -> None:
+def test_interrupted_download(server: Server, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done > total // 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         download(archive(server, "/good"), tmp_path, stop)
-    assert list(left(tmp_path)) == ["set.tar.gz.part"]
+    assert list(sizes_in(tmp_path)) == ["set.tar.gz.part"]
     assert download(archive(server, "/good"), tmp_path, nothing).read_bytes() == CONTENT
 
 
-def test_differences_are_told(server: Server, tmp_path: Path) -> None:
+def test_differences_are_described(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
     assert find_mismatch(path, archive(server, "/good")) is None

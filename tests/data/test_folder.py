@@ -46,7 +46,7 @@ def test_train_and_test_folders(split: Path) -> None:
     assert images.select("test", [1])[1].tolist() == [1, 1]
 
 
-def test_val_will_do_for_test(split: Path) -> None:
+def test_val_folder_is_used_as_test(split: Path) -> None:
     expected = folder.load(split, 8).select("test")[0]
     (split / "test").rename(split / "val")
     assert torch.equal(folder.load(split, 8).select("test")[0], expected)
@@ -70,7 +70,7 @@ def test_images_are_scaled(split: Path) -> None:
     assert folder.load(split, 16).select("train")[0].shape == (7, 3, 16, 16)
 
 
-def test_a_photograph_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     pixels = np.zeros((8, 8, 3), np.uint8)
     pixels[:4] = 255  # above
     exif = Image.Exif()
@@ -84,14 +84,14 @@ def test_a_photograph_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     assert x[0, :, 7].min() == 255
 
 
-def test_size_0_keeps_them(split: Path) -> None:
+def test_size_0_keeps_the_original_size(split: Path) -> None:
     assert folder.load(split, 0).select("train")[0].shape == (6, 3, 8, 8)
     picture(split / "train" / "dogs" / "wide.png", size=(9, 8))
     with pytest.raises(DataError, match=r"wide\.png has 9 × 8 pixels, .*0\.png 8 × 8; set a size"):
         folder.load(split, 0)
 
 
-def test_images_are_decoded_again_only_when_they_change(split: Path) -> None:
+def test_images_are_decoded_again_only_if_changed(split: Path) -> None:
     first = folder.load(split, 8)
     assert folder.load(split, 8) is first
     picture(split / "train" / "cats" / "0.png", seed=7, size=(9, 9))
@@ -121,7 +121,7 @@ def test_a_share_of_each_class_is_held_out(whole: Path) -> None:
     assert all(6 <= count <= 30 for count in test_y.bincount().tolist())
 
 
-def test_images_stay_where_they_are_when_others_come(whole: Path) -> None:
+def test_adding_images_does_not_move_others_between_parts(whole: Path) -> None:
     before = {path.name for path in folder._split(whole, 0.3)["test"]["cats"]}
     known = {path.name for path in (whole / "cats").iterdir()}
     for place in range(60, 90):
@@ -131,13 +131,13 @@ def test_images_stay_where_they_are_when_others_come(whole: Path) -> None:
     assert after - known
 
 
-def test_a_larger_share_only_adds(whole: Path) -> None:
+def test_larger_share_only_adds_test_images(whole: Path) -> None:
     small, large = (set(folder._split(whole, share)["test"]["cats"]) for share in (0.2, 0.4))
     assert small < large
 
 
-def test_a_file_may_be_called_what_is_no_text(whole: Path) -> None:
-    """Latin-1, as from an old archive: it has its place as others have."""
+def test_file_names_need_not_be_utf_8(whole: Path) -> None:
+    """Latin-1, as from an old archive; it is assigned to a part like any other."""
     before = {path.name for path in folder._split(whole, 0.3)["test"]["cats"]}
     for number in range(40):
         shutil.copy(whole / "cats" / "0.png", whole / "cats" / os.fsdecode(f"caf\xe9 {number}.png".encode("latin-1")))
@@ -147,7 +147,7 @@ def test_a_file_may_be_called_what_is_no_text(whole: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "told"), [(b"caf\xe9", r"'caf\udce9'"), (b"a\x1b[2J", r"'a\x1b[2J'")])
-def test_a_class_that_no_task_can_be_called_after(
+def test_invalid_class_names_are_rejected(
     name: bytes, told: str, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (whole / "dogs").rename(whole / os.fsdecode(name))
@@ -187,21 +187,21 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_folders_that_cannot_be_learnt_from(case: str, split: Path) -> None:
+def test_invalid_folders_are_rejected(case: str, split: Path) -> None:
     spoil, message = REFUSED[case]
     spoil(split)
     with pytest.raises(DataError, match=message):
         folder.load(split, 8)
 
 
-def test_too_many_pixels(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_with_too_many_pixels_is_rejected(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "MAX_PIXELS", 60)
     with pytest.raises(DataError, match=r"0\.png has 8 × 8 pixels, more than 60"):
         folder.load(split, 8)
 
 
-def test_a_class_too_small_to_share(tmp_path: Path) -> None:
-    """One image cannot be learnt from and tested on; of two, one is."""
+def test_class_too_small_to_split(tmp_path: Path) -> None:
+    """A single image cannot be split into training and test images; of two, one is used for each."""
     for name in ("dogs", "cats"):
         picture(tmp_path / name / "only.png")
     with pytest.raises(DataError, match=r"class 'cats' has 1 image\(s\); expected at least two"):
@@ -214,12 +214,12 @@ def test_a_class_too_small_to_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "share"), [(-1, 0.2), (8, 0.0), (8, 1.0), (8, float("nan"))])
-def test_values_out_of_range(size: int, share: float, whole: Path) -> None:
+def test_settings_out_of_range(size: int, share: float, whole: Path) -> None:
     with pytest.raises(SteppeError, match=r"size = -1|test_share = "):
         folder.load(whole, size, share)
 
 
-def test_sixteen_bits_keep_their_upper_eight_and_more_are_refused(tmp_path: Path) -> None:
+def test_16_bit_images_keep_the_upper_8_bits_and_wider_are_rejected(tmp_path: Path) -> None:
     deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""The short form of the fuzzer: every reader reads or refuses, quickly and in little memory."""
+"""A short form of the fuzzer: every reader reads or rejects a file, quickly and with little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MNIST as the package carries it, and the reader of its format."""
+"""The bundled MNIST, and the reader of its format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_shapes_and_labels() -> None:
     assert digits.train_y[:5].tolist() == [5, 0, 4, 1, 9]
 
 
-def test_a_damaged_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_file_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(mnist._SHA256, "t10k-labels-idx1-ubyte.gz", "0" * 64)
     mnist.load.cache_clear()
     with pytest.raises(DataError, match=r"t10k-labels.*damaged.*reinstall steppe"):
@@ -56,7 +56,7 @@ def test_idx_round_trip(shape: list[int], data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_whatever_the_bytes_idx_parses_or_refuses(raw: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     try:
         array = idx.parse_idx(raw, "file")
     except DataError:

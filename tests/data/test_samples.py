@@ -1,4 +1,4 @@
-"""Samples in every form: each once per walk, the last batch smaller, the order from the generator alone."""
+"""Samples in every form: each one once per epoch, a smaller last batch, the order from the generator alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from steppe.errors import DataError
 
 
 class Numbers(Dataset[tuple[list[float], int]]):
-    """Plain Python values, as many users' datasets give."""
+    """Plain Python values, as in many users' datasets."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -56,8 +56,8 @@ FORMS: dict[str, Callable[[int], Samples]] = {
 }
 
 
-def walked(samples: Samples, size: int, order: torch.Generator | None) -> list[list[int]]:
-    """The labels of every batch; inputs are checked to belong to them."""
+def labels_of(samples: Samples, size: int, order: torch.Generator | None) -> list[list[int]]:
+    """The labels of every batch, after checking that the inputs belong to them."""
     found = []
     for x, y in samples.batches(size, order):
         assert y.dtype == torch.int64
@@ -70,9 +70,9 @@ def walked(samples: Samples, size: int, order: torch.Generator | None) -> list[l
 @given(n=st.integers(1, 30), size=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_every_sample_exactly_once(form: str, n: int, size: int, seed: int) -> None:
     samples = FORMS[form](n)
-    straight = walked(samples, size, None)
+    straight = labels_of(samples, size, None)
     assert list(chain(*straight)) == list(range(n))
-    shuffled = walked(samples, size, torch.Generator().manual_seed(seed))
+    shuffled = labels_of(samples, size, torch.Generator().manual_seed(seed))
     assert sorted(chain(*shuffled)) == list(range(n))
     expected = [size] * (n // size) + ([n % size] if n % size else [])
     assert [len(batch) for batch in straight] == [len(batch) for batch in shuffled] == expected
@@ -81,11 +81,11 @@ def test_every_sample_exactly_once(form: str, n: int, size: int, seed: int) -> N
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_order_comes_from_the_generator_alone(form: str) -> None:
-    """The same in every form; a second walk with the same generator differs; the global generator is not asked."""
+def test_order_depends_only_on_the_generator(form: str) -> None:
+    """It is the same in every form, differs in the next epoch, and does not use the global generator."""
     samples, found = FORMS[form](40), torch.get_rng_state()
     order = torch.Generator().manual_seed(5)
-    first, second = walked(samples, 7, order), walked(samples, 7, order)
+    first, second = labels_of(samples, 7, order), labels_of(samples, 7, order)
     twin = torch.Generator().manual_seed(5)
     for walk in (first, second):
         assert list(chain(*walk)) == torch.randperm(40, generator=twin).tolist()
@@ -97,13 +97,13 @@ def test_the_order_comes_from_the_generator_alone(form: str) -> None:
 def test_a_loader_keeps_its_own_batches_and_order() -> None:
     loader = DataLoader(Numbers(11), batch_size=4, sampler=list(range(10, -1, -1)))
     samples = as_samples(loader)
-    assert walked(samples, 3, torch.Generator()) == [[10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
+    assert labels_of(samples, 3, torch.Generator()) == [[10, 9, 8, 7], [6, 5, 4, 3], [2, 1, 0]]
     assert (len(samples), samples.count_batches(3)) == (11, 3)
     assert samples.first(2)[1].tolist() == [10, 9]
 
 
 class Own(Sampler[int]):
-    """Draws from every generator there is, and shuffles its own list of places while it is at it."""
+    """Draws from every global generator, and shuffles its own list of indices meanwhile."""
 
     def __init__(self) -> None:
         self.places, self.epoch = [7, 8, 9, 10], 0
@@ -126,7 +126,7 @@ class Own(Sampler[int]):
 
 
 class Named(Numbers):
-    """Has names instead of places."""
+    """Yields names instead of indices."""
 
     def __getitem__(self, place: Any) -> tuple[Any, int]:
         return super().__getitem__(int(place.removeprefix("number ")))
@@ -161,8 +161,8 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_loader_is_judged_by_what_it_gives_and_gives_it_all_the_same(name: str) -> None:
-    """The twin is one that nobody has looked at."""
+def test_looking_at_a_loader_does_not_change_its_samples(name: str) -> None:
+    """Compared with a loader that was not looked at."""
     found = []
     for look in (True, False):
         torch.manual_seed(0)
@@ -170,14 +170,14 @@ def test_a_loader_is_judged_by_what_it_gives_and_gives_it_all_the_same(name: str
         np.random.seed(0)
         samples = as_samples(LOADERS[name]())
         looked = [samples.first(count)[1].tolist() for count in (1, 2, 2)] if look else []
-        walks = [walked(samples, 1, None) for _ in range(2)]
+        walks = [labels_of(samples, 1, None) for _ in range(2)]
         assert all(set(labels) <= set(chain(*walks[0])) for labels in looked)
         assert all(len(labels) >= count for labels, count in zip(looked, (1, 2, 2), strict=False))
         found.append([*walks, torch.rand(1).tolist(), random.random(), float(np.random.random())])
     assert found[0] == found[1]
 
 
-def test_loaders_with_a_sampler_are_learnt_from() -> None:
+def test_learning_from_loaders_with_a_sampler() -> None:
     x, y = torch.randn(40, 6), torch.arange(40) % 4
     late = SubsetRandomSampler([place for place in range(40) if y[place] >= 2])
     loader = DataLoader(TensorDataset(x, y), batch_size=10, sampler=late)
@@ -188,8 +188,8 @@ def test_loaders_with_a_sampler_are_learnt_from() -> None:
             learner.learn(steppe.Task(data, head=range(0, 2), name="digits"))
 
 
-def test_samplers_that_cannot_be_looked_at() -> None:
-    """An iterator is left to the loader; where nothing comes, or nobody knows how much, that is said."""
+def test_samplers_that_cannot_be_copied() -> None:
+    """An iterator is left to the loader; an empty sampler, or one of unknown length, is an error."""
     numbers, places = Numbers(11), iter([7, 8])
     assert as_samples(DataLoader(numbers, batch_size=2, sampler=places)).first()[1].tolist() == [0]
     assert list(places) == [7, 8]
@@ -214,23 +214,23 @@ def test_bytes_stay_bytes() -> None:
     assert batch.dtype == torch.uint8
 
 
-def test_nothing_can_be_learnt_from_no_sample() -> None:
+def test_empty_data_is_rejected() -> None:
     for samples in (FORMS["tensors"](0), FORMS["dataset"](0), as_samples(DataLoader(Numbers(0)))):
         with pytest.raises(DataError, match="is empty"):
             samples.first()
 
 
-def made_under_inference() -> tuple[Tensor, Tensor]:
-    """Features as a frozen network gives them to whoever wants to be quick."""
+def inference_dataset() -> tuple[Tensor, Tensor]:
+    """Features computed by a frozen network in inference mode."""
     with torch.inference_mode():
         return torch.randn(20, 12), torch.arange(20) % 4
 
 
 @pytest.mark.parametrize("form", ["tensors", "dataset", "loader", "loader of batches"])
 @pytest.mark.parametrize("under", [False, True])
-def test_inference_tensors_can_be_learnt_from(form: str, under: bool) -> None:
-    """Torch refuses to take gradients through them; where they come from, nobody learning outside may know."""
-    pair = made_under_inference()
+def test_learning_from_inference_tensors(form: str, under: bool) -> None:
+    """Torch cannot compute gradients through them; outside inference mode they look like any other tensor."""
+    pair = inference_dataset()
     forms: dict[str, object] = {
         "tensors": pair,
         "dataset": TensorDataset(*pair),

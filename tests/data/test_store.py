@@ -1,4 +1,4 @@
-"""`steppe data` and what it stands on: the data directory, fetching, verifying, locating."""
+"""`steppe data` and its parts: the data directory, fetching, verifying, locating."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from steppe.errors import DataError
 
 
 def archive_like(known: Archive, path: Path, *urls: str) -> Archive:
-    """An entry of the catalogue for an archive of our own."""
+    """A catalogue entry for an archive of the test's."""
     raw = path.read_bytes()
     md5, sha256 = hashlib.md5(raw).hexdigest(), hashlib.sha256(raw).hexdigest()
     return replace(known, size=len(raw), md5=md5, sha256=sha256, urls=urls)
@@ -33,7 +33,7 @@ def archive_like(known: Archive, path: Path, *urls: str) -> Archive:
 
 @pytest.fixture
 def served(small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> bytes:
-    """The archive of a small CIFAR-100, in the catalogue and on a local server, and an empty data directory."""
+    """A small CIFAR-100's archive, in the catalogue and on a local server, and an empty data directory."""
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     outside = tmp_path_factory.mktemp("publisher")
     packed = pack(write_folder(outside, {name: binary(*part) for name, part in PARTS.items()}))
@@ -46,7 +46,7 @@ def served(small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch
     return raw
 
 
-def left(directory: Path) -> list[str]:
+def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if not path.name.endswith(".lock"))
 
 
@@ -57,7 +57,7 @@ def test_fetch(served: bytes, small_cifar100: Path, server: Server) -> None:
     lines: list[str] = []
     assert store.describe_status("cifar-100").startswith("not there")
     assert store.fetch("cifar-100", report=lines.append) == small_cifar100 / "cifar-100-binary"
-    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert names_in(small_cifar100) == ["cifar-100-binary"]
     assert any("free for research" in line for line in lines)
     assert store.describe_status("cifar-100") == "there"
     assert len(cifar100.load().select("train")[0]) == 200
@@ -66,18 +66,18 @@ def test_fetch(served: bytes, small_cifar100: Path, server: Server) -> None:
     assert len(server.asked) == 1
 
 
-def test_an_archive_that_lies_there_is_used_and_kept(served: bytes, small_cifar100: Path, server: Server) -> None:
+def test_existing_archive_is_used_and_kept(served: bytes, small_cifar100: Path, server: Server) -> None:
     (small_cifar100 / BINARY).write_bytes(served)
     assert store.describe_status("cifar-100") == "there (packed)"
     assert store.fetch("cifar-100").name == "cifar-100-binary"
-    assert left(small_cifar100) == ["cifar-100-binary", BINARY]
+    assert names_in(small_cifar100) == ["cifar-100-binary", BINARY]
     assert server.asked == []
 
 
-def test_an_archive_that_is_damaged_is_fetched_anew(served: bytes, small_cifar100: Path, server: Server) -> None:
+def test_damaged_archive_is_fetched_again(served: bytes, small_cifar100: Path, server: Server) -> None:
     (small_cifar100 / BINARY).write_bytes(served[:-1000])
     store.fetch("cifar-100")
-    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert names_in(small_cifar100) == ["cifar-100-binary"]
     assert len(server.asked) == 1
 
 
@@ -88,8 +88,8 @@ def test_a_damaged_folder_is_replaced(served: bytes, small_cifar100: Path) -> No
     assert store.verify("cifar-100")[0].is_complete
 
 
-def stopped_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Stop a fetch as it comes to this function of the store."""
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Interrupt a fetch when it reaches this function of the store."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -101,7 +101,7 @@ def stopped_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize(("function", "after"), [("unpack", []), ("_check", ["cifar-100-binary"])])
-def test_stopped_after_the_download_the_next_fetch_removes_it(
+def test_next_fetch_removes_the_download_of_an_interrupted_one(
     function: str,
     after: list[str],
     served: bytes,
@@ -109,28 +109,28 @@ def test_stopped_after_the_download_the_next_fetch_removes_it(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stopped_in(monkeypatch, function)
-    assert left(small_cifar100) == sorted([*after, f"{BINARY}.part"])
+    interrupt_in(monkeypatch, function)
+    assert names_in(small_cifar100) == sorted([*after, f"{BINARY}.part"])
     (small_cifar100 / f"{BINARY}.fresh.part").write_bytes(served[:1000])
     assert store.fetch("cifar-100").name == "cifar-100-binary"
-    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert names_in(small_cifar100) == ["cifar-100-binary"]
     assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize("function", ["unpack", "_check"])
-def test_an_archive_put_there_by_hand_stays_though_a_fetch_was_stopped(
+def test_users_archive_is_kept_after_an_interrupted_fetch(
     function: str, served: bytes, small_cifar100: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even one of the same name as what was fetched."""
-    stopped_in(monkeypatch, function)
+    """Even one of the same name as the download."""
+    interrupt_in(monkeypatch, function)
     (small_cifar100 / BINARY).write_bytes(served)
-    stopped_in(monkeypatch, "_check")
+    interrupt_in(monkeypatch, "_check")
     store.fetch("cifar-100")
-    assert left(small_cifar100) == ["cifar-100-binary", BINARY]
+    assert names_in(small_cifar100) == ["cifar-100-binary", BINARY]
     assert len(server.asked) == 1
 
 
-def test_a_whole_set_where_nothing_may_be_written(
+def test_complete_set_in_a_read_only_directory(
     served: bytes, small_cifar100: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -146,34 +146,34 @@ def test_a_whole_set_where_nothing_may_be_written(
         store.fetch("cifar-100")
 
 
-def test_what_cannot_be_removed_is_told(served: bytes, small_cifar100: Path) -> None:
-    """A directory in the place of a file cannot be, not even by root."""
+def test_leftover_that_cannot_be_removed_is_reported(served: bytes, small_cifar100: Path) -> None:
+    """Not even root can remove a directory like a file."""
     lines: list[str] = []
     folder = store.fetch("cifar-100")
     (small_cifar100 / f"{BINARY}.part").mkdir()
     (small_cifar100 / "cifar-100-binary.tar.gz.fresh.part").write_bytes(b"half")
     assert store.fetch("cifar-100", report=lines.append) == folder
-    assert left(small_cifar100) == ["cifar-100-binary", f"{BINARY}.part"]
+    assert names_in(small_cifar100) == ["cifar-100-binary", f"{BINARY}.part"]
     assert f"{BINARY}.part is no longer needed but cannot be removed" in lines[-1]
 
 
-def test_when_nothing_serves_what_is_there_stays(served: bytes, small_cifar100: Path, server: Server) -> None:
+def test_failed_fetch_keeps_existing_files(served: bytes, small_cifar100: Path, server: Server) -> None:
     write_folder(small_cifar100, {"train": b"half"})
     server.answers[f"/{BINARY}"] = lambda handler: handler.send_error(500)
     with pytest.raises(DataError, match=r"(?s)binary.*answered 500"):
         store.fetch("cifar-100")
-    assert left(small_cifar100) == ["cifar-100-binary"]
+    assert names_in(small_cifar100) == ["cifar-100-binary"]
 
 
-def test_two_do_not_fetch_at_once(served: bytes) -> None:
+def test_only_one_process_fetches_a_set(served: bytes) -> None:
     with store._locked("cifar-100"), pytest.raises(DataError, match="being fetched by another process"):
         store.fetch("cifar-100")
     folder = store.fetch("cifar-100")
     with store._locked("cifar-100"):
-        assert store.fetch("cifar-100") == folder  # whole: there is nothing to wait for
+        assert store.fetch("cifar-100") == folder  # complete: no need to wait
 
 
-def test_verify_tells_each_form(served: bytes, small_cifar100: Path) -> None:
+def test_verify_reports_each_copy(served: bytes, small_cifar100: Path) -> None:
     store.fetch("cifar-100")
     (small_cifar100 / BINARY).write_bytes(served[:-1])
     checks = store.verify("cifar-100")
@@ -185,7 +185,7 @@ def test_verify_tells_each_form(served: bytes, small_cifar100: Path) -> None:
 
 
 def test_the_command(served: bytes, small_cifar100: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The life of a data set on the command line."""
+    """All of `steppe data`, for one data set."""
     place = tmp_path / "new"
     assert main(["data", "fetch", "cifar-100", "--data", str(place)]) == 0
     out, err = capsys.readouterr()
@@ -204,7 +204,7 @@ def test_the_command(served: bytes, small_cifar100: Path, tmp_path: Path, capsys
     assert "DAMAGED" in capsys.readouterr().out
 
 
-def test_mnist_is_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mnist_is_bundled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "fetch", "mnist"]) == 0
     assert main(["data", "verify", "mnist"]) == 0
     assert "every file has its hash" in capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_the_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert data_directory() == platformdirs.user_cache_path("steppe") / "data"
 
 
-def test_processes_that_are_started_have_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_use_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPPE_DATA", "other")
     assert main(["data", "where", "--data", str(tmp_path)]) == 0
     script = "import os; print(os.environ['STEPPE_DATA'])"

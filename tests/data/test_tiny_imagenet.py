@@ -1,4 +1,4 @@
-"""TinyImageNet from its folder and its zip file: decoded class by class, and refused by name where it is damaged."""
+"""TinyImageNet from its folder and its zip file: decoded class by class, with errors that name damaged files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def jpeg(seed: int, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> byte
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A TinyImageNet of three classes, with three images to train on and two to test on of each."""
+    """A TinyImageNet of three classes, each with three training and two test images."""
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
     monkeypatch.setitem(tiny_imagenet.PER_CLASS, "train", 3)
     monkeypatch.setitem(tiny_imagenet.PER_CLASS, "test", 2)
@@ -71,7 +71,7 @@ def pack(top: Path) -> Path:
     return archive
 
 
-def test_classes_are_sorted_and_decoded_as_asked(small: Path) -> None:
+def test_classes_are_sorted_and_decoded_on_demand(small: Path) -> None:
     images = loaded()
     assert images.classes == tuple(sorted(WNIDS))
     x, y = images.select("train", [2, 0])
@@ -89,14 +89,14 @@ def test_classes_are_sorted_and_decoded_as_asked(small: Path) -> None:
     assert np.array_equal(test_x[0].numpy(), first)
 
 
-def test_greyscale_files_become_rgb(small: Path) -> None:
+def test_grayscale_files_become_rgb(small: Path) -> None:
     x, _ = loaded().select("train", [0])
     grey = x[1]  # by name: _0, _1, _10
     assert torch.equal(grey[0], grey[1])
     assert torch.equal(grey[0], grey[2])
 
 
-def test_the_zip_file_gives_the_same(small: Path) -> None:
+def test_zip_file_gives_the_same_images(small: Path) -> None:
     folder = loaded()
     expected = [*folder.select("train"), *folder.select("test")]
     pack(small)
@@ -115,7 +115,7 @@ def test_a_class_is_decoded_once_and_few_are_kept(small: Path, monkeypatch: pyte
     assert list(images._decoded) == [("train", 1), ("train", 2)]
 
 
-def test_no_class_at_all(small: Path) -> None:
+def test_empty_folder(small: Path) -> None:
     x, y = loaded().select("train", [])
     assert (x.shape, y.shape) == ((0, 3, 64, 64), (0,))
 
@@ -130,7 +130,7 @@ IMAGE = Path("train") / "n00000001" / "images" / "n00000001_1.JPEG"
 
 
 def bomb() -> bytes:
-    """A JPEG that announces 65,500 × 65,500 pixels."""
+    """A JPEG that declares 65,500 × 65,500 pixels."""
     raw = bytearray(jpeg(0))
     place = raw.index(b"\xff\xc0") + 5
     raw[place : place + 4] = struct.pack(">HH", 65_500, 65_500)
@@ -149,7 +149,7 @@ def bomb() -> bytes:
         (jpeg(0) + bytes(1_000_001), "larger than|unpacks to more than"),
     ],
 )
-def test_damaged_images_are_refused_by_name(content: bytes, message: str, packed: bool, small: Path) -> None:
+def test_damaged_images_are_named(content: bytes, message: str, packed: bool, small: Path) -> None:
     (small / IMAGE).write_bytes(content)
     if packed:
         pack(small)
@@ -161,7 +161,7 @@ def test_damaged_images_are_refused_by_name(content: bytes, message: str, packed
         images.decode_all(lambda done, total: None)
 
 
-def test_half_a_data_set_is_refused(small: Path) -> None:
+def test_incomplete_data_set_is_rejected(small: Path) -> None:
     (small / IMAGE).unlink()
     with pytest.raises(DataError, match=r"2 train images of class n00000001, expected 3.*steppe data fetch"):
         loaded()
@@ -180,7 +180,7 @@ def test_half_a_data_set_is_refused(small: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_zip_is_refused(share: float, small: Path) -> None:
+def test_truncated_zip_is_rejected(share: float, small: Path) -> None:
     archive = pack(small)
     raw = archive.read_bytes()
     archive.write_bytes(raw[: int(share * len(raw))])
@@ -188,7 +188,7 @@ def test_a_truncated_zip_is_refused(share: float, small: Path) -> None:
         loaded()
 
 
-def test_a_changed_byte_in_a_zip_is_refused(small: Path) -> None:
+def test_corrupted_zip_is_rejected(small: Path) -> None:
     archive = pack(small)
     raw = bytearray(archive.read_bytes())
     raw[raw.index(b"\xff\xd8") + 1000] ^= 1  # within the first image
@@ -197,7 +197,7 @@ def test_a_changed_byte_in_a_zip_is_refused(small: Path) -> None:
         loaded().decode_all(lambda done, total: None)
 
 
-def test_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
     forget()
     with pytest.raises(DataError, match=r"TinyImageNet is not in .*steppe data fetch tiny-imagenet"):

@@ -1,4 +1,4 @@
-"""Pixels against slow twins: normalisation channel by channel, crops and mirror images one by one."""
+"""Transforms against slow references: normalization channel by channel, crops and mirror images one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from steppe.data.transforms import CropAndFlip, Normalize
 
 
-def test_normalisation_channel_by_channel() -> None:
+def test_normalization_channel_by_channel() -> None:
     x = torch.randint(256, (4, 3, 5, 6), dtype=torch.uint8)
     kept = x.clone()
     mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 1.5)
@@ -22,7 +22,7 @@ def test_normalisation_channel_by_channel() -> None:
     assert torch.equal(x, kept)
 
 
-def test_normalisation_of_flat_images() -> None:
+def test_normalization_of_flat_images() -> None:
     x = torch.randint(256, (4, 784), dtype=torch.uint8)
     torch.testing.assert_close(Normalize((0.1307,), (0.3081,))(x), (x.float() / 255 - 0.1307) / 0.3081)
 
@@ -40,7 +40,7 @@ def variants(image: Tensor, padding: int) -> list[Tensor]:
     return found
 
 
-def test_every_variant_comes_and_no_other() -> None:
+def test_exactly_the_possible_variants_occur() -> None:
     torch.manual_seed(0)
     image = torch.randint(1, 256, (3, 5, 4), dtype=torch.uint8)
     allowed = variants(image, 1)
@@ -52,7 +52,7 @@ def test_every_variant_comes_and_no_other() -> None:
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 1000))
-def test_variation_comes_from_the_generator_alone(n: int, padding: int, seed: int) -> None:
+def test_variants_depend_only_on_the_generator(n: int, padding: int, seed: int) -> None:
     images = torch.randint(256, (n, 3, 6, 6), dtype=torch.uint8)
     torch.manual_seed(5)
     before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""The fixtures that several tests of run directories share."""
+"""Fixtures that several tests of run directories share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's configuration: presets, overrides, and the file from which it reruns."""
+"""A run's configuration: presets, overrides, and the file it can be rerun from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_method_round_trips_through_toml(method: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["pmnist", "er", "--tasks", "2", "--set", "tasks=1"], "benchmark.tasks is set twice, to '1' and '2'"),
         (["pmnist", "er", "--epochs", "3", "--set", "epochs=2"], "training.epochs is set twice, to '2' and '3'"),
@@ -39,7 +39,7 @@ def test_every_method_round_trips_through_toml(method: str, tmp_path: Path) -> N
 def test_a_setting_given_twice_must_be_the_same(
     command: str,
     words: list[str],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -47,7 +47,7 @@ def test_a_setting_given_twice_must_be_the_same(
     monkeypatch.chdir(tmp_path)
     assert main([command, *words]) == 2
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -58,7 +58,7 @@ def test_the_same_value_given_twice_is_fine() -> None:
 
 
 def values_of(kind: type, limits: Limits) -> st.SearchStrategy[Any]:
-    """Whatever a setting may be; texts that are not to be chosen from have a meaning of their own and stay."""
+    """Any valid value of a setting; free texts keep their defaults."""
     if limits.choices:
         return st.sampled_from(limits.choices)
     if kind is bool:
@@ -88,7 +88,7 @@ def test_any_valid_values_round_trip_through_toml(method: str, benchmark: str, d
     ]
     try:
         config = RunConfig.make(benchmark, method, overrides, seed=data.draw(st.integers(0, 2**63 - 1)))
-    except UsageError:  # values that do not go together
+    except UsageError:  # values that contradict each other
         reject()
     assert RunConfig.from_toml(config.as_toml()) == config
     assert RunConfig.from_mapping(json.loads(json.dumps(config.as_dict()))) == config

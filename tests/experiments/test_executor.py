@@ -1,4 +1,4 @@
-"""Workers that end in every way a process can end: the study goes on, and the run is named."""
+"""Workers that end in every way a process can end: the study continues, and the run is named."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def started(work: Callable[..., None], *arguments: object) -> LocalExecutor:
     return found
 
 
-def everything(running: LocalExecutor, seconds: float = 30.0) -> list[Payload | WorkerExited]:
-    """All that is told until the last process has ended."""
+def drain(running: LocalExecutor, seconds: float = 30.0) -> list[Payload | WorkerExited]:
+    """All messages until the last process has exited."""
     told: list[Payload | WorkerExited] = []
     end = time.monotonic() + seconds
     while len(running):
@@ -66,7 +66,7 @@ def tells(tell: Send) -> None:
 
 
 def test_messages_arrive_complete_and_in_order() -> None:
-    *told, ended = everything(started(tells))
+    *told, ended = drain(started(tells))
     assert [message["number"] for message in told[:3]] == [0, 1, 2]  # type: ignore[index]
     assert told[0] == {"number": 0, "text": "a\nb", "nothing": None, "nan": float("inf")}
     assert told[3] == {"much": "x" * 3_000_000}
@@ -87,9 +87,9 @@ def test_incomplete_message_of_a_killed_worker_is_dropped(tmp_path: Path) -> Non
     running = started(dies_in_a_message, str(tmp_path / "pid"))
     while not (tmp_path / "pid").exists():
         time.sleep(0.05)
-    time.sleep(0.5)  # it waits for us to read
+    time.sleep(0.5)  # it waits for the parent to read
     os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 9)
-    assert everything(running) == [{"first": 1}, WorkerExited(-9)]
+    assert drain(running) == [{"first": 1}, WorkerExited(-9)]
 
 
 def leaves_its_channel_to_another(tell: Send) -> None:
@@ -102,7 +102,7 @@ def leaves_its_channel_to_another(tell: Send) -> None:
 
 def test_a_grandchild_that_holds_the_socket_open_is_not_waited_for() -> None:
     started_at = time.monotonic()
-    assert everything(started(leaves_its_channel_to_another)) == [{"first": 1}, WorkerExited(-9)]
+    assert drain(started(leaves_its_channel_to_another)) == [{"first": 1}, WorkerExited(-9)]
     assert time.monotonic() - started_at < 15
 
 
@@ -118,7 +118,7 @@ def test_a_worker_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch) 
         pass
     running.release(7)
     assert len(running) == 0
-    running.release(7)  # it is gone, which is all that was wanted
+    running.release(7)  # it has exited, as intended
 
 
 def talks_until_nobody_listens(tell: Send, note: str) -> None:
@@ -165,7 +165,7 @@ def test_exit_reasons() -> None:
 
 
 def test_a_study_survives_a_worker_killed_within_a_message(tmp_path: Path) -> None:
-    """A process that shares its channel dies with the lock of it, and leaves half a message to the others."""
+    """With a shared channel, a killed process would leave its lock held, or half a message to the others."""
     (tmp_path / "study.py").write_text(STUDY, encoding="utf-8")
     plugin = Path(__file__).parents[1] / "support" / "dying_plugin.py"
     command = [sys.executable, str(tmp_path / "study.py"), str(plugin), str(tmp_path / "s")]

@@ -1,4 +1,4 @@
-"""Users' own files: what a result says of them, and runs whose plugin has moved."""
+"""Users' plugins: what a result records of them, and runs whose plugin has moved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _in_an_empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def forget() -> None:
-    """As a new process would be."""
+    """As in a new process."""
     METHODS.pop("mine", None)
     plugins._DIGESTS.clear()
     for name in [name for name in sys.modules if name.startswith("steppe_plugin_")]:
@@ -51,7 +51,7 @@ def digest(text: str = TEXT) -> str:
 
 
 def moved(old: str, new: str) -> str:
-    """A plugin in another place, in a new process."""
+    """Move a plugin, as seen by a new process."""
     forget()
     Path(new).parent.mkdir(exist_ok=True)
     Path(old).rename(new)
@@ -76,7 +76,7 @@ class BrokenError(Exception):
 
 
 def broken_off(plugin: str, out: str) -> None:
-    """A run that stops in its second task, with a state to go on from."""
+    """A run that stops in its second task, with a checkpoint."""
 
     def callback(event: Event) -> None:
         if isinstance(event, EpochEnded) and event.task == 1:
@@ -118,7 +118,7 @@ def test_a_renamed_plugin_is_rejected(capsys: pytest.CaptureFixture[str]) -> Non
     assert "mine.py does not exist" in capsys.readouterr().err
     put("mine.py")
     for words in (["resume", "r"], ["run", "--config", "r/config.toml", "--out", "again"], ["landscape", "r"]):
-        assert main([*words, "--plugin", new]) == 2  # rather than go on with the old one
+        assert main([*words, "--plugin", new]) == 2  # rather than continue with the old one
         assert "this needs the plugin" in capsys.readouterr().err
         assert main([*words, "--plugin", new, "--trust-plugins"]) == 2
         assert "renamed.py: expected a file named mine.py" in capsys.readouterr().err
@@ -140,14 +140,14 @@ def test_different_versions_of_a_plugin_are_reported(capsys: pytest.CaptureFixtu
     put("mine.py", TEXT + "# changed\n")
     assert main([*study, "--seeds", "2", "--resume"]) == 0
     assert "The runs of mine used different versions of mine.py." in capsys.readouterr().out
-    first = Path("s/mine/seed-0/result.json")  # as of a version that did not name plugins
+    first = Path("s/mine/seed-0/result.json")  # as in a version that did not name plugins
     first.write_text(first.read_text(encoding="utf-8").replace('"mine.py": ', '"unnamed": '), encoding="utf-8")
     assert main(["show", "s"]) == 0
     assert "The runs of mine used different versions of mine.py." in capsys.readouterr().out
 
 
 def test_a_custom_method_can_be_added_to_a_study() -> None:
-    """Runs that are there, finished or not, keep to what they were begun with; new ones name all that is given."""
+    """Existing runs, finished or not, keep the plugins they were started with; new ones name all that are given."""
     options = ["--seeds", "1", "--jobs", "1", *SHORT, "--out", "s", "--resume"]
     assert main(["study", "pmnist", "finetune", "er", *options]) == 0
     kept = Path("s/finetune/seed-0/result.json").read_bytes()
@@ -199,7 +199,7 @@ def test_invalid_plugin_lists_are_different_settings(named: object, capsys: pyte
 
 
 def test_resume_a_study_after_its_plugin_moved() -> None:
-    """What is finished stays, what is missing is done by other processes, and the plan knows the new place."""
+    """Finished runs stay, missing ones run in other processes, and study.json records the new path."""
     study = ["study", "pmnist", "mine", "finetune", "--seeds", "1", "--jobs", "1", *SHORT, "--out", "s"]
     assert main([*study, "--plugin", put("mine.py")]) == 0
     kept = Path("s/mine/seed-0/result.json").read_bytes()
@@ -225,5 +225,5 @@ def test_config_and_landscape_after_the_plugin_moved(capsys: pytest.CaptureFixtu
     assert main(["landscape", "r", *small]) == 2
     assert "mine.py does not exist" in capsys.readouterr().err
     assert main(["run", "pmnist", "finetune", *SHORT, "--out", "plain"]) == 0
-    assert main(["landscape", "plain", "r", *small, "--plugin", new]) == 0  # of one of them is enough
+    assert main(["landscape", "plain", "r", *small, "--plugin", new]) == 0  # naming one of them is enough
     assert main(["report", "r", "-o", "page.html"]) == 0

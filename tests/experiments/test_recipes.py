@@ -1,4 +1,4 @@
-"""Recipes: each can be done, a small one is done for real, and what is there is not done again."""
+"""Recipes: each one is valid, a small one is executed, and finished parts are not repeated."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_small_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert main(command) == 0
     told = capsys.readouterr()
     assert "steppe study pmnist er fs-er --seeds 3-3" in told.out
-    assert "skipping figure memory-size" in told.err  # one size alone is no study of sizes
+    assert "skipping figure memory-size" in told.err  # a single size is no study of sizes
     made = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {"pmnist/table.md", "pmnist/report.html", "pmnist/er/seed-3/landscape.json", "landscapes.pdf"} <= made
     rows = json.loads((tmp_path / "out" / "flatness.json").read_text(encoding="utf-8"))["rows"]
@@ -70,7 +70,7 @@ def test_a_small_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     (er,) = (row for row in rows if row["method"] == "er")
     assert er["sharpness_at_the_end"] == pytest.approx(sum(at_the_end) / 2)
     results = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
-    shutil.rmtree(tmp_path / "out/pmnist/er/seed-3/checkpoints")  # what was measured of the weights remains
+    shutil.rmtree(tmp_path / "out/pmnist/er/seed-3/checkpoints")  # the landscapes remain
     assert main(command) == 0
     assert {path: path.stat().st_mtime_ns for path in results} == results
     table = (tmp_path / "out/pmnist/table.md").read_text(encoding="utf-8")

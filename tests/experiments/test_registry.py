@@ -1,4 +1,4 @@
-"""What may be registered, and what a plugin's author is told."""
+"""What can be registered, and the errors that a plugin's author gets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NETWORK = "    def network(self):\n        return nn.Linear(4, 2)\n"
 
 @pytest.fixture(autouse=True)
 def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is known to nobody after it."""
+    """Undo the test's registrations."""
     monkeypatch.chdir(tmp_path)
     methods, benchmarks = dict(METHODS), dict(BENCHMARKS)
     yield
@@ -55,7 +55,7 @@ def plugin(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (
             METHOD.format(field="pass", name="er"),
@@ -81,15 +81,15 @@ def plugin(text: str) -> list[str]:
         ),
     ],
 )
-def test_invalid_registrations(text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_registrations(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = dict(METHODS), dict(BENCHMARKS)
     assert main(["list", *plugin(text)]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert (dict(METHODS), dict(BENCHMARKS)) == before
 
 
 def test_registering_again_from_the_same_module_replaces_the_entry() -> None:
-    """As in a notebook, where a cell is run once more."""
+    """As in a notebook, where a cell is run again."""
 
     def cell(lr: float) -> None:
         made = type("Mine", (ER,), {"__module__": "__main__", "__qualname__": "Mine"})
@@ -104,7 +104,7 @@ def test_registering_again_from_the_same_module_replaces_the_entry() -> None:
 
 
 def test_a_benchmark_needs_only_two_methods(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its training is the default one, and it need not have settings."""
+    """Training settings have defaults, and it need not have settings of its own."""
     given = plugin(POINTS + NETWORK)
     assert main(["run", "points", "finetune", "--out", "r", *given]) == 0
     assert main(["list", "points", *given]) == 0
@@ -117,7 +117,7 @@ def test_a_method_without_settings_is_listed(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_network_that_cannot_be_saved_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its extra state would be lost with the run, which says so."""
+    """Its extra state cannot be saved, and the run says so."""
     network = """
     def network(self):
         return Counting(4, 2)

@@ -1,4 +1,4 @@
-"""A run that broke off anywhere, resumed, gives what it would have given: results, weights and log, bit for bit."""
+"""A run interrupted anywhere and resumed gives the same results, weights and log, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("pictures_known")
 
 @pytest.fixture(autouse=True)
 def _every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chance to break off after every batch."""
+    """A chance to interrupt after every batch."""
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
 
 
@@ -67,12 +67,12 @@ def test_interrupted_at_every_event(tmp_path: Path) -> None:
 
 
 def test_stopping_saves_a_checkpoint(tmp_path: Path) -> None:
-    """At whatever moment, and however seldom states are kept otherwise: resumed, no update is done again."""
+    """At any moment, and however rare checkpoints are: after resuming, no update is repeated."""
     config = RunConfig.make("pictures", "fs-dgpm", ["benchmark.tasks=2", "benchmark.samples=8", "training.epochs=2"])
     events: list[Event] = []
     run(config, tmp_path / "whole", events.append)
     told: list[Event] = []
-    for asked in (2, 5, 3):  # events after which each try is asked to stop; its first one says that it has started
+    for asked in (2, 5, 3):  # events after which each attempt is asked to stop; the first event reports the start
         first = len(told)
 
         def stop(wanted: int = first + asked) -> BaseException | None:
@@ -90,7 +90,7 @@ def test_stopping_saves_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_the_position_is_reported_on_resume(epochs: int, tmp_path: Path) -> None:
-    """In an epoch that there is, or at the end of the task, whose last one is over, or between tasks."""
+    """Within an epoch, at the end of a task after its last epoch, or between tasks."""
     config = RunConfig.make("pmnist", "er", [*SMALL["pmnist"], f"training.epochs={epochs}"])
     places = []
     for moment in range(2, 100):
@@ -119,14 +119,14 @@ def test_the_position_is_reported_on_resume(epochs: int, tmp_path: Path) -> None
 
 
 def erratic(curriculum: TaskGroup, network: Network, outputs: int) -> float:
-    """A validation loss that depends on the weights alone and goes up as often as down."""
+    """A validation loss that depends only on the weights, and rises as often as it falls."""
     first = next(iter(network.trainable.values()))
     return float(first.detach().double().abs().sum()) * 1e4 % 1.0
 
 
 @pytest.mark.parametrize("method", ["fs-dgpm", "la-maml"])
 def test_validation_state_is_resumed(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With step sizes cut and cuts under way wherever the run breaks off."""
+    """With learning rates decayed, and decays pending, wherever the run is interrupted."""
     monkeypatch.setattr(TaskGroup, "validation_loss", erratic)
     changes = ["benchmark.tasks=2", "training.epochs=8", "training.patience=2", "training.lr_min=0"]
     config = RunConfig.make("pictures", method, changes)
@@ -150,12 +150,12 @@ def test_a_change_of_machine_is_recorded(
         broken_off(config, tmp_path / "out", 9)
     result = run(config, tmp_path / "out", resume=True)
     assert [remark for remark in result.remarks if remark.endswith("used another machine: an abacus [2J.")]
-    assert read_result(tmp_path / "out") == result  # what somebody else wrote does not make it unreadable
+    assert read_result(tmp_path / "out") == result  # unknown content does not make it unreadable
     assert result.machine == experiment.machine_info()
 
 
 def test_a_checkpoint_older_than_a_setting_can_be_resumed(tmp_path: Path) -> None:
-    """Of the benchmark, of the method or of the training: what came later had its default before."""
+    """Of the benchmark, the method or the training: a setting added later counts as having its default."""
     config = small("pictures", "er")
     run(config, tmp_path / "whole")
     broken_off(config, tmp_path / "out", 9)
@@ -252,7 +252,7 @@ def remarks_on_threads(out: Path) -> list[str]:
 
 @pytest.mark.usefixtures("_one_thread_again")
 def test_resume_with_more_threads(tmp_path: Path) -> None:
-    """Bits may differ then, so the result says it; but for rounding the same comes of it."""
+    """The bits may differ then, so the result says so; up to rounding it is the same."""
     config = small("pmnist", "fs-dgpm")
     whole = run(config, tmp_path / "whole")
     broken_off(config, tmp_path / "out", 8)
@@ -267,7 +267,7 @@ def test_resume_with_more_threads(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_one_thread_again")
 def test_resume_a_study_with_more_threads(tmp_path: Path) -> None:
-    """What is finished stays as it is, and the plan knows how each run was done."""
+    """Finished runs do not change, and study.json records how each run was done."""
     jobs = [Job(small("pmnist", method), tmp_path / method) for method in ("er", "finetune", "gpm")]
     run(jobs[0].config, jobs[0].out)
     broken_off(jobs[1].config, jobs[1].out, 8)
@@ -291,7 +291,7 @@ def test_different_settings_are_rejected_whatever_the_threads(tmp_path: Path) ->
 
 @pytest.fixture
 def fragile() -> Iterator[str]:
-    """A plugin whose method fails for some seeds; forgotten afterwards."""
+    """A plugin whose method fails for some seeds; unregistered afterwards."""
     yield str(Path(__file__).parents[2] / "bench" / "fragile.py")
     METHODS.pop("fragile")
 

@@ -1,4 +1,4 @@
-"""The run directory: complete when a run ends well, honest when it does not."""
+"""The run directory: complete when a run ends well, and honest when it does not."""
 
 from __future__ import annotations
 
@@ -142,9 +142,7 @@ def test_divergence_is_reported_and_recorded(tmp_path: Path) -> None:
 
 
 def test_the_tasks_do_not_depend_on_the_method() -> None:
-    """The same seed gives the same samples whatever learns them, whatever its buffer (the first task's untrained
-    network included).
-    """
+    """The same seed gives the same samples for every method and buffer size, and the same untrained network."""
     benchmark = steppe.PMNIST(tasks=2, samples=50)
     wanted = [task.train.take(torch.arange(50)) for task in benchmark.stream(5)]
     for method in (steppe.FSDGPM(buffer=20), steppe.ER(buffer=7), steppe.Finetune()):

@@ -1,4 +1,4 @@
-"""Settings from outside: parsing, ranges, unknown keys; the presets against the paper's table."""
+"""Settings from outside: parsing, ranges, unknown keys; and the presets against the paper's table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steppe.settings import Settings, _convert, setting
 
 @dataclass(frozen=True)
 class Kitchen(Settings):
-    """One setting of each kind."""
+    """One setting of each type."""
 
     count: int = setting(3, "a number of things", at_least=1, at_most=100)
     share: float = setting(0.5, "a share", above=0, below=1)
@@ -130,8 +130,8 @@ def test_presets_are_the_papers(name: str, benchmark: str) -> None:
     assert protocol == (2, 0.9, 2.0, 2.0, 10.0)
 
 
-def test_the_spectral_importances_take_the_papers_values_but_on_permuted_mnist() -> None:
-    """They are ours, not the paper's; there the ascent was tuned for them (docs/methods/fs-dgpm.md)."""
+def test_presets_of_fs_sgpm() -> None:
+    """The paper's values, except on Permuted MNIST, where we tuned the ascent (docs/methods/fs-dgpm.md)."""
     entry = find_method("fs-sgpm")
     for benchmark in PAPER:
         ours = FSDGPM.from_mapping(entry.values(benchmark))
@@ -140,18 +140,18 @@ def test_the_spectral_importances_take_the_papers_values_but_on_permuted_mnist()
         assert ours == papers.replace(importance="spectral", alpha=25.0, **apart)
 
 
-def test_the_ascent_of_fs_er_is_fs_dgpms_but_on_the_short_permuted_mnist() -> None:
-    """As docs/methods/er.md says: there it is the released script's."""
+def test_ascent_of_fs_er() -> None:
+    """As docs/methods/er.md says: FS-DGPM's, except on the short Permuted MNIST, where it is the released script's."""
     for benchmark in (*PAPER, "pmnist-60k"):
         found = ER.from_mapping(find_method("fs-er").values(benchmark))
         theirs = FSDGPM.from_mapping(find_method("fs-dgpm").values(benchmark))
         assert found.ascent_lr == (0.01 if benchmark == "pmnist" else theirs.ascent_lr)
 
 
-# The paper's values for what it compares with, and those of the code it ran. Where the two are silent or do not go
-# together, what stands here is ours, with the reason.
+# The paper's values for the methods it compares with, and those of the code it ran. Where these are silent or
+# contradict each other, the values are ours, with the reason.
 SGD = {"momentum": 0.9, "clip": 2.0}  # in the released code; the paper says only "SGD"
-UNCLIPPED = {"momentum": 0.9, "clip": 0.0}  # GPM's own code does not clip, and with a clip it falls short of the paper
+UNCLIPPED = {"momentum": 0.9, "clip": 0.0}  # GPM's own code does not clip, and clipping falls short of the paper
 MEMORY = {"pmnist": 200, "cifar100-split": 1000, "cifar100-superclass": 1000, "tiny-imagenet": 400}
 LA_MAML_IMAGES = {"second_order": True, "inner_relu": False, "inner_clamp": 1.0, "clip": 1.0, "inner_steps": 5}
 COMPARED: dict[str, dict[str, dict[str, Any]]] = {
@@ -161,13 +161,13 @@ COMPARED: dict[str, dict[str, dict[str, Any]]] = {
         "pmnist": {**SGD, "lr": 0.005, "buffer": 200},
         "cifar100-split": {**SGD, "lr": 0.03, "buffer": 1000},
         "cifar100-superclass": {**SGD, "lr": 0.01, "buffer": 1000},
-        "tiny-imagenet": {**SGD, "lr": 0.01, "buffer": 400},  # La-MAML's figure: its lr, without its replay of one
+        "tiny-imagenet": {**SGD, "lr": 0.01, "buffer": 400},  # La-MAML's: its lr, but not its replay of a single sample
     },
-    "ewc": {  # how many samples gave F is not reported: 10 in GEM's code, where a larger batch counts whole
+    "ewc": {  # the number of samples for F is not reported: 10 in GEM's code, where a larger batch counts as one
         "pmnist": {**SGD, "lr": 0.01, "strength": 100.0, "samples": 10},
         "cifar100-split": {**SGD, "lr": 0.005, "strength": 5000.0, "samples": 64},
         "cifar100-superclass": {**SGD, "lr": 0.03, "strength": 1000.0, "samples": 64},
-        "tiny-imagenet": {**SGD, "lr": 0.01, "strength": 1000.0, "samples": 64},  # reported by no one
+        "tiny-imagenet": {**SGD, "lr": 0.01, "strength": 1000.0, "samples": 64},  # not reported
     },
     "gem": {
         "pmnist": {**SGD, "lr": 0.01, "strength": 0.0, "memory": 200, "tasks": 20},
@@ -189,7 +189,7 @@ COMPARED: dict[str, dict[str, dict[str, Any]]] = {
         "cifar100-superclass": {**LA_MAML_IMAGES, "rate": 0.1, "rate_lr": 0.5, "buffer": 1000},
         "tiny-imagenet": {**LA_MAML_IMAGES, "rate": 0.1, "rate_lr": 0.4, "buffer": 400},
     },
-    "gpm": {  # on Permuted MNIST that code's ε, since the paper's stops learning
+    "gpm": {  # on Permuted MNIST that code's ε, since the model stops learning with the paper's
         "pmnist": {
             **UNCLIPPED,
             "lr": 0.01,
@@ -223,11 +223,14 @@ COMPARED: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "benchmark"), [(name, each) for name in COMPARED for each in COMPARED[name]])
-def test_presets_of_what_the_paper_compares_with(name: str, benchmark: str) -> None:
+def test_presets_of_the_papers_baselines(name: str, benchmark: str) -> None:
     entry, wanted = find_method(name), COMPARED[name][benchmark]
     found = entry.settings.from_mapping(entry.values(benchmark)).as_dict()
     assert {key: found[key] for key in wanted} == wanted
-    assert set(entry.presets[benchmark]) <= {*wanted, "ascent_lr"}  # no more than the table; that one is FS-ER's
+    assert set(entry.presets[benchmark]) <= {
+        *wanted,
+        "ascent_lr",
+    }  # exactly those of the table; the exception is FS-ER's
 
 
 def test_presets_that_differ_from_the_defaults() -> None:
@@ -258,5 +261,5 @@ def test_control_characters_are_rejected() -> None:
     for text in ("a\x1b[31m", "a\x00", "a\x9b", "\udcff"):
         with pytest.raises(UsageError, match="is not printable text"):
             _convert("note", text, str, "Owner")
-    for text in ("my\u00a0photos", "\u0645\u06cc\u200c\u062e", "a\tb", "日本"):  # blanks and joiners of other scripts
+    for text in ("my\u00a0photos", "\u0645\u06cc\u200c\u062e", "a\tb", "日本"):  # spaces and joiners of other scripts
         assert _convert("note", text, str, "Owner") == text

@@ -1,4 +1,4 @@
-"""The short form of the fault harness: what `make torture` does a few hundred times, a few times."""
+"""A short form of `make torture`, which injects a few hundred faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forked
 
 
 def test_torture_loses_nothing(tmp_path: Path) -> None:
-    """In a process of its own: forks of one that runs tests would take its threads' locks with them."""
+    """In its own process: forks of a process that runs tests would inherit its threads' locks."""
     command = [sys.executable, str(Path(__file__).parents[1] / "stress" / "torture.py"), "--kills", "8", "--seed", "2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The short form of what `make torture` does to the workers of studies."""
+"""A short form of what `make torture` does to the workers of studies."""
 
 from __future__ import annotations
 

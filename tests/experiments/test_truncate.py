@@ -1,4 +1,4 @@
-"""`steppe resume --tasks`: a run that ends after fewer tasks than it was begun for is the run of so many tasks."""
+"""`steppe resume --tasks`: a run truncated to fewer tasks equals one started with that number."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
 
 
-def begun(config: RunConfig, out: Path, tasks: int, told: str = "Progress", every: float = 0) -> None:
-    """A run that broke off in the task with this number, counted from 1, when such an event was told."""
+def begun(config: RunConfig, out: Path, tasks: int, event_name: str = "Progress", every: float = 0) -> None:
+    """A run interrupted by the first such event in the task with this number, counted from 1."""
     ended = 0
 
     def callback(event: Event) -> None:
         nonlocal ended
         ended += type(event).__name__ == "TaskEnded"
-        if ended == tasks - 1 and type(event).__name__ == told:
+        if ended == tasks - 1 and type(event).__name__ == event_name:
             raise Broken
 
     with pytest.raises(Broken):
@@ -58,7 +58,7 @@ def test_truncated_run_equals_shorter_run_bit_for_bit(method: str, stopped_in: i
 
 
 def test_truncating_goes_back_to_an_earlier_checkpoint(tmp_path: Path) -> None:
-    """The state kept at the end of the task is there until two more have been kept; later lines of the log go."""
+    """The state at the end of a task is kept until two more have been saved; later lines of the log are removed."""
     config = small("pmnist", "er")
     run(RunConfig.make("pmnist", "er", ["tasks=2", "samples=40", "test_samples=50"]), tmp_path / "short")
     begun(config, tmp_path / "cut", 3, "EpochEnded", every=1e9)
@@ -104,7 +104,7 @@ def test_interrupted_truncation_can_be_repeated(moment: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "method", "tasks", "told"),
+    ("benchmark", "method", "tasks", "message"),
     [
         ("pmnist", "er", 4, "has 3 tasks; it can only be truncated to fewer"),
         ("pmnist", "multitask", 2, "learns all tasks at once"),
@@ -112,11 +112,13 @@ def test_interrupted_truncation_can_be_repeated(moment: str, tmp_path: Path, mon
         ("pmnist", "er", 0, "tasks"),
     ],
 )
-def test_what_is_refused(benchmark: str, method: str, tasks: int, told: str, tmp_path: Path) -> None:
+def test_invalid_truncations_are_rejected(
+    benchmark: str, method: str, tasks: int, message: str, tmp_path: Path
+) -> None:
     config = small(benchmark, method)
     broken_off(config, tmp_path, 2)
     before = (tmp_path / CONFIG).read_bytes()
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         truncate_runs({tmp_path: config}, tasks)
     assert (tmp_path / CONFIG).read_bytes() == before
 
@@ -137,10 +139,10 @@ def test_truncating_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = tmp_path / "study"
     words = ["study", "pmnist", "er", "finetune", "--seeds", "1", "--jobs", "1", "--tasks", "3", *SHORT]
     assert main([*words, "--out", str(out)]) == 0
-    (out / "er" / "seed-0" / RESULT).unlink()  # as if it were under way; nothing of it was kept
-    assert main(["resume", str(out), "--tasks", "2"]) == 2  # the other one has learnt three
+    (out / "er" / "seed-0" / RESULT).unlink()  # as if in progress, without a checkpoint
+    assert main(["resume", str(out), "--tasks", "2"]) == 2  # the other one has learned three
     assert "finetune/seed-0 is finished" in capsys.readouterr().err
-    shutil.rmtree(out / "finetune")  # as if it had not been begun
+    shutil.rmtree(out / "finetune")  # as if it had not started
     assert main(["resume", str(out), "--tasks", "2", "--jobs", "1"]) == 0
     jobs, command = read_plan(out)
     assert [job.config.as_dict()["benchmark"]["tasks"] for job in jobs] == [2, 2]

@@ -1,4 +1,4 @@
-"""Files in directories that somebody else made: no pipe blocks a command, and no file takes long or fills the memory.
+"""Files in untrusted directories: no pipe blocks a command, and no file takes long or exhausts the memory.
 
 Their plugins and links are tested in `test_untrusted_plugins.py` and `test_untrusted_links.py`.
 """

@@ -1,4 +1,4 @@
-"""Links in directories that somebody else made: nothing is written where they lead out of the directory."""
+"""Links in untrusted directories: nothing is written through links that lead out of the directory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_links_out_of_the_directory_are_not_followed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What was there lies outside now, as it might for the user, or nothing does."""
+    """The link's target exists outside the directory, or does not exist."""
     (tmp_path / "work").mkdir()
     (tmp_path / "user").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -83,14 +83,14 @@ def test_links_out_of_the_directory_are_not_followed(
     told = capsys.readouterr().err
     assert re.search(rf"d/{name}(/\S+)? leads out of d", told) or (
         name == "config.toml" and not there
-    )  # then it is no run
+    )  # then it is not a run
 
 
 @pytest.mark.parametrize(("name", "shown"), [("precious", "{}/precious"), ("\x1b[2J", "'{}/\\x1b[2J'")])
 def test_links_out_of_the_directory_are_reported(
     name: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what a terminal would obey escaped."""
+    """Control characters in them are escaped."""
     monkeypatch.chdir(tmp_path)
     _begun(RUN)
     (tmp_path / "d" / "report.html").unlink()
@@ -146,7 +146,7 @@ def test_links_within_a_directory_and_to_it_are_followed(tmp_path: Path, monkeyp
 
 
 def test_resume_rejects_a_directory_with_links_out(tmp_path: Path) -> None:
-    """A link that appears while the run goes on is refused as well."""
+    """A link that appears during the run is rejected too."""
     out, target = tmp_path / "d", tmp_path / "precious"
     config = RunConfig.make("pmnist", "finetune", ["benchmark.samples=20", "benchmark.test_samples=20", "tasks=2"])
 

@@ -1,4 +1,4 @@
-"""Plugins named in directories that somebody else made run only if the user names or trusts them."""
+"""Plugins named in untrusted directories run only if the user names or trusts them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_users_plugin_replaces_one_of_the_same_name(downloaded: Path, tmp_pa
 
 
 def test_workers_do_not_import_from_the_working_directory(tmp_path: Path) -> None:
-    """What starts workers is Python with -c, which would look there first."""
+    """Workers are started as `python -c`, which would search the working directory first."""
     place = tmp_path / "theirs"
     place.mkdir()
     for name in ("multiprocessing", "torch", "steppe"):

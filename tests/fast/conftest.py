@@ -1,4 +1,4 @@
-"""Tests of fast paths take them, whatever the environment says."""
+"""Tests of fast paths enable them, whatever the environment says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models are learnt the quick way: chains of linear layers, and nothing that could ever differ from one."""
+"""Which models use the fast path: linear chains, and nothing that could ever differ from one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steppe.models.mlp import MLP
 
 
 class Branching(MLP):
-    """Goes another way now and then."""
+    """Sometimes takes another branch."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -25,7 +25,7 @@ class Branching(MLP):
 
 
 class Counting(MLP):
-    """Remembers that it was called."""
+    """Counts its calls."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -46,7 +46,7 @@ class Twice(nn.Module):
 
 
 class Bent(Twice):
-    """A helper of one call, which could do anything."""
+    """A helper method with one call, which could do anything."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -57,7 +57,7 @@ class Bent(Twice):
 
 
 class Helped(Bent):
-    """A helper of several."""
+    """A helper method with several calls."""
 
     def bent(self, x: Tensor) -> Tensor:
         return x.relu().relu()
@@ -75,21 +75,21 @@ class Chosen(Bent):
         return self.b(self.act(self.a(x)))
 
 
-def own_bend(x: Tensor) -> Tensor:
-    """Somebody's function."""
+def custom_activation(x: Tensor) -> Tensor:
+    """A function from elsewhere."""
     return x.relu()
 
 
 class Foreign(Bent):
-    """Calls somebody's function."""
+    """Calls a function from elsewhere."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        return self.b(own_bend(self.a(x)))
+        return self.b(custom_activation(self.a(x)))
 
 
 class Called(MLP):
-    """Called in a way of its own."""
+    """Overrides `__call__`."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits, bounded."""
@@ -145,11 +145,11 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_everything_else_is_no_chain(name: str) -> None:
+def test_other_models_are_not_chains(name: str) -> None:
     assert find_linear_chain(OTHERS[name]()) is None
 
 
-def test_hooks_on_all_modules_keep_autograds_way() -> None:
+def test_global_hooks_disable_the_chain() -> None:
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
     try:
         assert find_linear_chain(MLP(9, 12, 5)) is None
@@ -159,8 +159,8 @@ def test_hooks_on_all_modules_keep_autograds_way() -> None:
 
 
 @pytest.mark.parametrize("change", ["hook", "weight hook", "layer"])
-def test_what_comes_in_between_during_a_task_ends_the_quick_way(change: str) -> None:
-    """Learnt the same as without it, from that moment on."""
+def test_changes_during_a_task_disable_the_chain(change: str) -> None:
+    """From that moment on, the model learns as without it."""
     weights = []
     for quick in (True, False):
         torch.manual_seed(0)
@@ -170,7 +170,7 @@ def test_what_comes_in_between_during_a_task_ends_the_quick_way(change: str) -> 
             learner.network.use_chain_if_exact = lambda batch: None  # type: ignore[method-assign]
 
         def interfere(event: object, model: nn.Sequential = model) -> None:
-            if not isinstance(event, EpochEnded) or event.epoch > 0:  # progress is told by the clock
+            if not isinstance(event, EpochEnded) or event.epoch > 0:  # progress is reported by the clock
                 return
             if change == "hook":
                 model[0].register_forward_hook(lambda module, args, output: output * 0.5)
@@ -186,7 +186,7 @@ def test_what_comes_in_between_during_a_task_ends_the_quick_way(change: str) -> 
     torch.testing.assert_close(*weights)
 
 
-def test_inputs_that_no_layer_flattens_keep_autograds_way() -> None:
+def test_unflattened_inputs_disable_the_chain() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(30, 3))
     learner = Learner(model, FSDGPM(buffer=10))
     learner.learn(Task((torch.rand(20, 5, 4), torch.arange(20) % 3)))
@@ -197,7 +197,7 @@ def test_inputs_that_no_layer_flattens_keep_autograds_way() -> None:
     assert learner.network.chain is not None
 
 
-def test_a_layer_replaced_between_tasks_is_refused() -> None:
+def test_layer_replaced_between_tasks_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 5))
     learner = Learner(model, FSDGPM(buffer=10))
     task = Task((torch.rand(20, 9), torch.arange(20) % 5))
@@ -207,7 +207,7 @@ def test_a_layer_replaced_between_tasks_is_refused() -> None:
         learner.learn(task)
 
 
-def test_a_hook_on_a_weight_sees_its_gradient_whatever_the_batch() -> None:
+def test_weight_hooks_see_the_gradient() -> None:
     """Also where gradients of linear layers come as factors."""
     moved = []
     for size in (4, 30):
@@ -222,20 +222,20 @@ def test_a_hook_on_a_weight_sees_its_gradient_whatever_the_batch() -> None:
     assert moved == [0.0, 0.0]
 
 
-def test_looking_for_a_chain_leaves_the_model_alone() -> None:
+def test_recognition_does_not_change_the_model() -> None:
     model = Counting(9, 12, 5)
     find_linear_chain(model)
     assert not hasattr(model, "calls")
 
 
-def test_a_model_that_changes_between_tasks_is_looked_at_anew() -> None:
+def test_model_changed_between_tasks_is_checked_again() -> None:
     model = MLP(9, 12, 5)
     learner = Learner(model, FSDGPM(buffer=10))
     task = Task((torch.rand(20, 9), torch.arange(20) % 5))
     learner.learn(task)
     assert learner.network.chain is not None
     handle = model.first.register_forward_hook(lambda layer, args, output: output * 0.5)
-    learner.learn(task)  # with what the quick way has left in its room
+    learner.learn(task)  # with the scratch memory left by the fast path
     assert learner.network.chain is None
     handle.remove()
     learner.learn(task)

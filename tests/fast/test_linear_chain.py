@@ -1,4 +1,4 @@
-"""The quick way through a chain of linear layers against autograd and against the obvious ascent, in float64."""
+"""The fast path of linear chains against autograd and against the plain ascent, in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from steppe.tensors.batch import Batch
 
 
 class Tower(nn.Module):
-    """Biases, three kinds of activations, one after the last layer too; layers declared in another order than used."""
+    """Biases, three kinds of activations, one after the last layer; layers declared in another order than used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
 
 
 def setting(name: str, heads: bool, seed: int = 0) -> tuple[Network, Network, Batch]:
-    """The same network twice, with and without the quick way; a batch D ∪ N of 5 + 4."""
+    """The same network twice, with and without the fast path; a batch D ∪ N of 5 + 4."""
     torch.manual_seed(seed)
     model = CHAINS[name]().double()
     x, y = torch.randn(9, 9, dtype=torch.float64), torch.arange(9) % 2 + torch.tensor([0] * 5 + [2] * 4)
@@ -101,7 +101,7 @@ def test_gradients_are_autograds(name: str, heads: bool, wide: int, monkeypatch:
             assert not to_dense(found[key]).requires_grad
 
 
-def remembered(network: Network, seed: int) -> GradientMemory:
+def soft_memory(network: Network, seed: int) -> GradientMemory:
     """A memory with soft importances."""
     generator = torch.Generator().manual_seed(seed)
     memory = GradientMemory(Sigmoid(0.01), projected_weights(network.model))
@@ -110,7 +110,7 @@ def remembered(network: Network, seed: int) -> GradientMemory:
     return memory
 
 
-def compared(found: PerturbedGradient, expected: PerturbedGradient) -> None:
+def assert_gradients_close(found: PerturbedGradient, expected: PerturbedGradient) -> None:
     torch.testing.assert_close(found.loss, expected.loss)
     for key, g in expected.gradient.items():
         torch.testing.assert_close(to_dense(found.gradient[key]), to_dense(g))
@@ -132,37 +132,35 @@ def compared(found: PerturbedGradient, expected: PerturbedGradient) -> None:
 )
 @pytest.mark.parametrize("clamp", [1e3, 0.02, 1e-4], ids=["free", "now and then", "clamped"])
 @pytest.mark.parametrize("first_task", [False, True])
-def test_the_ascent_is_the_obvious_one(
+def test_ascent_equals_the_plain_ascent(
     name: str, chunked: bool, wide: int, factors: int, clamp: float, first_task: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """v and all that follows from it, whichever weights are moved and whichever are added to by factors; a step that
-    must be clamped too, in the first task without bases and later.
-    """
+    """v and everything that follows from it, for weights that are copied and weights whose factors are added to
+    outputs; with and without clamped steps, with and without bases."""
     monkeypatch.setattr("steppe.fast.linear_chain.FACTORS", factors)
     monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", wide)
     quick, slow, batch = setting(name, heads=True)
-    memories = [GradientMemory(Sigmoid(0.01)) if first_task else remembered(network, 3) for network in (quick, slow)]
+    memories = [GradientMemory(Sigmoid(0.01)) if first_task else soft_memory(network, 3) for network in (quick, slow)]
     before = quick.snapshot()
     ascent = SharpnessAscent(0.3, steps=3, clamp=clamp, chunked=chunked)
     found, expected = (ascent(n, m, batch[:5], batch) for n, m in zip((quick, slow), memories, strict=True))
-    compared(found, expected)
+    assert_gradients_close(found, expected)
     left = memories[0].project_out(found.gradient, found.coordinates)
     for key, g in memories[1].project_out(expected.gradient).items():
         torch.testing.assert_close(to_dense(left[key]), to_dense(g))
     assert all(torch.equal(before[key], tensor) for key, tensor in quick.snapshot().items())
     again = ascent(quick, memories[0], batch[:5], batch)
-    compared(again, expected)  # nothing is left over from the last time
+    assert_gradients_close(again, expected)  # nothing is left from the last update
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.999, 1.001, 3.0])
 @pytest.mark.parametrize("first_task", [False, True])
 @pytest.mark.parametrize("lr", [0.3, -0.3])
-def test_a_step_is_clamped_as_soon_as_one_element_is_too_large(
+def test_step_is_clamped_if_one_element_is_too_large(
     share: float, first_task: bool, lr: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inputs along a single axis, all of one class: then the bound by which a wide weight's step is let pass is met by
-    an element of it, so that nothing hides a bound that is too high.
-    """
+    """With inputs along a single axis, all of one class, an element reaches the estimated bound of a wide weight's
+    step, so a bound that is too high would be noticed."""
     monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", 0)
     quick, slow, batch = setting("one", heads=False)
     x = torch.zeros(4, 9, dtype=torch.float64)  # fewer samples than outputs, or the weight would count as small
@@ -174,15 +172,15 @@ def test_a_step_is_clamped_as_soon_as_one_element_is_too_large(
             memory.rebuild(network, x, 0.9)
     step = to_dense(slow.loss_and_grad(batch[:2])[1]["0.weight"])
     ascent = SharpnessAscent(lr, steps=2, clamp=share * float(step.abs().max()))
-    compared(*(ascent(n, m, batch[:2], batch) for n, m in zip((quick, slow), memories, strict=True)))
+    assert_gradients_close(*(ascent(n, m, batch[:2], batch) for n, m in zip((quick, slow), memories, strict=True)))
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_the_first_layers_coordinates_are_not_computed_twice(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """X M is there already, even where no λ has to move."""
+    """X M is available already, even if λ does not move."""
     monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", 0)
     quick, _, batch = setting("mlp", heads=True)
-    memory = remembered(quick, 3)
+    memory = soft_memory(quick, 3)
     memory.rule = Ones()
     found = SharpnessAscent(0.3, chunked=chunked)(quick, memory, batch[:5], batch)
     first = next(iter(memory.projectors))
@@ -192,16 +190,16 @@ def test_the_first_layers_coordinates_are_not_computed_twice(chunked: bool, monk
     torch.testing.assert_close(to_dense(found.coordinates[first]), to_dense(expected))
 
 
-def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates share what was made for the first of them; weights, λ, bases and the number of samples may change."""
+def test_cached_buffers_are_not_reused_when_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates share buffers; weights, λ, bases and the number of samples may change between them."""
     monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", 60)
     quick, slow, batch = setting("mlp", heads=True)
-    memories = [remembered(network, 3) for network in (quick, slow)]
+    memories = [soft_memory(network, 3) for network in (quick, slow)]
     ascent = SharpnessAscent(0.3)
 
     def same(count: int) -> None:
         part = batch[:count]
-        compared(*(ascent(n, m, part[:3], part) for n, m in zip((quick, slow), memories, strict=True)))
+        assert_gradients_close(*(ascent(n, m, part[:3], part) for n, m in zip((quick, slow), memories, strict=True)))
 
     same(len(batch))
     for network in (quick, slow):
@@ -214,15 +212,15 @@ def test_what_an_ascent_keeps_does_not_outlive_its_use(monkeypatch: pytest.Monke
     same(len(batch))
     same(5)
     for place, network in enumerate((quick, slow)):
-        memories[place] = remembered(network, 8)
+        memories[place] = soft_memory(network, 8)
     same(5)
     for memory in memories:
         soften(memory, torch.Generator().manual_seed(9))
     same(5)
 
 
-def test_the_quick_ascent_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the comparisons would compare the slow one with itself."""
+def test_fast_ascent_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the comparisons would compare the slow one with itself."""
     made: list[int] = []
     start = PerturbedChain.__init__
 
@@ -233,12 +231,12 @@ def test_the_quick_ascent_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PerturbedChain, "__init__", noted)
     quick, slow, batch = setting("mlp", heads=False)
     for network, count in ((slow, 0), (quick, 1)):
-        SharpnessAscent(0.3)(network, remembered(network, 0), batch[:5], batch)
+        SharpnessAscent(0.3)(network, soft_memory(network, 0), batch[:5], batch)
         assert len(made) == count
-    apart = Batch(batch.x[:5].clone(), batch.y[:5], batch.task[:5])  # not the first of the union
-    found = SharpnessAscent(0.3)(quick, remembered(quick, 0), apart, batch)
+    apart = Batch(batch.x[:5].clone(), batch.y[:5], batch.task[:5])  # not the first samples of the union
+    found = SharpnessAscent(0.3)(quick, soft_memory(quick, 0), apart, batch)
     assert len(made) == 1
-    compared(found, SharpnessAscent(0.3)(quick, remembered(quick, 0), batch[:5], batch))
+    assert_gradients_close(found, SharpnessAscent(0.3)(quick, soft_memory(quick, 0), batch[:5], batch))
     made.pop()
     for parameter in quick.model.first.parameters():  # type: ignore[union-attr]
         parameter.requires_grad_(False)
@@ -246,7 +244,7 @@ def test_the_quick_ascent_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 1
 
 
-def test_a_frozen_weight_stays_out() -> None:
+def test_frozen_weight_is_not_moved() -> None:
     torch.manual_seed(0)
     model = MLP(9, 12, 5).double()
     model.second.weight.requires_grad_(False)
@@ -258,7 +256,9 @@ def test_a_frozen_weight_stays_out() -> None:
     assert quick.chain is not None
     found, expected = quick.loss_and_grad(batch)[1], slow.loss_and_grad(batch)[1]
     assert list(found) == list(expected) == ["first.weight", "head.weight"]
-    compared(*(SharpnessAscent(0.3)(n, GradientMemory(Sigmoid(0.01)), batch, batch) for n in (quick, slow)))
+    assert_gradients_close(
+        *(SharpnessAscent(0.3)(n, GradientMemory(Sigmoid(0.01)), batch, batch) for n in (quick, slow))
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("multitask", "oracle")])
@@ -286,7 +286,7 @@ def test_every_method_learns_the_same_either_way(name: str, monkeypatch: pytest.
 
 @settings(max_examples=40)
 @given(st.integers(1, 70), st.integers(1, 6), st.integers(1, 5))
-def test_products_in_parts_are_the_product(n: int, inputs: int, outputs: int) -> None:
+def test_product_in_parts_equals_the_product(n: int, inputs: int, outputs: int) -> None:
     x, w = (
         torch.randn(n, 700 * inputs, dtype=torch.float64),
         torch.randn(60 * outputs, 700 * inputs, dtype=torch.float64),

@@ -22,7 +22,7 @@ from steppe.tensors.batch import Batch
 
 
 class Net(nn.Module):
-    """Linear layers put together by the function given, so that each case says what it does with them."""
+    """Linear layers combined by a given function, so that each case shows how it uses them."""
 
     def __init__(self, use: Callable[[Net, Tensor], Tensor], inputs: int = 6) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def _half_unused(net: Net, x: Tensor) -> Tensor:
-    """The second layer runs, but the loss does not see it."""
+    """The second layer runs, but the loss does not depend on it."""
     hidden = relu(net.first(x))
     net.second(hidden)
     return net.head(hidden)
@@ -65,7 +65,7 @@ CASES: dict[str, Callable[[Net, Tensor], Tensor]] = {
 @pytest.mark.parametrize("n", [1, 4, 7, 40])
 @pytest.mark.parametrize("case", CASES)
 def test_factored_gradients_equal_dense_ones(case: str, n: int) -> None:
-    """With few samples as factors, with many multiplied out; layers that are reused, tied or never reached included."""
+    """Factored for few samples, multiplied out for many; layers that are reused, tied or unused included."""
     model = Net(CASES[case], inputs=3 if case == "sequences" else 6)
     network = Network(model)
     network.heads.add(None, 3)
@@ -85,7 +85,7 @@ def test_factored_gradients_equal_dense_ones(case: str, n: int) -> None:
 
 
 def test_calls_are_counted_together() -> None:
-    """A weight used twice sees twice the vectors: factors pay only while all of them are fewer than its rows."""
+    """A weight used twice sees twice the vectors: factors pay off only while there are fewer than its rows."""
     model = Net(CASES["reused"])
     network = Network(model)
     network.heads.add(None, 3)
@@ -126,15 +126,15 @@ class Unusual(nn.Module):
         return self.halved(nn.functional.linear(x, self.twice.weight.T))
 
 
-def test_only_true_outer_products_are_factored() -> None:
+def test_only_outer_products_are_factored() -> None:
     model = Unusual()
     linear = {name: weight.layers for name, weight in projected_weights(model).items()}
     assert set(linear) == {f"{name}.weight" for name in ("plain", "scaled", "twice", "halved", "aside")}
     assert find_factorable(model, linear, torch.randn(3, 5, dtype=torch.float64)) == ["plain.weight", "halved.weight"]
 
 
-def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
-    """Neither its call nor the other use of its weight has a gradient here; with other samples both have."""
+def test_layer_without_inputs_is_not_factored() -> None:
+    """On these samples neither its call nor the other use of its weight has a gradient; on others both do."""
 
     def use(net: Net, x: Tensor) -> Tensor:
         none = net.first(x[:0])
@@ -146,18 +146,18 @@ def test_a_layer_that_was_given_no_vectors_has_shown_nothing() -> None:
 
 
 class DropConnect(nn.Linear):
-    """Drops weights, in training alone."""
+    """Drops weights, only in training."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, dropout(self.weight, 0.5, self.training), self.bias)
 
 
 class Renamed(nn.Linear):
-    """A kind of one's own that computes what its parent does."""
+    """A subclass that computes the same."""
 
 
 def patched() -> nn.Linear:
-    """Another forward in place of the class's own."""
+    """Replaces the class's forward on the instance."""
     layer = nn.Linear(8, 64, dtype=torch.float64)
     layer.forward = lambda x: linear(x, dropout(layer.weight, 0.5, layer.training), layer.bias)  # type: ignore[method-assign]
     return layer
@@ -173,8 +173,8 @@ def patched() -> nn.Linear:
     ],
     ids=["torch's own", "by another name", "drop-connect", "patched"],
 )
-def test_gradients_are_autograds_in_training_too(build: Callable[[], nn.Linear], factored: bool) -> None:
-    """The shortcut is chosen in eval mode, where a layer may do otherwise than in training."""
+def test_gradients_equal_autograd_in_train_mode(build: Callable[[], nn.Linear], factored: bool) -> None:
+    """The check runs in eval mode, where a layer may differ from train mode."""
     torch.manual_seed(0)
     model = nn.Sequential(build(), nn.Tanh(), nn.Linear(64, 4, dtype=torch.float64))
     network = Network(model)
@@ -186,15 +186,15 @@ def test_gradients_are_autograds_in_training_too(build: Callable[[], nn.Linear],
     with network.mode(training=True):
         torch.manual_seed(1)
         _, gradient = network.loss_and_grad(Batch(x, y, torch.zeros_like(y)), factored=memory.linear)
-        torch.manual_seed(1)  # the same weights dropped
+        torch.manual_seed(1)  # drops the same weights
         truth = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
     assert isinstance(gradient["0.weight"], FactoredGrad) == factored
     for g, expected in zip(gradient.values(), truth, strict=True):
         torch.testing.assert_close(to_dense(g), expected)
 
 
-def test_a_vanishing_gradient_has_no_negative_norm() -> None:
-    """Rounding can take Σ (δδᵀ) ∘ (XXᵀ) below 0, and its root would be NaN."""
+def test_norm_of_a_tiny_gradient_is_not_negative() -> None:
+    """Rounding can make Σ (δδᵀ) ∘ (XXᵀ) negative, and its square root would be NaN."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         x = torch.randn(1, 30, generator=generator) + 1e3

@@ -1,4 +1,4 @@
-"""Freed memory is kept, seen by the pages that the system has to hand out."""
+"""Freed memory is kept: measured by the pages that the system has to provide."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print((after - before) * resource.getpagesize() / rounds / 2**20)
 
 
 def cleared_megabytes(how: str) -> float:
-    """How much the system has to hand out for an array of 48 MiB that was freed a moment ago."""
+    """How many megabytes the system has to provide for an array of 48 MiB that was just freed."""
     clean = {name: value for name, value in os.environ.items() if name not in WISHES}
     words = [sys.executable, "-c", FAULTS, how]
     done = subprocess.run(words, env=clean, capture_output=True, text=True, timeout=120)
@@ -46,14 +46,14 @@ def cleared_megabytes(how: str) -> float:
 
 
 @gnu_only
-def test_what_was_freed_serves_again() -> None:
+def test_freed_memory_is_reused() -> None:
     if cleared_megabytes("leave") < 40:
         pytest.skip("this system hands pages out by larger pieces")
     assert cleared_megabytes("keep") < 1
 
 
 @pytest.mark.parametrize("name", WISHES)
-def test_whoever_has_wishes_of_their_own_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_configuration_is_respected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in WISHES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
@@ -72,7 +72,7 @@ def test_whoever_has_wishes_of_their_own_is_left_alone(name: str, monkeypatch: p
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(2**30, True), (2**25, True), (2**20, False)])
-def test_older_libraries_take_less(limit: int, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_libraries_accept_a_lower_limit(limit: int, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in WISHES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.31"))
@@ -82,7 +82,7 @@ def test_older_libraries_take_less(limit: int, kept: bool, monkeypatch: pytest.M
         def __init__(self, name: None) -> None: ...
 
         def mallopt(self, option: int, value: int) -> int:
-            if option == -3 and value > limit:  # the size from which on arrays are given back by themselves
+            if option == -3 and value > limit:  # the size from which arrays are returned individually
                 return 0
             taken[option] = value
             return 1
@@ -93,13 +93,13 @@ def test_older_libraries_take_less(limit: int, kept: bool, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("library", ["musl", ""])
-def test_other_libraries_are_left_alone(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_c_libraries_are_not_configured(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: (library, ""))
     monkeypatch.delattr(ctypes, "CDLL")
     assert not keep_freed_memory()
 
 
-def test_an_allocator_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_without_mallopt_is_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in WISHES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
@@ -107,7 +107,7 @@ def test_an_allocator_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyP
     assert not keep_freed_memory()
 
 
-def test_runs_keep_what_they_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(experiment, "keep_freed_memory", lambda: asked.append(True))
     changes = ["benchmark.tasks=1", "benchmark.samples=20", "benchmark.test_samples=20"]

@@ -1,4 +1,4 @@
-"""Products by oneDNN against torch's own in float64: differentiated once and twice, and what is not for it."""
+"""Products by oneDNN against torch's own in float64, with first and second derivatives; and when it is not used."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def matrix(rows: int, columns: int, seed: int = 0) -> Tensor:
 
 
 def layer_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A layer with these very tensors."""
+    """A layer with exactly these tensors."""
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)
     layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
@@ -52,7 +52,7 @@ def layer_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 
 def quick(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a layer gives within a model."""
+    """A layer's output, as within a model."""
     layer = layer_of(weight, bias)
     with fast_linear_layers([layer]):
         output: Tensor = layer(x)
@@ -64,7 +64,7 @@ sizes = st.integers(1, 40)
 
 @given(sizes, sizes, sizes, st.booleans(), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_products_are_torch_s(rows: int, inner: int, columns: int, turned: bool, turned_too: bool) -> None:
+def test_products_equal_torchs(rows: int, inner: int, columns: int, turned: bool, turned_too: bool) -> None:
     a = matrix(inner, rows).t() if turned else matrix(rows, inner)
     b = matrix(columns, inner, 1).t() if turned_too else matrix(inner, columns, 1)
     total, exact = matrix(rows, columns, 2), a.double() @ b.double()
@@ -83,7 +83,7 @@ def test_products_are_torch_s(rows: int, inner: int, columns: int, turned: bool,
 
 
 def test_matrices_with_gaps() -> None:
-    """Slices of others, and rows that overlap, are made dense first."""
+    """Slices of other matrices, and overlapping rows, are copied first."""
     a, b = matrix(6, 20)[:, 3:13], matrix(10, 30, 1)[:, ::3]
     torch.testing.assert_close(product(a, b), a.contiguous() @ b.contiguous(), **CLOSE)
     windows = torch.arange(15.0).unfold(0, 10, 1)
@@ -123,16 +123,16 @@ def test_linear_layers_and_their_two_derivatives(
         torch.testing.assert_close(each.double(), exact, **CLOSE)
 
 
-def test_what_nobody_asks_for_is_not_multiplied(calls: list[tuple[int, ...]]) -> None:
+def test_unneeded_products_are_not_computed(calls: list[tuple[int, ...]]) -> None:
     x, w = matrix(6, 5).requires_grad_(), matrix(3, 5, 1).requires_grad_()
     output = quick(x, w)
     torch.autograd.grad(output.sum(), x, retain_graph=True)
     assert calls == [(6, 5, 3), (6, 3, 5)]  # A Bᵀ; G B
     torch.autograd.grad(output.sum(), w, retain_graph=True)
-    assert calls[2:] == [(6, 3, 5), (3, 6, 5)]  # G B is of the node that hands G on; Gᵀ A
+    assert calls[2:] == [(6, 3, 5), (3, 6, 5)]  # G B belongs to the node that passes G on; Gᵀ A
     del calls[:]
     torch.autograd.grad(quick(x.detach(), w).sum(), w)
-    assert calls == [(6, 5, 3), (3, 6, 5)]  # data have no gradient
+    assert calls == [(6, 5, 3), (3, 6, 5)]  # data need no gradient
     del calls[:]
     quick(x.detach(), w.detach())
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_what_nobody_asks_for_is_not_multiplied(calls: list[tuple[int, ...]]) ->
     assert calls == [(6, 5, 3)] * 2
 
 
-def test_several_ways_back_through_one_graph() -> None:
+def test_several_backward_passes_through_one_graph() -> None:
     x, w = matrix(6, 5).requires_grad_(), matrix(3, 5, 1).requires_grad_()
     output = quick(x, w)
     once = torch.autograd.grad(output.sum(), w, retain_graph=True)[0]
@@ -149,7 +149,7 @@ def test_several_ways_back_through_one_graph() -> None:
     assert torch.equal(once, again)
 
 
-def test_inputs_that_were_overwritten_are_noticed() -> None:
+def test_overwritten_inputs_are_detected() -> None:
     x, w = matrix(6, 5).requires_grad_(), matrix(3, 5, 1).requires_grad_()
     inner = x * 2
     output = quick(inner, w)
@@ -158,11 +158,11 @@ def test_inputs_that_were_overwritten_are_noticed() -> None:
         torch.autograd.grad(output.sum(), w)
 
 
-def test_only_what_is_needed_is_kept() -> None:
+def test_only_needed_tensors_are_saved() -> None:
     x, w = matrix(6, 5).requires_grad_(), matrix(3, 5, 1)
     inner = x * 2
     output = quick(inner, w)
-    inner.add_(1)  # with a weight that stays, nothing depends on it any more
+    inner.add_(1)  # for a frozen weight, nothing depends on it any more
     torch.testing.assert_close(torch.autograd.grad(output.sum(), x)[0], 2 * w.sum(0).expand(6, 5), **CLOSE)
     inner = x * 2
     seen, output = weakref.ref(inner), quick(inner, w)
@@ -180,7 +180,7 @@ class Halved(TorchFunctionMode):
 
 
 class Own(Tensor):
-    """A tensor of the user's own kind."""
+    """A tensor subclass of the user's."""
 
 
 def under_autocast(call: Callable[..., Tensor]) -> Tensor:
@@ -200,7 +200,7 @@ def tangent(call: Callable[..., Tensor]) -> Tensor:
 
 
 def penalty_gradient(call: Callable[..., Tensor]) -> Tensor:
-    """Of the size of a Jacobian that is taken in one go."""
+    """As large as a Jacobian computed in one vmap."""
     x, w = matrix(4, 3).requires_grad_(), matrix(2, 3, 1).requires_grad_()
     output = call(x, w).tanh()
     units = torch.eye(8).view(8, 4, 2)
@@ -235,9 +235,11 @@ NOT_FOR_IT: dict[str, Callable[[Callable[..., Tensor]], Tensor]] = {
     "ignore:.*nested tensors", "ignore:TF32", "ignore:`torch.jit.script`"
 )  # all of them torch's own
 @pytest.mark.parametrize("case", NOT_FOR_IT)
-def test_what_is_not_for_it_is_left_to_torch(case: str, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_cases_use_torch(case: str, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_LARGE", 1)
-    made = {size: matrix(*size) for size in ((4, 3), (2, 3), (8, 3), (1, 3))}  # draws are not for transforms
+    made = {
+        size: matrix(*size) for size in ((4, 3), (2, 3), (8, 3), (1, 3))
+    }  # random draws are not allowed in transforms
     monkeypatch.setitem(globals(), "matrix", lambda rows, columns, seed=0: made[rows, columns] + seed)
     expected = NOT_FOR_IT[case](linear)
     found = NOT_FOR_IT[case](quick)
@@ -260,7 +262,7 @@ def test_the_size_of_a_jacobian_taken_in_one_go() -> None:
         (matrix(4, 3), torch.zeros(4, 4, 2)),
     ],
 )
-def test_what_torch_refuses_is_refused(x: Tensor, bias: Tensor | None) -> None:
+def test_invalid_inputs_raise_torchs_errors(x: Tensor, bias: Tensor | None) -> None:
     with pytest.raises(RuntimeError) as expected:
         linear(x, matrix(2, 3), bias)
     with pytest.raises(RuntimeError) as found:
@@ -268,7 +270,7 @@ def test_what_torch_refuses_is_refused(x: Tensor, bias: Tensor | None) -> None:
     assert str(found.value) == str(expected.value)
 
 
-def test_small_and_narrow_products_are_torch_s(calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_and_narrow_products_use_torch(calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, total = matrix(4, 5), matrix(5, 6, 1), matrix(4, 6, 2)
     for name, bound in (("_LARGE", 4 * 5 * 6 + 1), ("_SIDES", 5)):
         with monkeypatch.context() as patch:
@@ -286,7 +288,7 @@ class Scaled(nn.Linear):
         return 2 * super().forward(input)
 
 
-def test_which_layers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_layers_use_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_WIDE", 12)
     wide, narrow, own = nn.Linear(3, 4), nn.Linear(2, 4), Scaled(9, 9)
     patched = nn.Linear(4, 4)
@@ -307,7 +309,7 @@ def test_which_layers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert may_factor(wide)
 
 
-def test_compiled_models_are_left_to_torch() -> None:
+def test_compiled_models_use_torch() -> None:
     assert wide_linear_layers(torch.compile(nn.Linear(200, 200), backend="eager")) == []  # type: ignore[arg-type]
     whole = nn.Sequential(nn.Linear(200, 200))
     assert len(wide_linear_layers(whole)) == 1
@@ -325,7 +327,7 @@ def test_compiled_models_are_left_to_torch() -> None:
         ("", "AVX512", False),
     ],
 )
-def test_which_processors_it_is_for(
+def test_which_processors_use_onednn(
     maker: str, capability: str, quicker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "processor_maker", lambda: maker)
@@ -339,7 +341,7 @@ def test_which_processors_it_is_for(
             assert not onednn_is_quicker.__wrapped__()
 
 
-def test_elsewhere_everything_is_torch_s(calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processors_use_torch(calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "onednn_is_quicker", lambda: False)
     assert wide_linear_layers(nn.Sequential(nn.Linear(200, 200))) == []
     quick(matrix(4, 3), matrix(2, 3))
@@ -347,11 +349,11 @@ def test_elsewhere_everything_is_torch_s(calls: list[object], monkeypatch: pytes
     assert not calls
 
 
-def test_the_processor_s_maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_processor_vendor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_CPUINFO", told)
     monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD")
-    assert processor_maker() == "AuthenticAMD"  # as Windows tells it
+    assert processor_maker() == "AuthenticAMD"  # as on Windows
     told.write_text("processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: X\n")
     assert processor_maker() == "GenuineIntel"
     told.write_text("processor\t: 0\nFeatures\t: fp asimd\n")

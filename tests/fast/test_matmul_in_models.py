@@ -1,4 +1,4 @@
-"""Models whose linear layers multiply by oneDNN against the same in float64: gradients whole and as factors."""
+"""Models whose linear layers use oneDNN against the same models in float64: dense and factored gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def networks(model: nn.Module) -> tuple[Network, Network]:
 
 
 class Checkpointed(nn.Module):
-    """Its middle is computed once more on the way back, as torch's checkpoints do."""
+    """Its middle part is recomputed in the backward pass, by torch's checkpointing."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Checkpointed(nn.Module):
         self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        # A function of a checkpoint without parameters of its own would not be learnt: it wants an input that is.
+        # A checkpointed function without parameters of its own needs an input that requires grad.
         hidden: Tensor = checkpoint(lambda h: torch.tanh(self.middle(h)), self.first(x), use_reentrant=self.reentrant)
         output: Tensor = self.last(hidden)
         return output
@@ -62,7 +62,7 @@ class Attentive(nn.Module):
 
 
 class Sequences(nn.Module):
-    """Layers of sequences, each followed by an activation in place."""
+    """Linear layers on sequences, each followed by an in-place activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,9 @@ def test_gradients_of_models(kind: str, factored: bool, calls: list[object]) -> 
         network.heads.add(None, 5)
         modules = network.model.named_modules() if factored else ()
         layers = {f"{place}.weight": [module] for place, module in modules if type(module) is nn.Linear}
-        if kind == "sequences":  # with a bias torch's own function gives a view of sequences, which is cut off in place
+        if (
+            kind == "sequences"
+        ):  # with a bias, torch's own function returns a view for sequences, which the in-place activation detaches
             layers.pop("second.weight", None)
         found[dtype] = network.loss_and_grad(Batch(x.to(dtype), labels, tasks), factored=layers)
     assert calls
@@ -134,7 +136,7 @@ def test_checkpoints_that_enter_the_graph_anew() -> None:
 
 
 @pytest.mark.parametrize("method", [GPM(), FSDGPM(buffer=20)])
-def test_layers_before_activations_in_place_are_learnt(method: FSDGPM, calls: list[object]) -> None:
+def test_layers_before_in_place_activations_are_trained(method: FSDGPM, calls: list[object]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 40, bias=False), nn.ReLU(inplace=True), nn.Linear(40, 4)
@@ -146,7 +148,7 @@ def test_layers_before_activations_in_place_are_learnt(method: FSDGPM, calls: li
     assert not torch.equal(model[2].weight, before)
 
 
-def test_weights_had_as_factors_are_not_multiplied_on_the_way_back(calls: list[tuple[int, ...]]) -> None:
+def test_factored_gradients_are_not_multiplied_out(calls: list[tuple[int, ...]]) -> None:
     network = Network(AlexNet(10, size=19))
     network.heads.add(None, 10)
     batch = Batch(torch.randn(3, 3, 19, 19), torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64))
@@ -154,5 +156,5 @@ def test_weights_had_as_factors_are_not_multiplied_on_the_way_back(calls: list[t
     layers = {name: weight.layers for name, weight in covered.items() if name.startswith("hidden")}
     network.loss_and_grad(batch, factored=layers)
     forward = [(3, 256, 2048), (3, 2048, 2048), (3, 2048, 10)]
-    back = [(3, 10, 2048), (10, 3, 2048), (3, 2048, 2048), (3, 2048, 256)]  # of weights the head's alone
+    back = [(3, 10, 2048), (10, 3, 2048), (3, 2048, 2048), (3, 2048, 256)]  # of weights, only the head's
     assert sorted(calls) == sorted(forward + back)

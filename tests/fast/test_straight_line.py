@@ -1,4 +1,4 @@
-"""Forwards read from their source: what is a straight line of calls, what is not, and that nothing of them runs."""
+"""Reading forwards from their source: what is a straight line of calls, what is not, and that no model code runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Oddly(Plain):
     def forward(self,
                 x
                 ):
-# a comment where none belongs
+# an unusual place for a comment
         return self.b(
             self.a(x)
         )
@@ -69,7 +69,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_straight_lines_are_chains(name: str) -> None:
+def test_straight_line_models_are_chains(name: str) -> None:
     kind, activations = CHAINS[name]
     chain = find_linear_chain(kind().double())
     assert chain is not None
@@ -82,7 +82,7 @@ def test_straight_lines_are_chains(name: str) -> None:
     torch.testing.assert_close(chain.outputs(x), model(x))
 
 
-def test_what_is_read() -> None:
+def test_calls_read_from_the_source() -> None:
     found = straight_line(Plain.forward)
     assert found == (("layer", "a"), ("function", "torch.relu"), ("layer", "b"), ("method", "tanh"))
 
@@ -166,7 +166,7 @@ class Shadowed(Plain):
 
 
 class Hidden(Plain):
-    """What the forward gets by a layer's name is another."""
+    """The forward gets another object under a layer's name."""
 
     def __getattr__(self, name: str) -> Any:
         return nn.Tanh() if name == "act" else super().__getattr__(name)
@@ -176,7 +176,7 @@ class Hidden(Plain):
 
 
 class Covered(Nested):
-    """The same by an attribute of the class."""
+    """The same, through a class attribute."""
 
 
 class Space:
@@ -184,7 +184,7 @@ class Space:
 
 
 class Spaced(Plain):
-    """A function of somebody's own namespace, which may give another every time."""
+    """A function in a custom namespace, which may return another object each time."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(Space.relu(self.a(x)))
@@ -217,7 +217,7 @@ def covered() -> nn.Module:
 
 
 def by_hand(text: str) -> Callable[[], nn.Module]:
-    """A forward without a source."""
+    """A forward without source code."""
 
     def build() -> nn.Module:
         space: dict[str, Any] = {}
@@ -240,7 +240,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_everything_else_is_none(name: str) -> None:
+def test_other_forwards_give_none(name: str) -> None:
     assert find_linear_chain(OTHERS[name]()) is None
 
 
@@ -268,10 +268,10 @@ def loaded(path: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize("edited", ["torch.tanh(self.a(one))", "self.a(one)", None, "torch.relu(self.a(one))"])
-def test_a_file_edited_after_it_was_loaded_is_not_believed(edited: str | None, tmp_path: Path) -> None:
+def test_file_edited_after_import_is_not_used(edited: str | None, tmp_path: Path) -> None:
     text = TEXT.replace("x)", "one)")
     path = tmp_path / "theirs.py"
-    path.write_text(text, encoding="utf-8")  # of its own: what is read of code serves all code that is the same
+    path.write_text(text, encoding="utf-8")  # a separate one: results are cached for equal code
     model = loaded(path).Model()
     if edited is None:
         path.unlink()
@@ -281,8 +281,8 @@ def test_a_file_edited_after_it_was_loaded_is_not_believed(edited: str | None, t
     assert (find_linear_chain(model) is not None) == (edited == "torch.relu(self.a(one))")
 
 
-def test_what_was_read_once_is_not_read_again(tmp_path: Path) -> None:
-    """A chain at the first task is one at the second, whatever its author writes in the meantime."""
+def test_source_is_read_once(tmp_path: Path) -> None:
+    """A chain at the first task is one at the second, even if the file is edited meanwhile."""
     path = tmp_path / "ours.py"
     path.write_text(TEXT, encoding="utf-8")
     model = loaded(path).Model()
@@ -292,7 +292,7 @@ def test_what_was_read_once_is_not_read_again(tmp_path: Path) -> None:
     assert find_linear_chain(model) is not None
 
 
-def test_functions_are_found_through_modules_only() -> None:
+def test_functions_are_found_only_through_modules() -> None:
     names = {"torch": torch, "Space": Space, "relu": relu}
     assert find_function("torch.nn.functional.relu", names) is relu
     assert find_function("relu", names) is relu
@@ -300,7 +300,7 @@ def test_functions_are_found_through_modules_only() -> None:
         assert find_function(path, names) is None
 
 
-def test_nothing_of_the_model_runs() -> None:
+def test_no_model_code_runs() -> None:
     class Loud(Plain):
         def __deepcopy__(self, memo: object) -> Loud:
             raise AssertionError
@@ -316,7 +316,7 @@ def test_nothing_of_the_model_runs() -> None:
 
 
 def test_the_library_does_not_load_torchs_tracer() -> None:
-    """It patches torch for the whole process; some of torch loads it, but does not use it."""
+    """It patches torch for the whole process; parts of torch load it, but do not use it."""
     source = Path(str(sys.modules["steppe"].__file__)).parent
     for path in source.rglob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One switch for all fast paths: off, everything is plain PyTorch and the results are the same but for rounding."""
+"""One switch for all fast paths: off, everything is plain PyTorch, and results are the same up to rounding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def _fast() -> None:
 
 
 @pytest.mark.parametrize(("value", "enabled"), [(None, True), ("", True), ("1", True), ("0", False)])
-def test_the_environment_decides(value: str | None, enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_sets_the_switch(
+    value: str | None, enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     if value is not None:
         monkeypatch.setenv(VARIABLE, value)
@@ -39,7 +41,7 @@ def test_the_environment_decides(value: str | None, enabled: bool, monkeypatch: 
     assert fast_paths_enabled() == enabled
 
 
-def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_values_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "off")
     with pytest.raises(UsageError, match=r"STEPPE_FAST='off': expected 0"):
         fast_paths_enabled()
@@ -86,7 +88,7 @@ def test_layers_are_torchs_own_when_off() -> None:
 
 
 def weights(method: MethodConfig, *, fast: bool) -> dict[str, Tensor]:
-    """Those after two tasks."""
+    """The weights after two tasks."""
     with fast_paths(fast):
         learner = Learner(mlp(), method, seed=0)
         for task in tasks():

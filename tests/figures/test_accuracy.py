@@ -1,4 +1,4 @@
-"""Figures of accuracies, time and memory: what is plotted, read back from the axes."""
+"""Figures of accuracies, time and memory: what is plotted, read from the axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STD = 2**-0.5  # of two values that differ by one
 
 
 def study(path: Path, methods: tuple[str, ...], seeds: int = 2, **options: Any) -> list[FinishedRun]:
-    """Each method five points above the one before."""
+    """Each method is five points above the one before."""
     return [
         write_run(path / method / f"seed-{seed}", made_result(method, seed, level=80 + 5 * place, **options))
         for place, method in enumerate(methods)
@@ -152,7 +152,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path: Path)
             FIGURES["forgetting"].draw([*runs, write_run(path, other)])
     with pytest.raises(UsageError, match="does not forget"):
         FIGURES["forgetting"].draw([write_run(tmp_path / "all", together(made_result("multitask")))])
-    later = made_result("er", 2, buffer=200, new_setting=1)  # a later version's: no difference that is known
+    later = made_result("er", 2, buffer=200, new_setting=1)  # of a later version: no known difference
     FIGURES["forgetting"].draw([*runs, write_run(tmp_path / "later", later)])
 
 
@@ -160,7 +160,7 @@ VARIED = {"ascent-steps": "ascent_steps", "memory-size": "buffer"}
 
 
 def drawable(path: Path, method: str, name: str, tasks: int = 3, **benchmark: Any) -> list[FinishedRun]:
-    """Runs of a method with all that the figure asks for, on tasks with these settings."""
+    """Runs of a method with everything that the figure needs, on tasks with these settings."""
     found = []
     for value in (1, 2) if name in VARIED else (1,):
         result = made_result(method, tasks=tasks, **{VARIED.get(name, "buffer"): value})
@@ -182,13 +182,13 @@ def test_methods_on_different_tasks_do_not_share_a_figure(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", VARIED)
-def test_sweeps_are_of_one_length(name: str, tmp_path: Path) -> None:
+def test_sweeps_need_the_same_number_of_tasks(name: str, tmp_path: Path) -> None:
     runs = [*drawable(tmp_path, "er", name, tasks=2), *drawable(tmp_path, "fs-dgpm", name, tasks=3)]
     with pytest.raises(UsageError, match=r"the same number of tasks .these have 2, 3"):
         FIGURES[name].draw(runs)
 
 
-def test_methods_are_chosen_and_ordered(tmp_path: Path) -> None:
+def test_methods_are_selected_and_ordered(tmp_path: Path) -> None:
     runs = study(tmp_path, ("er", "gpm", "ewc"), seeds=1)
     first, _ = FIGURES["forgetting"].draw(runs, Choices(methods=("ewc", "er"))).axes
     assert [line.get_label() for line in first.lines] == ["EWC", "ER"]

@@ -1,4 +1,4 @@
-"""Figures as files and as a command: three kinds, the same bytes, one look for each method, what is refused."""
+"""Figures as files and as a command: three formats, reproducible bytes, one style per method, and errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_same_results_give_the_same_bytes(suffix: str, runs: list[FinishedRu
         assert word not in one
 
 
-def test_matplotlibs_settings_stay_and_a_users_do_not_matter(runs: list[FinishedRun]) -> None:
+def test_matplotlib_settings_are_restored_and_a_users_have_no_effect(runs: list[FinishedRun]) -> None:
     import matplotlib
 
     plain = render(FIGURES["forgetting"].draw(runs), ".png")
@@ -68,7 +68,7 @@ def test_matplotlibs_settings_stay_and_a_users_do_not_matter(runs: list[Finished
         assert matplotlib.rcParams["font.size"] == 20.0
 
 
-def test_methods_look_the_same_everywhere_and_differ_in_grey() -> None:
+def test_methods_have_one_style_that_differs_in_grayscale() -> None:
     assert set(METHODS) >= set(METHOD_STYLES)
     assert len({(own.marker, own.line) for own in METHOD_STYLES.values()}) == len(METHOD_STYLES)
     for together in (
@@ -88,15 +88,15 @@ def test_methods_look_the_same_everywhere_and_differ_in_grey() -> None:
     ]
 
 
-PLUGINS = ["lwf", "si", "mir", "gss", "ocs", "my-er", "ours-v2"]  # by their names alone, some look alike
+PLUGINS = ["lwf", "si", "mir", "gss", "ocs", "my-er", "ours-v2"]  # by their names alone, some have the same style
 
 
 @pytest.mark.parametrize("count", [21, 147])
-def test_methods_drawn_together_look_different(count: int) -> None:
-    """In grey too while there are pairs of marker and line left, of which there are 21; in colour up to 147."""
+def test_methods_drawn_together_have_different_styles(count: int) -> None:
+    """In grayscale too, for up to 21 pairs of marker and line; in color for up to 147 methods."""
     names = [*PLUGINS, *(f"own-{number}" for number in range(count - len(PLUGINS)))]
     together = assign_styles([*METHOD_STYLES, *names])
-    assert {method: together[method] for method in METHOD_STYLES} == METHOD_STYLES  # ours stay as they are
+    assert {method: together[method] for method in METHOD_STYLES} == METHOD_STYLES  # built-in styles do not change
     assert len(set(together.values())) == len(METHOD_STYLES) + count
     if count == 21:
         assert len({(each.marker, each.line) for each in together.values()}) == len(METHOD_STYLES) + count
@@ -109,13 +109,13 @@ def test_methods_drawn_together_look_different(count: int) -> None:
     }
 
 
-def test_custom_methods_look_different_in_a_figure(tmp_path: Path) -> None:
+def test_custom_methods_have_different_styles_in_a_figure(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, made_result(name)) for name in ("er", *PLUGINS)]
     first, _ = FIGURES["forgetting"].draw(runs).axes
     drawn = {line.get_label(): (line.get_marker(), line.get_linestyle()) for line in first.lines}
     assert len(set(drawn.values())) == len(drawn) == 1 + len(PLUGINS)
     assert drawn["ER"] == (METHOD_STYLES["er"].marker, METHOD_STYLES["er"].line)
-    (alone, _) = FIGURES["forgetting"].draw(runs[1:2]).axes  # with nobody to be taken for, a look is the name's own
+    (alone, _) = FIGURES["forgetting"].draw(runs[1:2]).axes  # alone, its style depends only on its name
     assert alone.lines[0].get_marker() == style_of("lwf").marker
 
 
@@ -141,7 +141,7 @@ def test_names_are_drawn_literally(name: str, tmp_path: Path) -> None:
     assert FIGURES["ablation"].draw(runs[:2], Choices(methods=(name, "gpm"))).axes[0].get_title() == display_name(name)
 
 
-def test_where_a_figure_goes(tmp_path: Path) -> None:
+def test_output_files(tmp_path: Path) -> None:
     assert output_files(None, "matrix") == [Path("matrix.pdf"), Path("matrix.svg"), Path("matrix.png")]
     assert output_files(Path("a/b.svg"), "matrix") == [Path("a/b.svg")]
     assert output_files(tmp_path, "matrix")[0] == tmp_path / "matrix.pdf"
@@ -154,7 +154,7 @@ def test_the_command_writes_one_file_or_three(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(Path("study/er"), made_result("er"))
-    assert main(["figures", "matrix", "study", "study/er"]) == 0  # a run named twice counts once
+    assert main(["figures", "matrix", "study", "study/er"]) == 0  # a run given twice counts once
     assert capsys.readouterr().out == "Wrote matrix.pdf, matrix.svg, matrix.png.\n"
     assert main(["figures", "matrix", "-o", "deep/one.pdf", "study"]) == 0
     assert sorted(str(path) for path in Path().rglob("*.pdf")) == ["deep/one.pdf", "matrix.pdf"]
@@ -212,7 +212,7 @@ def test_the_help_lists_every_figure(capsys: pytest.CaptureFixture[str]) -> None
     assert stopped.value.code == 2
 
 
-def test_without_matplotlib_the_remedy_is_named(runs: list[FinishedRun], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_explained(runs: list[FinishedRun], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RunError, match="pip install matplotlib"):
         FIGURES["matrix"].draw(runs)

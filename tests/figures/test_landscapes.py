@@ -1,4 +1,4 @@
-"""Figures of landscapes and of importances: what is plotted, read back from the axes."""
+"""Figures of landscapes and importances: what is plotted, read from the axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPHAS = [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 
 def measured(path: Path, methods: tuple[str, ...], *, surface: bool = False) -> list[FinishedRun]:
-    """Two seeds of each method, the first alone with a landscape, each method's higher than the one before."""
+    """Two seeds of each method, of which the first has a landscape; each method's is higher than the previous one's."""
     found = []
     for place, method in enumerate(methods):
         first = write_run(path / method / "seed-0", made_result(method, 0, level=60 + 10 * place))
@@ -65,7 +65,7 @@ def test_the_grid_has_tasks_in_rows_and_networks_in_columns(tmp_path: Path) -> N
     assert len(fewer.axes) == 2
 
 
-def test_stability_is_figure_one(tmp_path: Path) -> None:
+def test_stability_is_the_papers_figure_1(tmp_path: Path) -> None:
     runs = measured(tmp_path, ("er", "gpm"))
     kept, b, c, learnt, e = FIGURES["stability"].draw(runs).axes
     assert kept.lines[0].get_ydata() == pytest.approx([60.5, 56.5, 52.5])
@@ -131,8 +131,8 @@ def test_missing_landscapes_are_named_with_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["landscapes", "landscape-grid", "stability"])
-def test_networks_that_do_not_exist_are_refused(name: str, tmp_path: Path) -> None:
-    """Learning all tasks together leaves weights after the last one alone; of these there may be a landscape."""
+def test_networks_that_do_not_exist_are_rejected(name: str, tmp_path: Path) -> None:
+    """Joint training leaves only the weights after the last task, which may have a landscape."""
     runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
     with pytest.raises(UsageError) as refused:
         FIGURES[name].draw(runs)
@@ -142,7 +142,7 @@ def test_networks_that_do_not_exist_are_refused(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["landscapes", "landscape-grid"])
-def test_the_last_network_of_a_method_that_learns_all_together_is_drawn(name: str, tmp_path: Path) -> None:
+def test_last_network_of_joint_training_is_drawn(name: str, tmp_path: Path) -> None:
     runs = [*measured(tmp_path, ("er",)), write_run(tmp_path / "multitask", together(made_result("multitask")))]
     with pytest.raises(UsageError, match=r"run steppe landscape .*multitask .*--after 3"):
         FIGURES[name].draw(runs, Choices(afters=(3,)))
@@ -150,7 +150,7 @@ def test_the_last_network_of_a_method_that_learns_all_together_is_drawn(name: st
     assert FIGURES[name].draw(runs, Choices(afters=(3,))).axes
 
 
-def test_a_landscape_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_landscape_of_another_run_is_rejected(tmp_path: Path) -> None:
     one = write_landscape(write_run(tmp_path / "one", made_result("er", 0)))
     two = write_run(tmp_path / "two", made_result("er", 1))
     (two.path / "landscape.json").write_bytes((one.path / "landscape.json").read_bytes())
@@ -163,12 +163,12 @@ def test_a_landscape_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("setting", "value"), [("samples", 50), ("seed", 1), ("range", 2.0)])
-def test_landscapes_measured_otherwise_do_not_share_a_figure(setting: str, value: float, tmp_path: Path) -> None:
+def test_landscapes_with_different_settings_do_not_share_a_figure(setting: str, value: float, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / method, made_result(method)) for method in ("er", "gpm")]
     with pytest.raises(UsageError, match=f"measured with the same {setting}"):
         FIGURES["landscapes"].draw([write_landscape(runs[0]), write_landscape(runs[1], **{setting: value})])
-    FIGURES["landscapes"].draw([runs[0], write_landscape(runs[1], sigma=0.1)])  # the bound's alone
-    bare = write_run(tmp_path / "bare", made_result("sgp"))  # is to be measured as those it will stand beside
+    FIGURES["landscapes"].draw([runs[0], write_landscape(runs[1], sigma=0.1)])  # affects the bound only
+    bare = write_run(tmp_path / "bare", made_result("sgp"))  # the suggested command uses the settings of the others
     with pytest.raises(UsageError, match=rf"landscape .*bare .*--{setting} {value} .*--after"):
         FIGURES["landscapes"].draw([write_landscape(runs[0], **{setting: value}), bare])
 
@@ -195,7 +195,7 @@ def test_importances_are_bands_between_mean_deciles_and_ranks(tmp_path: Path) ->
 
 
 def test_importances_name_their_basis(tmp_path: Path) -> None:
-    """A method that tells of λ after the first task tells of the basis that the task has left."""
+    """If a method records λ after the first task, it belongs to the basis built after the task."""
     grown = record(3, 0.1)
     grown[0]["importances"] = grown[1]["importances"]
     runs = [

@@ -1,9 +1,9 @@
-"""Files as earlier code wrote them, which must stay readable: learners, runs, a study.
+"""Files written by earlier versions, which must stay readable: learners, runs, a study.
 
-Each archive in `tests/compat` was written by the code of its day, with what loading and resuming gave then beside it.
-None is ever written again. Where a later version writes other files, it adds an archive:
+Each archive in `tests/golden/compat` was written by the code of its time, and includes what loading and resuming gave
+then. Archives are never rewritten. If a later version writes other files, it adds an archive:
 
-    python tests/compat_files.py NAME
+    python tests/golden/compat_files.py NAME
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FITTING = {
     "icarl": {"exemplars": 6},
     "ewc": {"samples": 6},
 }
-CHAINS = ("er", "fs-dgpm", "gpm", "la-maml")  # once more on a chain of linear layers, with one head
+CHAINS = ("er", "fs-dgpm", "gpm", "la-maml")  # also on a linear chain, with a single head
 LANDSCAPE = ("--points", "5", "--directions", "2", "--samples", "18", "--radius", "1")
 _SIZES = ("tasks=2", "samples=20", "test_samples=20", "updates_per_batch=1")
 STUDY = ("pmnist", "er", "finetune", "--seeds", "1", "--out", "study", "--jobs", "1")
@@ -57,7 +57,7 @@ Callback = Callable[[Event], None]
 
 
 class SmallNet(nn.Module):
-    """Convolution, BatchNorm, two linear layers; no dropout, whose draws are not the same on every processor."""
+    """Convolution, BatchNorm, two linear layers; no dropout, whose draws differ between processors."""
 
     def __init__(self, outputs: int = 6) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def chain() -> nn.Module:
 
 
 def images(number: int, count: int, offset: int) -> tuple[Tensor, Tensor]:
-    """Pictures of two classes, each bright in its own places, by whole numbers alone."""
+    """Images of two classes, each bright in its own positions, computed with integers alone."""
     y = torch.arange(count) % 2
     places = torch.arange(16)
     bright = ((places * (3 + 2 * number) + 5 * y[:, None]) % 7 < 3) * 120
@@ -86,7 +86,7 @@ def images(number: int, count: int, offset: int) -> tuple[Tensor, Tensor]:
 
 
 def task(number: int, *, heads: bool, slow: bool = False) -> steppe.Task:
-    """A task; a slow one waits before each batch, so that each is told of."""
+    """A task; a slow one waits before each batch, so that each is reported."""
 
     def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
         if slow:
@@ -118,7 +118,7 @@ class Compat(steppe.Benchmark):
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """The benchmark is known inside."""
+    """Register the benchmark inside."""
     steppe.register_benchmark("compat", "Tasks for files that must stay readable.")(Compat)
     try:
         yield
@@ -128,7 +128,7 @@ def registered() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A learner on disk: its method, its model, and how far it had got."""
+    """A saved learner: its method, its model, and how far it had got."""
 
     method: str
     chain: bool = False
@@ -167,7 +167,7 @@ def all_saved() -> dict[str, Saved]:
 
 
 def described(learner: steppe.Learner, saved: Saved) -> dict[str, Any]:
-    """What can be compared: how far it is, accuracies, and the model's outputs on three pictures."""
+    """What can be compared: progress, accuracies, and the model's outputs on three images."""
     learner.model.eval()
     with torch.no_grad():
         outputs = learner.model(saved.task(0).test.first()[0][:3].float() / 255)
@@ -181,14 +181,14 @@ def described(learner: steppe.Learner, saved: Saved) -> dict[str, Any]:
 
 
 def finished(learner: steppe.Learner, saved: Saved) -> dict[str, Any]:
-    """What becomes of a learner that was loaded: it learns the second task, or what is left of it, and the third."""
+    """The result of continuing a loaded learner: it learns the second task, or the rest of it, and the third."""
     for number in (1, 2) if saved.sequential else ():
         learner.learn(saved.task(number), **HOW)
     return described(learner, saved)
 
 
 def write_learner(saved: Saved, file: Path) -> None:
-    """Learn, and save after one task or in the middle of the second."""
+    """Learn, and save after one task or within the second."""
     entry = METHODS[saved.method]
     settings = entry.settings.from_mapping({"buffer": 9} if "buffer" in entry.settings.schema() else {})
     settings = settings.replace(**entry.variant, **FITTING.get(saved.method, {}))
@@ -209,7 +209,7 @@ def write_learner(saved: Saved, file: Path) -> None:
 
 
 def learners(directory: Path) -> dict[str, Any]:
-    """Write all of them; what each file gives now."""
+    """Write all learners; return what each file gives now."""
     found = {}
     for name, saved in all_saved().items():
         file = directory / saved.file
@@ -220,9 +220,8 @@ def learners(directory: Path) -> dict[str, Any]:
 
 
 def runs() -> dict[str, Any]:
-    """Write, into the working directory, a run that is finished, with a part of its landscape; one that was stopped in
-    its second task; and a study of which a run is missing. What becomes of them.
-    """
+    """Write a finished run with a part of its landscape, a run stopped in its second task, and a study with a missing
+    run to the working directory, and return what resuming them gives."""
     seen: list[Event] = []
 
     def stop() -> BaseException | None:
@@ -262,7 +261,7 @@ def main() -> None:
 
 
 def nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without its owner and date."""
+    """Remove the owner and date of an archive member."""
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member

@@ -1,13 +1,13 @@
-"""The bits that every method computes here: digests of weights and predictions after two short tasks.
+"""The bits that every method computes on this machine: digests of weights and predictions after two short tasks.
 
-Bits differ between processors and between versions of torch, so `golden_bits.json` keeps the digests under a
-fingerprint of this machine's arithmetic. On a new machine, from a commit whose bits are right:
+Bits differ between processors and between versions of torch, so `golden_bits.json` has the digests by a fingerprint of
+the machine's arithmetic. On a new machine, from a commit whose bits are right:
 
-    python tests/golden_bits.py --record
+    python tests/golden/golden_bits.py --record
 
-After a change that is meant to change bits, which makes what other machines recorded worthless:
+After a change that is meant to change bits, which makes the records of other machines worthless:
 
-    python tests/golden_bits.py --record --drop-others
+    python tests/golden/golden_bits.py --record --drop-others
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FITTING = {
     "gem": ("method.tasks=2", "memory=20"),
     "a-gem": ("method.tasks=2", "memory=20"),
     "icarl": ("exemplars=12",),
-    "fs-dgpm": ("threshold=0.9",),  # so that bases stay small beside the few samples, and leave room to learn
+    "fs-dgpm": ("threshold=0.9",),  # so that bases from the few samples stay small and leave room to learn
     "gpm": ("basis_samples=40",),
 }
 VARIANTS = {
@@ -76,7 +76,7 @@ RUNS = ("finetune", "er", "fs-dgpm", "gpm", "multitask", "oracle")
 
 @dataclass(frozen=True)
 class Case:
-    """A method, a model made anew for each seed, tasks, and how they are learnt."""
+    """A method, a model created for each seed, tasks, and training settings."""
 
     method: str
     settings: steppe.MethodConfig
@@ -117,7 +117,7 @@ def benchmarked(benchmark: str, method: str, overrides: Iterable[str]) -> Case:
 
 
 def on_network(benchmark: str, method: str, size: int) -> Case:
-    """A benchmark's own network, on random pictures."""
+    """A benchmark's own network, on random images."""
     config = RunConfig.make(benchmark, method)
     generator = torch.Generator().manual_seed(1)
 
@@ -146,7 +146,7 @@ def on_own_model(model: str, method: str) -> Case:
 
 
 def digests_of(case: Case, directory: Path) -> dict[str, str]:
-    """What a learner is after each task, and what one loaded from a file after the first becomes."""
+    """Digests of a learner after each task, and of one loaded from a file after the first."""
     torch.manual_seed(9)
     first, file = case.model(0), directory / "learner"
     learner = steppe.Learner(first, case.settings, seed=0, input_transform=case.prepare, exclude=case.exclude)
@@ -168,7 +168,7 @@ def digests_of(case: Case, directory: Path) -> dict[str, str]:
 
 
 def digest(learner: steppe.Learner, tasks: list[steppe.Task]) -> str:
-    """Of all weights and buffers by name, and of what is predicted."""
+    """Hash all weights and buffers by name, and the predictions."""
     hashed = hashlib.sha256()
     for name, tensor in sorted(learner.model.state_dict().items()):
         add(hashed, name, tensor)
@@ -184,7 +184,7 @@ def add(hashed: hashlib._Hash, name: str, tensor: Tensor) -> None:
 
 
 def all_digests() -> dict[str, dict[str, str]]:
-    """Of every case, and of the accuracies that whole runs give."""
+    """Digests of every case, and of the accuracies of whole runs."""
     torch.set_num_threads(1)
     found = {}
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def all_digests() -> dict[str, dict[str, str]]:
 
 
 def fingerprint() -> str:
-    """Of the arithmetic: what this machine makes of fixed numbers by the kinds of kernels that methods use."""
+    """A hash of this machine's results on fixed numbers, for all kinds of kernels that methods use."""
     torch.set_num_threads(1)
     kinds = torch.__version__, numpy.__version__, scipy.__version__, platform.machine(), processor()
     hashed = hashlib.sha256(" ".join(kinds).encode())
@@ -224,7 +224,7 @@ def fingerprint() -> str:
 
 
 def processor() -> str:
-    """Its maker, by which some kernels are chosen."""
+    """Its vendor, on which the choice of some kernels depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -233,7 +233,7 @@ def processor() -> str:
 
 
 def known() -> dict[str, dict[str, dict[str, str]]]:
-    """Digests by fingerprint."""
+    """Recorded digests by fingerprint."""
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
 
 

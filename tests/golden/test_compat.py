@@ -1,4 +1,4 @@
-"""What earlier code wrote is still read: learners go on, runs and studies are resumed, results are shown."""
+"""Files of earlier versions are still readable: learners continue, runs and studies are resumed, results are shown."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from steppe.experiments.run_directory import read_result
 
 EXPECTED = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(DIRECTORY.glob("*.json"))}
 LEARNERS = [(archive, name) for archive, expected in EXPECTED.items() for name in expected["learners"]]
-CLOSE = 2e-3  # of outputs: another processor rounds otherwise
-FEW = 10.0  # points of accuracy: two of twenty pictures
+CLOSE = 2e-3  # of outputs: other processors round differently
+FEW = 10.0  # points of accuracy: two of twenty images
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def files(request: pytest.FixtureRequest, unpacked: dict[str, Path], tmp_path: Path) -> Iterator[Path]:
-    """A directory of an archive's own files, with the benchmark of its runs."""
+    """A copy of an archive's files, with the benchmark of its runs."""
     with tarfile.open(DIRECTORY / f"{request.param}.tar.xz") as packed:
         packed.extractall(tmp_path, filter="data")
     with compat_files.registered():
@@ -64,7 +64,7 @@ def test_a_learner_is_loaded_and_goes_on(archive: str, name: str, unpacked: dict
         warnings.simplefilter("error")
         loaded = steppe.load(unpacked[archive] / saved.file, saved.model(1))
     assert_close(described(loaded, saved), expected["loaded"])
-    # Evaluating draws nothing, so that the same learner can go on.
+    # Evaluating draws nothing, so the same learner can continue.
     assert_close(finished(loaded, saved), expected["finished"])
 
 
@@ -92,7 +92,7 @@ def test_a_finished_run_is_shown(files: Path, expected: dict[str, Any], capsys: 
 
 
 @on_archives
-def test_a_finished_run_is_left_as_it_is(files: Path, expected: dict[str, Any]) -> None:
+def test_finished_run_is_not_changed(files: Path, expected: dict[str, Any]) -> None:
     before = {file: file.read_bytes() for file in (files / "finished").rglob("*") if file.is_file()}
     assert main(["resume", str(files / "finished")]) == 0
     after = {file: file.read_bytes() for file in (files / "finished").rglob("*") if file.is_file()}
@@ -100,10 +100,10 @@ def test_a_finished_run_is_left_as_it_is(files: Path, expected: dict[str, Any]) 
 
 
 @on_archives
-def test_a_run_is_done_again_from_its_configuration(files: Path, expected: dict[str, Any]) -> None:
+def test_run_is_repeated_from_its_configuration(files: Path, expected: dict[str, Any]) -> None:
     config = RunConfig.load(files / "finished" / "config.toml")
     now, then = config.as_dict(), read_result(files / "finished").config
-    for section, values in then.items():  # settings that came later have their defaults
+    for section, values in then.items():  # newer settings have their defaults
         assert {key: now[section][key] for key in values} == values
     assert main(["run", "--config", str(files / "finished" / "config.toml"), "--out", str(files / "again")]) == 0
     assert_rows(read_result(files / "again").accuracy, expected["finished"])
@@ -138,7 +138,7 @@ def test_a_study_is_resumed(files: Path, expected: dict[str, Any], capsys: pytes
 
 
 @on_archives
-def test_a_landscape_is_gone_on_with(files: Path, expected: dict[str, Any]) -> None:
+def test_landscape_is_resumed(files: Path, expected: dict[str, Any]) -> None:
     file = files / "finished" / "landscape.json"
     before = json.loads(file.read_text(encoding="utf-8"))
     assert main(["landscape", str(files / "finished"), *LANDSCAPE, "--resume"]) == 0

@@ -1,4 +1,4 @@
-"""The same command gives the same bits: every method's weights and predictions are those recorded on this machine."""
+"""The same command gives the same bits: every method's weights and predictions equal those recorded on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Digests = dict[str, dict[str, str]]
 
 @pytest.fixture(scope="module")
 def computed() -> tuple[str, Digests]:
-    """This machine's fingerprint, and what a process of its own finds."""
+    """This machine's fingerprint, and the digests computed in a new process."""
     command = [sys.executable, "-W", "ignore", str(Path(golden_bits.__file__))]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
@@ -31,7 +31,7 @@ def computed() -> tuple[str, Digests]:
 
 @pytest.fixture
 def both(computed: tuple[str, Digests]) -> tuple[Digests, Digests]:
-    """What was recorded on a machine like this, and what is found now."""
+    """The digests recorded on a machine like this, and those computed now."""
     here, found = computed
     if not fast_paths_enabled():
         pytest.skip("the bits were recorded with fast paths: unset STEPPE_FAST")
@@ -49,7 +49,7 @@ def test_all_cases_are_recorded(both: tuple[Digests, Digests]) -> None:
 
 
 @pytest.mark.parametrize("name", next(iter(RECORDED.values()), {}))
-def test_bits_are_those_recorded(name: str, both: tuple[Digests, Digests]) -> None:
+def test_bits_equal_the_recorded_ones(name: str, both: tuple[Digests, Digests]) -> None:
     recorded, found = both
     assert found[name] == recorded[name]
 
@@ -61,15 +61,15 @@ def test_a_loaded_learner_has_the_same_bits(computed: tuple[str, Digests]) -> No
     assert [name for name, parts in found.items() if parts["loaded"] != parts["after both"]] == []
 
 
-def test_every_method_is_among_them() -> None:
+def test_every_method_is_recorded() -> None:
     for recorded in RECORDED.values():
         for method in METHODS:
             assert f"pictures, {method}" in recorded
     assert FITTING.keys() >= OWN.keys()
 
 
-def test_a_variant_is_not_what_it_is_a_variant_of() -> None:
-    """Else its digest would say nothing about it."""
+def test_variants_differ_from_their_base() -> None:
+    """Otherwise its digest would say nothing about it."""
     for recorded in RECORDED.values():
         for benchmark in ("pmnist", "pictures"):
             for variant, (method, _) in VARIANTS.items():

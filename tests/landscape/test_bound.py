@@ -1,4 +1,4 @@
-"""The bound's terms: against closed forms, numerical integration, and sums written out."""
+"""The bound's terms against closed forms, numerical integration, and explicit sums."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_expected_loss_of_a_parabola() -> None:
     expected = start + 0.5**2 * float(matrix.trace()) / 2
     assert found.noisy_loss.error is not None
     assert abs(found.noisy_loss.mean - expected) < 4 * found.noisy_loss.error
-    assert found.noisy_loss.error < 0.2 * (expected - start)  # else the line above says little
+    assert found.noisy_loss.error < 0.2 * (expected - start)  # otherwise the line above would say little
 
 
 def test_expected_error_of_one_weight_by_integration() -> None:
-    """Logits (0, w·1): class 1 wins where w + v > 0, with probability Φ(w / σ)."""
+    """Logits (0, w·1): class 1 is predicted if w + v > 0, with probability Φ(w / σ)."""
     model = torch.nn.Linear(1, 2, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.0], [0.3]]))
@@ -86,7 +86,7 @@ def test_kl_of_gaussians(seed: int, sigma: float) -> None:
 
 
 def test_kl_by_integration() -> None:
-    """In one dimension, by the definition."""
+    """In one dimension, by definition."""
 
     def integrand(z: float) -> float:
         return float(norm.pdf(z, 1.3, 0.7) * (norm.logpdf(z, 1.3, 0.7) - norm.logpdf(z, 0, 0.7)))
@@ -98,8 +98,8 @@ def test_kl_by_integration() -> None:
 
 
 @given(power=st.floats(-148, 30), w=st.floats(0.1, 100))
-def test_kl_where_the_square_of_sigma_is_hardly_a_number(power: float, w: float) -> None:
-    """Against the formula in fractions."""
+def test_kl_for_extreme_sigma(power: float, w: float) -> None:
+    """Against the formula in exact fractions."""
     sigma = 10**power
     twin = Fraction(w) ** 2 / (2 * Fraction(sigma) ** 2)
     assert gaussian_kl({"w": torch.tensor([[w]], dtype=torch.float64)}, None, sigma) == pytest.approx(
@@ -107,7 +107,7 @@ def test_kl_where_the_square_of_sigma_is_hardly_a_number(power: float, w: float)
     )
 
 
-def test_a_bound_that_is_not_finite_is_refused() -> None:
+def test_non_finite_bound_is_an_error() -> None:
     still = NoisyLoss(0.0, 0.0, Estimate(0.0, None, None), Estimate(0.0, None, None))
     weights = {"w": torch.tensor([[3.0]])}
     for sigma, before in ((1e-156, None), (1e-170, weights), (1e-320, None)):
@@ -116,20 +116,20 @@ def test_a_bound_that_is_not_finite_is_refused() -> None:
 
 
 @pytest.mark.parametrize("sigma", [1e25, 1e37])
-def test_noise_that_makes_the_loss_infinite_is_refused(sigma: float) -> None:
+def test_noise_that_makes_the_loss_infinite_is_an_error(sigma: float) -> None:
     network, batch = standing(OWN["mlp"].build(), *bright(8)(30, 0))
     with pytest.raises(DivergedError, match=r"with noise of sigma = 1e\+.*; pass a smaller --sigma"):
         measure_noisy_loss(LossProbe(network, batch), network.trainable, sigma, 3, seed=0)
 
 
 @pytest.mark.parametrize("power", [1, 100, 307, 320])
-def test_complexity_of_a_bound_that_hardly_ever_fails(power: int) -> None:
-    """ln(2n/δ) by the logarithm of a whole number."""
+def test_complexity_for_tiny_delta(power: int) -> None:
+    """ln(2n/δ) from the logarithm of an integer."""
     twin = 4 * math.sqrt((5.0 + math.log(2 * 1000 * 10**power)) / 1000)
     assert complexity(5.0, 1000, float(f"1e-{power}")) == pytest.approx(twin, rel=1e-6)
 
 
-def test_the_whole() -> None:
+def test_whole_bound() -> None:
     def measured(loss: float, error: float, noisy_loss: float, noisy_error: float) -> NoisyLoss:
         return NoisyLoss(loss, error, Estimate(noisy_loss, None, None), Estimate(noisy_error, None, None))
 

@@ -1,4 +1,4 @@
-"""`steppe landscape` at its edges: what its file says of itself, advice that works as it stands, what is no number."""
+"""`steppe landscape`: edge cases, the commands recorded in its file, advice that works as printed, NaN and infinity."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(finished: Path, tmp_path: Path) -> Path:
-    """A copy that a test may add to, in a place whose name a shell would take apart."""
+    """A copy that a test may change, with a name that a shell would split."""
     shutil.copytree(finished, tmp_path / "a study" / "er")
     return tmp_path / "a study" / "er"
 
@@ -46,19 +46,19 @@ def command(path: Path) -> str:
 
 def test_the_file_records_its_command(own: Path) -> None:
     first, later = f"{WRITTEN} --after 1", f"{WRITTEN} --after 3 --hessian --resume"
-    for arguments, told in (
+    for arguments, expected in (
         (["--after", "1"], first),
         (["--resume", "--after", "1"], first),  # nothing new
         (["--resume", "--after", "3", "--hessian"], f"{first} && {later}"),
-        (["--resume", "--after", "3"], f"{first} && {later}"),  # all of it is there
+        (["--resume", "--after", "3"], f"{first} && {later}"),  # everything is measured already
         (["--resume", "--after", "3", "--hessian"], f"{first} && {later}"),
         (["--resume", "--after", "1", "--surface"], f"{first} && {later} && {first} --surface --resume"),
     ):
         assert main(["landscape", str(own), *FEW, *arguments]) == 0
-        assert command(own) == told
+        assert command(own) == expected
 
 
-def test_the_commands_in_the_file_make_it_again(own: Path, tmp_path: Path) -> None:
+def test_recorded_commands_reproduce_the_file(own: Path, tmp_path: Path) -> None:
     for arguments in (["--after", "1"], ["--resume", "--after", "3", "--hessian"], ["--resume", "--task", "2"]):
         assert main(["landscape", str(own), *FEW, *arguments]) == 0
     whole = read_landscape(own).as_dict()
@@ -69,8 +69,8 @@ def test_the_commands_in_the_file_make_it_again(own: Path, tmp_path: Path) -> No
     assert read_landscape(again).as_dict() == whole
 
 
-def test_one_process_at_a_time_measures_a_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two would lose each other's work, one that goes on with it too; of a study at work, finished runs can be had."""
+def test_only_one_process_measures_a_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two would lose each other's work, also when resuming; finished runs of a study in progress can be measured."""
     other = own.with_name("other")
     shutil.copytree(own, other)
     with lock_directory(own):
@@ -100,9 +100,7 @@ def test_a_run_is_locked_while_it_is_measured(own: Path, monkeypatch: pytest.Mon
         pass
 
 
-def test_a_run_that_may_only_be_read_is_measured_elsewhere(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_run_is_measured_to_another_file(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own / ".lock").unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert main(["landscape", str(own), *FEW, "-o", str(tmp_path / "o.json")]) == 0
@@ -119,7 +117,7 @@ def test_each_command_that_measures_is_recorded(own: Path) -> None:
 
 @pytest.mark.parametrize("figure", ["landscapes", "surface"])
 @pytest.mark.parametrize("measured", [["--samples", "5"], ["--seed", "1", "--directions", "1"], None])
-def test_the_command_that_a_figure_asks_for_works_as_it_stands(
+def test_command_suggested_by_a_figure_works(
     figure: str, measured: list[str] | None, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -129,14 +127,14 @@ def test_the_command_that_a_figure_asks_for_works_as_it_stands(
     draw = ["figures", figure, str(own), "-o", str(tmp_path / "a.png")]
     assert main(draw) == 2
     asked = capsys.readouterr().err.rstrip(".\n").partition("run steppe ")[2]
-    if "--directions 2" in asked:  # of a file with one there is nothing that a surface could be added to
+    if "--directions 2" in asked:  # a surface cannot be added to a file with one direction
         (own / "landscape.json").unlink()
     assert main(shlex.split(asked)) == 0
     assert main(draw) == 0
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "message"),
     [
         (["--sigma", "1e-156"], 2, "sigma = 1e-156 is out of range; it must be at least 1e-30"),
         (["--sigma", "1e-170"], 2, "sigma = 1e-170 is out of range"),
@@ -147,12 +145,12 @@ def test_the_command_that_a_figure_asks_for_works_as_it_stands(
         (["--sigma", "1e200"], 2, "sigma = 1e+200 is out of range"),
     ],
 )
-def test_settings_without_finite_losses_are_named(
-    options: list[str], code: int, told: str, own: Path, capsys: pytest.CaptureFixture[str]
+def test_settings_with_non_finite_losses_are_named(
+    options: list[str], code: int, message: str, own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["landscape", str(own), *FEW, *options]) == code
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     errors = [line for line in captured.err.splitlines() if not line.endswith((" % of 18", " % of 36"))]  # progress
     assert len(errors) == 1
     assert not (own / "landscape.json").exists()
@@ -161,13 +159,13 @@ def test_settings_without_finite_losses_are_named(
 @pytest.mark.parametrize(
     "options", [["--sigma", "1e-30"], ["--range", "1e-30", "--radius", "1e-30"], ["--delta", "1e-320"]]
 )
-def test_the_least_that_is_taken_can_be_read_again(options: list[str], own: Path) -> None:
+def test_smallest_accepted_settings_can_be_read_again(options: list[str], own: Path) -> None:
     assert main(["landscape", str(own), *FEW, *options]) == 0
     assert sorted(read_landscape(own).bounds) == [2, 3]
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_file_that_could_not_be_read_is_not_written(value: float, tmp_path: Path) -> None:
+def test_unreadable_file_is_not_written(value: float, tmp_path: Path) -> None:
     still, spoilt = Estimate(0.0, None, None), Estimate(value, None, None)
     pair = Pair([[0.0] * 3], Flatness(0.0, still, still, spoilt), NoisyLoss(0.0, 0.0, still, still))
     run = {"benchmark": "pmnist", "method": "er", "seed": 0, "config": ""}
@@ -177,7 +175,7 @@ def test_a_file_that_could_not_be_read_is_not_written(value: float, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_an_eigenvalue_that_is_not_finite_is_none(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_eigenvalue_is_none(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steppe.landscape.hessian.eigsh", lambda *given, **options: torch.tensor([float("nan")]))
     assert main(["landscape", str(own), *FEW, "--hessian", "--after", "1"]) == 0
     assert json.loads((own / "landscape.json").read_text(encoding="utf-8"))["hessian"] == {}

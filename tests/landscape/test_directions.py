@@ -1,4 +1,4 @@
-"""Random directions: every filter as long as the same filter of the weights, everything else at rest."""
+"""Random directions: every filter has the norm of the same filter of the weights, and nothing else moves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_filter_holds_the_weights_of_one_output(name: str) -> None:
-    """The slow twin asks autograd which elements of the weight each output channel depends on."""
+    """The slow reference asks autograd which elements of the weight each output channel depends on."""
     layer, shape = copy.deepcopy(LAYERS[name])
     layer.double()
     weight = layer.weight
@@ -73,15 +73,15 @@ def test_a_filter_holds_the_weights_of_one_output(name: str) -> None:
         lambda: nn.BatchNorm2d(2),
     ],
 )
-def test_scales_and_shifts_stay_whatever_their_shape(norm: Callable[[], nn.Module]) -> None:
+def test_scales_and_shifts_never_move(norm: Callable[[], nn.Module]) -> None:
     network = Network(nn.Sequential(nn.Conv2d(1, 2, 1), norm(), nn.Flatten(), nn.Linear(32, 3)))
     found = random_direction(network, seed=0, number=0)
     assert {name for name, d in found.items() if d.any()} == {"0.weight", "3.weight"}
 
 
 @pytest.mark.parametrize("build", [MLP, LeNet, AlexNet, FourConv])
-def test_directions_of_the_networks_of_the_benchmarks_are_those_of_old(build: Callable[[], nn.Module]) -> None:
-    """Recorded landscapes were seen along them: rows of every weight of two dimensions or more, in one go of draws."""
+def test_directions_of_benchmark_networks_have_not_changed(build: Callable[[], nn.Module]) -> None:
+    """Recorded landscapes used them: rows of every weight of two dimensions or more, from one sequence of draws."""
     network = Network(build())
     generator = torch.Generator().manual_seed(Streams(3).derive_seed("landscape direction 2"))
     found = random_direction(network, seed=3, number=2)
@@ -95,7 +95,7 @@ def test_directions_of_the_networks_of_the_benchmarks_are_those_of_old(build: Ca
 
 
 @given(shape=st.lists(st.integers(1, 5), min_size=2, max_size=4), seed=st.integers(0, 2**31), scale=st.floats(0, 1e3))
-def test_it_grows_with_the_weights_and_never_fails(shape: list[int], seed: int, scale: float) -> None:
+def test_noise_scales_with_the_weights(shape: list[int], seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(shape, dtype=torch.float64, generator=generator)
     one = filter_normalized_noise({"w": weight}, torch.Generator().manual_seed(seed))["w"]
@@ -104,7 +104,7 @@ def test_it_grows_with_the_weights_and_never_fails(shape: list[int], seed: int, 
     torch.testing.assert_close(one.flatten(1).norm(dim=1), weight.flatten(1).norm(dim=1))
 
 
-def test_a_filter_of_zeros_stays() -> None:
+def test_zero_filter_does_not_move() -> None:
     weight = torch.ones(3, 4)
     weight[1] = 0
     found = filter_normalized_noise({"w": weight}, torch.Generator())["w"]
@@ -112,7 +112,7 @@ def test_a_filter_of_zeros_stays() -> None:
     assert found[0].any()
 
 
-def test_seed_and_number_decide_alone() -> None:
+def test_directions_depend_only_on_seed_and_number() -> None:
     network = Network(nn.Linear(5, 4))
     state = torch.get_rng_state()
     first = random_direction(network, 1, 0)["weight"]
@@ -123,7 +123,7 @@ def test_seed_and_number_decide_alone() -> None:
 
 
 def test_directions_are_gaussian_before_they_are_scaled() -> None:
-    """All rows as long as √in: then scaling hardly matters, and what is left is N(0, 1)."""
+    """If all rows have norm √in, scaling hardly matters, and the result is close to N(0, 1)."""
     found = filter_normalized_noise({"w": torch.ones(100, 400)}, torch.Generator().manual_seed(5))["w"]
     assert abs(float(found.mean())) < 0.02
     assert float(found.std()) == pytest.approx(1, abs=0.02)

@@ -1,4 +1,4 @@
-"""Figures of flatness, on curves for which they are known."""
+"""Measures of flatness on curves for which they are known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = st.floats(-100, 100)
 
 @given(c=NUMBERS, b=NUMBERS, a=st.floats(0, 100), places=st.integers(1, 25))
 def test_a_parabola(c: float, b: float, a: float, places: int) -> None:
-    """g = c + b α + a α²/2: sharpness |b| r + a r²/2, curvature a, mean rise a r²/6 and what trapezoids add to it."""
+    """g = c + b α + a α²/2: sharpness |b| r + a r²/2, curvature a, mean rise a r²/6 plus the trapezoidal error."""
     g = [c + b * alpha + a * alpha**2 / 2 for alpha in ALPHAS]
     r, h = ALPHAS[25 + places], 0.04
     assert sharpness(g, ALPHAS, r) == pytest.approx(abs(b) * r + a * r**2 / 2, abs=1e-9)
@@ -33,7 +33,7 @@ def test_sharpness_is_never_negative_and_grows_with_the_radius(g: list[float], n
     assert 0 <= sharpness(g, ALPHAS, ALPHAS[25 + near]) <= sharpness(g, ALPHAS, ALPHAS[25 + far])
 
 
-def test_nothing_beyond_the_radius_counts() -> None:
+def test_values_beyond_the_radius_do_not_count() -> None:
     g = [0.0] * 51
     g[25 + 6] = 5.0  # at α = 0.24
     assert sharpness(g, ALPHAS, 0.2) == 0
@@ -41,7 +41,7 @@ def test_nothing_beyond_the_radius_counts() -> None:
     assert mean_rise(g, ALPHAS, 0.2) == 0
 
 
-def test_a_radius_between_two_points_ends_on_the_straight_line() -> None:
+def test_radius_between_two_points_is_interpolated() -> None:
     g = [abs(alpha) for alpha in ALPHAS]
     assert sharpness(g, ALPHAS, 0.21) == pytest.approx(0.21)
     assert mean_rise(g, ALPHAS, 0.21) == pytest.approx(0.105)

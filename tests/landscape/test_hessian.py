@@ -20,7 +20,7 @@ from steppe.tensors.batch import Batch
 
 
 def dense(network: Network, batch: Batch, head: range | None) -> Tensor:
-    """The whole Hessian, of the loss written down anew."""
+    """The whole Hessian, of a separately written loss."""
     names, shapes = list(network.trainable), [p.shape for p in network.trainable.values()]
 
     def loss(flat: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def dense(network: Network, batch: Batch, head: range | None) -> Tensor:
 
 @pytest.mark.parametrize("head", [None, range(1, 4)])
 @pytest.mark.parametrize("name", ["mlp", "sequence", "convolutional", "transformer"])
-def test_equal_to_the_dense_hessian(name: str, head: range | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eigenvalue_equals_the_dense_hessians(name: str, head: range | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiles, "CHUNK", 8)
     own = OWN[name]
     x, y = own.data(20, 0)
@@ -53,15 +53,15 @@ def test_equal_to_the_dense_hessian(name: str, head: range | None, monkeypatch: 
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**31))
-def test_a_parabola_has_its_own_matrix(seed: int) -> None:
+def test_hessian_of_a_parabola(seed: int) -> None:
     model, matrix = bowl(torch.Generator().manual_seed(seed))
     network, batch = standing(model, torch.zeros(4, 1, dtype=torch.float64), torch.zeros(4, dtype=torch.int64))
     assert top_eigenvalue(network, batch, seed) == pytest.approx(float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-3)
 
 
 @pytest.mark.parametrize("values", [[3.0], [3.0, -7.0], [-2.0, -5.0, -1.0]])
-def test_few_weights_and_downward_curves(values: list[float]) -> None:
-    """The largest, not the largest in size."""
+def test_few_weights_and_negative_curvature(values: list[float]) -> None:
+    """The largest eigenvalue, not the largest in absolute value."""
     matrix = torch.diag(torch.tensor(values, dtype=torch.float64))
     model = Bowl(matrix, torch.full((1, len(values)), 0.1, dtype=torch.float64))
     network, batch = standing(model, torch.zeros(4, 1, dtype=torch.float64), torch.zeros(4, dtype=torch.int64))
@@ -73,7 +73,7 @@ def test_a_flat_loss() -> None:
     assert top_eigenvalue(network, batch) == 0
 
 
-def test_nothing_is_left_behind() -> None:
+def test_model_is_not_changed() -> None:
     x, y = OWN["convolutional"].data(20, 0)
     network, batch = standing(OWN["convolutional"].build(), x, y)
     before = {key: tensor.clone() for key, tensor in network.model.state_dict().items()}

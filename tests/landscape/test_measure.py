@@ -1,4 +1,4 @@
-"""A run's whole landscape, from its directory to landscape.json and back, and the command that does it."""
+"""A run's whole landscape, from its directory to landscape.json and back; and the command that measures it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS = ["--samples", "30", "--directions", "2", "--points", "5", "--radius", 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three tasks with heads of their own."""
+    """A run of three tasks, each with its own head."""
     out = tmp_path_factory.mktemp("runs") / "one"
     run(RunConfig.make("split-mnist", "er", ["tasks=3", "samples=60"], seed=3), out)
     return out
@@ -41,13 +41,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(finished: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy that a test may damage."""
     shutil.copytree(finished, tmp_path / "run")
     return tmp_path / "run"
 
 
-def test_every_task_seen_after_every_task(finished: Path, tmp_path: Path) -> None:
-    """All training samples, against copies of the network moved one by one."""
+def test_every_learned_task_is_measured_after_every_task(finished: Path, tmp_path: Path) -> None:
+    """On all training samples, against copies of the network moved one by one."""
     settings = QUICK.replace(samples=10**6)
     found = measure(finished, tmp_path / "a.json", settings)
     assert sorted(found.pairs) == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
@@ -79,7 +79,7 @@ def test_the_bound_takes_its_terms_from_the_pairs(finished: Path, tmp_path: Path
     apart = sum(float((weights[1][name] - weights[0][name]).double().square().sum()) for name in weights[1])
     assert bound.kl == pytest.approx(squares / (2 * 0.01**2), rel=1e-5)
     assert bound.kl_previous == pytest.approx(apart / (2 * 0.01**2), rel=1e-5)
-    trained = 60  # n is what the task was learnt from, not the 30 that the landscape is measured on
+    trained = 60  # n is the number of samples the task was learned from, not the 30 that the landscape is measured on
     for kl, complexity in ((bound.kl, bound.complexity), (bound.kl_previous, bound.complexity_previous)):
         assert complexity == pytest.approx(
             4 * math.sqrt((kl + math.log(2 * trained / QUICK.delta)) / trained), rel=1e-5
@@ -113,7 +113,7 @@ def test_only_the_request_is_measured(finished: Path, tmp_path: Path) -> None:
     assert all(pair.surface is None and pair.eigenvalue is None for pair in found.pairs.values())
 
 
-def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_path: Path) -> None:
+def test_landscape_depends_on_the_seed(finished: Path, tmp_path: Path) -> None:
     wanted = Request(after=[2])
     first, again, other = (
         measure(finished, tmp_path / f"{name}.json", QUICK.replace(seed=seed), wanted)
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_and_another_another(finished: Path, tmp_pa
     assert first.pairs[2, 1].flatness.loss != other.pairs[2, 1].flatness.loss  # other samples
 
 
-def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
+def test_requested_number_of_distinct_samples(finished: Path) -> None:
     config = RunConfig.load(finished / "config.toml")
     measurement = module._Measurement(finished, config, QUICK, Request(), "cpu")
     train = measurement.tasks[1].train
@@ -137,36 +137,38 @@ def test_as_many_samples_as_asked_for_each_once(finished: Path) -> None:
     assert y[[found[0] for found in places]].tolist() == batch.y.tolist()
 
 
+def interrupt_at(after: int, task: int) -> Callable[[MeasureProgress], None]:
+    """A callback that interrupts the measurement once it has measured a task's landscape."""
+
+    def interrupt(step: MeasureProgress) -> None:
+        if (step.after, step.task) == (after, task):
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 def test_resumed_equals_uninterrupted(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # quicker
+    monkeypatch.setattr(module, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # faster
     whole = measure(finished, tmp_path / "whole.json", QUICK, Request(hessian=True, surface=True))
     out = tmp_path / "parts.json"
 
-    def stop(step: MeasureProgress) -> None:
-        if (step.after, step.task) == (3, 2):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        measure(finished, out, QUICK, callback=stop)
+        measure(finished, out, QUICK, callback=interrupt_at(3, 2))
     assert sorted(read_landscape(out).pairs) == [(1, 1), (2, 1), (2, 2)]
     measure(finished, out, QUICK, resume=True)
     measured: list[object] = []
     monkeypatch.setattr(module, "loss_profile", lambda *given: measured.append(given))
     measure(finished, out, QUICK, Request(hessian=True, surface=True), resume=True)
-    assert measured == []  # only what lacked was added
+    assert measured == []  # only the missing part was added
     assert read_landscape(out).as_dict() == whole.as_dict()
 
 
-def test_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_written_within_a_long_column(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WRITE_EVERY", 0.0)
     out = tmp_path / "a.json"
 
-    def stop(step: MeasureProgress) -> None:
-        if (step.after, step.task) == (3, 3):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        measure(finished, out, QUICK, callback=stop)
+        measure(finished, out, QUICK, callback=interrupt_at(3, 3))
     assert (3, 2) in read_landscape(out).pairs
 
 
@@ -178,7 +180,7 @@ def test_progress_ends_at_its_total(finished: Path, tmp_path: Path) -> None:
         assert [step.done for step in steps] == sorted(step.done for step in steps)
 
 
-def test_weights_of_a_run_done_again_are_measured_again(own: Path) -> None:
+def test_repeated_run_is_measured_again(own: Path) -> None:
     out = own / "landscape.json"
     before = measure(own, out, QUICK)
     file = own / "checkpoints" / "task-002.safetensors"
@@ -202,7 +204,7 @@ def test_existing_files_are_not_overwritten(own: Path) -> None:
         measure(own, out, QUICK, resume=True)
 
 
-def test_unfinished_runs_have_a_landscape_too(own: Path) -> None:
+def test_unfinished_runs_can_be_measured(own: Path) -> None:
     (own / "result.json").unlink()
     (own / "checkpoints" / "task-003.safetensors").unlink()
     (own / "checkpoints" / "task-001.safetensors").unlink()
@@ -220,13 +222,13 @@ def test_unfinished_runs_have_a_landscape_too(own: Path) -> None:
         (Request(after=[-1]), "--after: tasks are numbered from 1"),
     ],
 )
-def test_unknown_tasks_are_refused(finished: Path, tmp_path: Path, wanted: Request, named: str) -> None:
+def test_unknown_tasks_are_rejected(finished: Path, tmp_path: Path, wanted: Request, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         measure(finished, tmp_path / "a.json", QUICK, wanted)
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_that_are_missing_or_spoilt(own: Path) -> None:
+def test_missing_or_damaged_weights(own: Path) -> None:
     file = own / "checkpoints" / "task-002.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
@@ -274,7 +276,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         spoil(lambda data: data["bound"]["2"].update(kl=True)),
     ],
 )
-def test_files_that_are_no_landscape(finished: Path, tmp_path: Path, change: Callable[[str], str]) -> None:
+def test_invalid_landscape_files_are_rejected(finished: Path, tmp_path: Path, change: Callable[[str], str]) -> None:
     out = tmp_path / "a.json"
     measure(finished, out, QUICK, Request(after=[2]))
     assert read_landscape(out).pairs
@@ -314,8 +316,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert read_landscape(tmp_path / "one.json").pairs[1, 1].flatness.sharpness.std is None
 
 
-def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) -> None:
-    """By its plugin, which the run's config names, and the user as well."""
+def test_benchmark_of_a_plugin(tmp_path: Path) -> None:
+    """The run's config names the plugin, and so does the user."""
     plugin = tmp_path / "plain.py"
     plugin.write_text(
         "from dataclasses import dataclass\n"
@@ -358,7 +360,7 @@ def test_a_method_of_ones_own_benchmark_is_known_from_the_run(tmp_path: Path) ->
         ("two/a --surface --directions 1", "needs at least 2"),
     ],
 )
-def test_refused(
+def test_invalid_commands_are_rejected(
     arguments: str,
     named: str,
     finished: Path,

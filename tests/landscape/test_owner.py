@@ -1,4 +1,4 @@
-"""Whose a landscape is: what names a run, and what is refused."""
+"""Which run a landscape belongs to, and what is rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_settings_name_a_run_and_where_it_was_computed_does_not() -> None:
+def test_identity_depends_on_settings_but_not_on_the_machine() -> None:
     def changed(**sections: Any) -> dict[str, Any]:
         return identity(**NAME, config={**made_result("er", 0)["config"], **sections})
 
@@ -55,7 +55,7 @@ def test_a_run_without_a_landscape(tmp_path: Path) -> None:
         (made_result("er", buffer=200), "other settings"),
     ],
 )
-def test_one_of_another_run_is_refused(other: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_landscape_of_another_run_is_rejected(other: dict[str, Any], told: str, tmp_path: Path) -> None:
     own = write_landscape(write_run(tmp_path / "own", made_result("er")))
     assert read_landscape_of(own.path, own.result) is not None
     with pytest.raises(RunError, match=rf"landscape\.json is the landscape of another run \({told}\); remove it"):
@@ -67,7 +67,7 @@ def test_a_measured_landscape_belongs_to_its_run(finished: Path) -> None:
     measure(finished, out, QUICK, Request(after=[1]))
     assert read_landscape_of(finished, read_result(finished)) is not None
     out.unlink()
-    # A result from before a setting was known: measured today, it is still that run's.
+    # A result from before a setting existed: measured today, it still belongs to that run.
     result = read_result(finished)
     result.config["method"].pop("lr")
     (finished / "result.json").write_text(json.dumps(result.as_dict()), encoding="utf-8")
@@ -77,7 +77,7 @@ def test_a_measured_landscape_belongs_to_its_run(finished: Path) -> None:
 
 
 def test_a_landscape_of_an_earlier_version_still_belongs_to_its_run(finished: Path) -> None:
-    """It took the settings that came after the run into account, with their defaults."""
+    """It recorded settings added after the run, with their defaults."""
     out = finished / "landscape.json"
     out.unlink(missing_ok=True)
     whole = RunConfig.load(finished / "config.toml").as_dict()
@@ -92,6 +92,6 @@ def test_a_landscape_of_an_earlier_version_still_belongs_to_its_run(finished: Pa
     assert identity(*named, result.config)["config"] != told["run"]["config"]
     assert read_landscape_of(finished, read_result(finished)) is not None
     measure(finished, out, QUICK, Request(after=[1]), resume=True)
-    result.config["run"]["plugins"] = ["nowhere.py"]  # which nobody runs for it
+    result.config["run"]["plugins"] = ["nowhere.py"]  # a plugin, which is not executed for this
     with pytest.raises(RunError, match="other settings"):
         read_landscape_of(finished, result)

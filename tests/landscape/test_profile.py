@@ -1,4 +1,4 @@
-"""Profiles and surfaces: against a parabola known in closed form, and against networks copied and moved one by one."""
+"""Profiles and surfaces against a parabola in closed form, and against networks copied and moved one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steppe.errors import DivergedError
 from steppe.landscape import profile as profiles
 from steppe.landscape.directions import gaussian_noise, random_direction
 from steppe.landscape.profile import LossProbe, cross_entropy, loss_profile, loss_surface, zero_one
-from steppe.learning.evaluation import predicted
+from steppe.learning.scoring import Best
 from steppe.network.network import Network
 
 ALPHAS = [-1.0, -0.3, 0.0, 0.3, 1.0]
@@ -48,7 +48,7 @@ def test_a_parabola_in_closed_form(seed: int, floor: float) -> None:
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("head", [None, range(1, 4)])
-def test_equal_to_copies_moved_one_by_one(name: str, head: range | None) -> None:
+def test_losses_equal_those_of_moved_copies(name: str, head: range | None) -> None:
     own = OWN[name]
     model = own.build()
     x, y = own.data(37, 0)
@@ -67,7 +67,9 @@ def test_equal_to_copies_moved_one_by_one(name: str, head: range | None) -> None
 @pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("head", [None, range(1, 4)])
-def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_of_chains_equals_calling_the_model(
+    name: str, head: range | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(profiles, "CHUNK", 16)  # several parts, the last one smaller
     model = CHAINS[name]().double()
     x, y = bright(1, 4, 4)(41, 0) if name == "tanh" else bright(8)(41, 0)
@@ -85,7 +87,7 @@ def test_the_quick_way_of_chains_equals_calls(name: str, head: range | None, mon
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_zero_one_is_the_share_of_wrong_predictions(quick: bool) -> None:
+def test_zero_one_loss_is_the_error_rate(quick: bool) -> None:
     x, y = OWN["mlp"].data(50, 0)
     network, batch = standing(OWN["mlp"].build(), x, y)
     v = gaussian_noise(network.trainable, 0, 0)
@@ -100,9 +102,7 @@ def test_zero_one_is_the_share_of_wrong_predictions(quick: bool) -> None:
     label=st.integers(2, 4),
     head=st.sampled_from([None, range(2, 5)]),
 )
-def test_zero_one_counts_ties_as_prediction_does_and_no_number_as_wrong(
-    rows: list[list[float]], label: int, head: range | None
-) -> None:
+def test_zero_one_loss_with_ties_and_nan(rows: list[list[float]], label: int, head: range | None) -> None:
     network = Network(nn.Linear(1, 6))
     network.heads.add(head, 6)
     outputs = torch.tensor(rows, dtype=torch.float64)
@@ -113,13 +113,13 @@ def test_zero_one_counts_ties_as_prediction_does_and_no_number_as_wrong(
         if any(value != value for value in seen):
             assert error == 1
             continue
-        assert error == (int(predicted(output.unsqueeze(0), head)) != label)
+        assert error == (int(Best(output.unsqueeze(0), head).places) != label)
         assert error == (seen.index(max(seen)) + (0 if head is None else head.start) != label)
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_network_that_says_nothing_is_right_where_prediction_is(quick: bool) -> None:
-    """Dead units and no biases: every output is 0, and the first class is what is predicted."""
+def test_zero_one_loss_of_a_dead_network(quick: bool) -> None:
+    """Dead units and no biases: every output is 0, and the first class is predicted."""
     model = nn.Sequential(nn.Linear(8, 5, bias=False), nn.ReLU(), nn.Linear(5, 10, bias=False))
     nn.init.constant_(model[0].weight, -1.0)
     x = torch.rand(40, 8)
@@ -131,7 +131,7 @@ def test_a_network_that_says_nothing_is_right_where_prediction_is(quick: bool) -
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "transformer"])
-def test_weights_and_statistics_are_left_bit_for_bit(name: str) -> None:
+def test_weights_and_statistics_do_not_change(name: str) -> None:
     own = OWN[name]
     x, y = own.data(20, 0)
     network, batch = standing(own.build(), x, y)
@@ -149,7 +149,7 @@ def test_weights_and_statistics_are_left_bit_for_bit(name: str) -> None:
 
 
 class Counting(nn.Module):
-    """Moves a buffer even in eval mode."""
+    """Changes a buffer even in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Counting(nn.Module):
         return self.layer(x)
 
 
-def test_even_buffers_that_eval_mode_moves_stay() -> None:
+def test_buffers_changed_in_eval_mode_are_restored() -> None:
     network, batch = standing(Counting(), *bright(8)(8, 0))
     surroundings = LossProbe(network, batch)
     before = float(network.model.calls)
@@ -182,7 +182,7 @@ def test_frozen_weights_do_not_move() -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_losses_that_are_not_finite_are_refused(quick: bool) -> None:
+def test_non_finite_losses_are_an_error(quick: bool) -> None:
     model = nn.Linear(8, 4, bias=False)
     x, y = bright(8)(10, 0)
     network, batch = standing(model, x, y)
@@ -191,8 +191,8 @@ def test_losses_that_are_not_finite_are_refused(quick: bool) -> None:
         loss_profile(LossProbe(network, batch, quick=quick), d, [0.0, 100.0])
 
 
-def test_the_network_stands_where_it_stood_when_asked() -> None:
-    """New weights loaded into the model are those looked around."""
+def test_probe_uses_the_current_weights() -> None:
+    """After new weights are loaded into the model, losses are measured around those."""
     model = OWN["mlp"].build()
     x, y = bright(8)(10, 0)
     network, batch = standing(model, x, y)

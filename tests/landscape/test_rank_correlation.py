@@ -1,4 +1,4 @@
-"""Accuracy beside flatness: the rank correlation against counting by hand."""
+"""Accuracy and flatness: the rank correlation against explicit formulas."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def rows_of(values: list[tuple[float, float]]) -> list[dict[str, object]]:
 
 
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=8, unique=True), st.randoms())
-def test_the_rank_correlation_is_one_minus_six_times_the_squared_differences(accs: list[int], chance: object) -> None:
-    """1 − 6 Σ d² / (n (n² − 1)) where no two are alike; only the order counts."""
+def test_rank_correlation_equals_the_formula_without_ties(accs: list[int], chance: object) -> None:
+    """1 − 6 Σ d² / (n (n² − 1)) if there are no ties; only the ranks count."""
     sharpness = list(accs)
     chance.shuffle(sharpness)  # type: ignore[attr-defined]
     (found,) = rank_correlations(rows_of([(acc, 1.5**s) for acc, s in zip(accs, sharpness, strict=True)]))
@@ -38,7 +38,7 @@ def test_the_rank_correlation_is_one_minus_six_times_the_squared_differences(acc
 
 
 @given(st.permutations(range(5)))
-def test_p_is_the_share_of_all_orders_that_go_as_far(order: list[int]) -> None:
+def test_p_value_is_the_share_of_permutations(order: list[int]) -> None:
     def distance(permuted: Sequence[int]) -> int:
         return sum((place - value) ** 2 for place, value in enumerate(permuted))
 
@@ -62,7 +62,7 @@ def test_reference_methods_are_left_out() -> None:
     assert [row["method"] for row in without_reference_methods(rows)] == ["er", "gpm"]
 
 
-def test_there_must_be_something_to_correlate() -> None:
+def test_too_few_runs_have_no_correlation() -> None:
     assert rank_correlations([]) == []
     assert rank_correlations(rows_of([(1, 2), (2, 1)])) == []
     assert rank_correlations(rows_of([(1, 2), (2, 2), (3, 2)])) == []

@@ -1,4 +1,4 @@
-"""What a learner is given, and refuses before anything is learnt."""
+"""Arguments that `Learner` rejects before anything is learned."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("case", IN_PLACE)
-def test_a_prepare_that_works_in_place_is_refused(case: str) -> None:
-    """A batch is prepared at every glance and then kept: it would be learnt from and remembered as something else."""
+def test_in_place_input_transform_is_rejected(case: str) -> None:
+    """A batch is prepared once per update and then stored, so an in-place transform would corrupt what is stored."""
     x, model = X.clone(), nn.Linear(6, 4)
     before = model.weight.detach().clone()
     learner = steppe.Learner(model, steppe.ER(), input_transform=IN_PLACE[case])
@@ -35,8 +35,8 @@ def test_a_prepare_that_works_in_place_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("prepare", [lambda x: x, lambda x: x.flip(1), lambda x: x.clone().sub_(0.5)])
-def test_a_prepare_that_leaves_its_input_alone_serves(prepare: Callable[[Tensor], Tensor]) -> None:
-    """As if the samples had been prepared before."""
+def test_pure_input_transform_is_accepted(prepare: Callable[[Tensor], Tensor]) -> None:
+    """It gives the same weights as samples transformed beforehand."""
     weights = []
     for x, own in ((X, prepare), (prepare(X), None)):
         torch.manual_seed(0)
@@ -79,9 +79,7 @@ TAKE_TYPES = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", REFUSE_TYPES, ids=repr)
-def test_weights_of_several_types_are_refused_before_anything_is_learnt(
-    method: steppe.MethodConfig, dtype: torch.dtype
-) -> None:
+def test_mixed_weight_dtypes_are_rejected_before_learning(method: steppe.MethodConfig, dtype: torch.dtype) -> None:
     model = TwoTypes(dtype)
     before = [p.detach().clone() for p in model.parameters()]
     learner = steppe.Learner(model, method)
@@ -94,14 +92,14 @@ def test_weights_of_several_types_are_refused_before_anything_is_learnt(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", TAKE_TYPES, ids=repr)
-def test_methods_that_take_weights_of_several_types_still_do(method: steppe.MethodConfig, dtype: torch.dtype) -> None:
+def test_methods_without_that_restriction_accept_mixed_dtypes(method: steppe.MethodConfig, dtype: torch.dtype) -> None:
     learner = steppe.Learner(TwoTypes(dtype), method)
     for _ in range(3):
         learner.learn(steppe.Task((X, Y)))
     assert learner.num_tasks == 3
 
 
-def test_a_weight_of_another_type_may_be_left_out() -> None:
+def test_weight_of_another_dtype_can_be_excluded() -> None:
     learner = steppe.Learner(TwoTypes(torch.bfloat16), steppe.FSDGPM(), exclude=("head",))
     for _ in range(2):
         assert set(learner.learn(steppe.Task((X, Y))).diagnostics["ranks"]) == {"body.weight"}
@@ -119,8 +117,8 @@ class Waves(nn.Module):
         return (self.inner(x) * self.phase).real
 
 
-def test_complex_weights_are_refused_wherever_they_stand() -> None:
-    """Frozen ones are nobody's business."""
+def test_trainable_complex_weights_are_rejected() -> None:
+    """Frozen ones are accepted."""
     with pytest.raises(steppe.ModelError, match=r"'phase' is torch.complex64, .*view_as_real\), or freeze it"):
         steppe.Learner(Waves(learnt=True), steppe.FSDGPM())
     with pytest.raises(steppe.ModelError, match=r"'weight' is torch.complex64"):
@@ -128,7 +126,7 @@ def test_complex_weights_are_refused_wherever_they_stand() -> None:
     steppe.Learner(Waves(learnt=False), steppe.FSDGPM()).learn(steppe.Task((X, Y)))
 
 
-def test_weights_made_in_inference_mode_are_refused() -> None:
+def test_weights_created_in_inference_mode_are_rejected() -> None:
     with torch.inference_mode():
         model = nn.Linear(6, 4)
     with pytest.raises(steppe.ModelError, match=r"'weight' was created under torch.inference_mode.*outside of it"):
@@ -136,7 +134,7 @@ def test_weights_made_in_inference_mode_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (5, "int"), ([1.0], "float"), ({"x": "a"}, "str")])
-def test_a_prepare_that_gives_no_tensor_is_named(given: object, kind: str) -> None:
+def test_input_transform_must_return_a_tensor(given: object, kind: str) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), input_transform=lambda x: given)  # type: ignore[arg-type, return-value]
     with pytest.raises(steppe.UsageError, match=f"`input_transform` must return a tensor, .* got {kind}"):
         learner.learn(steppe.Task((X, Y)))
@@ -153,9 +151,7 @@ def test_a_prepare_that_gives_no_tensor_is_named(given: object, kind: str) -> No
     ],
 )
 @pytest.mark.parametrize("together", [False, True])
-def test_an_augment_that_gives_no_variants_is_named(
-    augment: Callable[[Tensor], Tensor], says: str, together: bool
-) -> None:
+def test_augment_must_return_variants(augment: Callable[[Tensor], Tensor], says: str, together: bool) -> None:
     task = steppe.Task((X, Y), augment=lambda x, generator: augment(x), name="digits")
     learner = steppe.Learner(nn.Linear(6, 4), steppe.Finetune())
     says = says.replace("10", "[0-9]+") if together else says

@@ -1,4 +1,4 @@
-"""Errors that only learning shows, told in words: outputs of train mode, samples of several shapes."""
+"""Errors that show only while learning get clear messages: outputs in train mode, samples of different shapes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outputs(NamedTuple):
 
 
 class Auxiliary(nn.Module):
-    """A second output in train mode, as GoogLeNet and Inception have; BatchNorm, which wants two samples."""
+    """A second output in train mode, as in GoogLeNet and Inception, and a BatchNorm, which needs two samples."""
 
     def __init__(self, form: str, spoilt: bool = False) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_auxiliary_outputs_are_ignored(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_outputs_that_only_train_mode_has_are_named(name: str) -> None:
+def test_invalid_outputs_in_train_mode_are_named(name: str) -> None:
     model = Auxiliary("dict")
     learner = Learner(model, METHODS[name], exclude=["inner.4"])
     before = [weight.detach().clone() for weight in model.parameters()]
@@ -72,11 +72,11 @@ def test_outputs_that_only_train_mode_has_are_named(name: str) -> None:
     ):
         learner.learn(Task((X, Y), head=range(0, 2)))
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-    assert model.norm.num_batches_tracked <= 1  # to find out why leaves no trace
+    assert model.norm.num_batches_tracked <= 1  # the diagnosis changes nothing
     assert learner.num_tasks == 0
 
 
-def test_other_errors_of_a_model_stay_as_they_are() -> None:
+def test_other_model_errors_are_not_changed() -> None:
     with pytest.raises(TypeError, match=r"^something else$"):
         Learner(Auxiliary("tuple", spoilt=True), ER()).learn(Task((X, Y)))
 
@@ -93,7 +93,7 @@ def test_other_errors_of_a_model_stay_as_they_are() -> None:
 
 
 class Sentences(Dataset[Any]):
-    """Sequences of two lengths; the loader pads each batch to its longest."""
+    """Sequences of two lengths; the loader pads each batch to its longest sequence."""
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
         self.lengths = lengths
@@ -106,7 +106,7 @@ class Sentences(Dataset[Any]):
         return torch.randn(length, 3, generator=torch.Generator().manual_seed(place)), place % 2
 
 
-def padded(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+def pad_batch(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     return nn.utils.rnn.pad_sequence([x for x, _ in samples], batch_first=True), torch.tensor([y for _, y in samples])
 
 
@@ -126,17 +126,17 @@ def settings(method: str) -> MethodConfig:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("method", SEQUENTIAL)
-def test_samples_that_cannot_be_kept_together(method: str) -> None:
-    """Two batches of five words, then two of seven: refused by the methods that keep samples, with both shapes."""
-    loader = DataLoader(Sentences((5, 7)), batch_size=5, collate_fn=padded)
+def test_samples_of_different_shapes_cannot_be_stored_together(method: str) -> None:
+    """Two batches of length 5, then two of length 7. Methods that store samples reject them and name both shapes."""
+    loader = DataLoader(Sentences((5, 7)), batch_size=5, collate_fn=pad_batch)
     learner, task = Learner(Reader(), settings(method)), Task(loader, head=range(0, 2), name="letters")
-    if method == "finetune":  # keeps nothing
+    if method == "finetune":  # stores nothing
         assert learner.learn(task).updates == 4
         return
-    with pytest.raises(DataError, match=r"^letters: inputs of shape .* cannot be kept together") as caught:
+    with pytest.raises(DataError, match=r"^letters: inputs of shape .* cannot be stored together") as caught:
         learner.learn(task)
     assert {"(5, 3)", "(7, 3)"} == {words[:6] for words in str(caught.value).split("of shape ")[1:]}
-    fixed = DataLoader(Sentences((7, 7)), batch_size=5, collate_fn=padded)
+    fixed = DataLoader(Sentences((7, 7)), batch_size=5, collate_fn=pad_batch)
     assert learner.learn(Task(fixed, head=range(0, 2))).updates == 4
 
 
@@ -144,8 +144,8 @@ def batch(*shape: int) -> Batch:
     return Batch(torch.ones(*shape), torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], dtype=torch.int64))
 
 
-def test_nothing_is_stretched_to_fit() -> None:
-    """A row of one number could be written to one of five without an error."""
+def test_samples_are_not_broadcast() -> None:
+    """A row of length 1 could be assigned to one of length 5 without an error."""
     rings, streams = TaskRingBuffer(8, 2), Streams(0)
     rings.begin_task()
     reservoir = Reservoir(8, streams.python_rng("draws"), streams.python_rng("pushes"))

@@ -1,4 +1,4 @@
-"""Models and data at the edge, each of which once went wrong silently."""
+"""Edge cases of models and data that once failed silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Y = torch.arange(40) % 4
 
 
 class TwoOffsets(nn.Module):
-    """Two parameters of one shape whose gradients autograd gives as one tensor."""
+    """Two parameters of the same shape whose gradients are the same tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,15 +53,15 @@ def test_gradients_that_share_memory_are_not_scaled_twice() -> None:
         torch.testing.assert_close(seen[-1][name], 0.1 * g[name])
 
 
-def test_a_weight_excluded_by_one_of_its_layers_is_excluded() -> None:
+def test_excluding_one_layer_excludes_its_shared_weight() -> None:
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
     second.weight = first.weight
     model = nn.Sequential(first, nn.ReLU(), second, nn.Linear(6, 4))
     assert set(projected_weights(model, ("2",))) == {"3.weight"}
 
 
-def test_a_failed_task_does_not_spoil_the_next() -> None:
-    """The head and the samples of a task that broke off stay its own."""
+def test_failed_task_does_not_affect_the_next() -> None:
+    """Its head and samples are dropped."""
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), seed=0)
     learner.learn(steppe.Task((X, Y % 2), (X, Y % 2), head=range(0, 2), name="good"))
     bad = TensorDataset(X, torch.where(torch.arange(40) == 39, 3, Y % 2))
@@ -72,7 +72,7 @@ def test_a_failed_task_does_not_spoil_the_next() -> None:
     assert learner.evaluate(later)[0] > 55
 
 
-def test_an_excluded_head_does_not_make_the_layer_before_it_the_head() -> None:
+def test_excluding_the_head_does_not_make_the_previous_layer_the_head() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     learner = steppe.Learner(model, steppe.FSDGPM(), exclude=("2",))
     learnt = learner.learn(steppe.Task((X, Y % 2), head=range(0, 2)))
@@ -96,7 +96,7 @@ def test_every_unprotected_matrix_is_named() -> None:
 
 
 class Rebinding(nn.Module):
-    """Running statistics kept by putting a new tensor in the buffer's place."""
+    """Updates its running statistics by assigning a new tensor to the buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,13 +110,13 @@ class Rebinding(nn.Module):
 
 
 @pytest.mark.parametrize("second_order", [False, True])
-def test_a_rebound_buffer_moves_once_per_update(second_order: bool) -> None:
+def test_reassigned_buffer_is_updated_once_per_update(second_order: bool) -> None:
     model = Rebinding()
     learnt = steppe.Learner(model, steppe.FSDGPM(second_order=second_order)).learn(steppe.Task((X, Y)), batch_size=8)
     assert float(model.seen) == learnt.updates == 5
 
 
-def test_a_layer_that_saw_only_zeros_is_left_alone() -> None:
+def test_layer_with_all_zero_inputs_gets_no_basis() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.Threshold(1e9, 0.0), nn.Linear(5, 4))
     memory = GradientMemory(Spectral(2.0), projected_weights(model))
     memory.rebuild(Network(model), X, 0.99)
@@ -124,7 +124,7 @@ def test_a_layer_that_saw_only_zeros_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_loader_that_gives_no_batch_is_refused(part: str) -> None:
+def test_loader_without_batches_is_rejected(part: str) -> None:
     empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=8, drop_last=True)
     task = steppe.Task(empty) if part == "train" else steppe.Task((X, Y), empty)
     learner = steppe.Learner(nn.Linear(6, 4), steppe.Finetune())
@@ -135,14 +135,14 @@ def test_a_loader_that_gives_no_batch_is_refused(part: str) -> None:
 
 
 @pytest.mark.parametrize("x", [(X * 10).to(torch.uint8), X.double(), X.reshape(40, 2, 3)])
-def test_tasks_of_another_kind_are_refused(x: Tensor) -> None:
+def test_inputs_of_another_shape_or_dtype_are_rejected(x: Tensor) -> None:
     learner = steppe.Learner(nn.Sequential(nn.Flatten(), nn.Linear(6, 4)), steppe.ER())
     learner.learn(steppe.Task((X, Y), name="first"))
     with pytest.raises(DataError, match=r"second: inputs are .* earlier tasks"):
         learner.learn(steppe.Task((x, Y), name="second"))
 
 
-def test_a_loader_may_collate_in_its_own_way() -> None:
+def test_custom_collate_function() -> None:
     rows = [{"x": x, "y": int(y)} for x, y in zip(X, Y, strict=True)]
 
     def collate(parts: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -152,7 +152,7 @@ def test_a_loader_may_collate_in_its_own_way() -> None:
     assert steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task(loader)).updates == 5
 
 
-def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
+def test_invalid_dataset_sample_is_named_by_index() -> None:
     spoilt = X.clone()
     spoilt[17, 2] = torch.nan
     with pytest.raises(DataError, match=r"digits: the training data has NaN .* sample 17"):
@@ -160,14 +160,14 @@ def test_a_spoilt_sample_of_a_dataset_is_named_by_its_place() -> None:
 
 
 @pytest.mark.parametrize("method", [steppe.Multitask(), steppe.Oracle()])
-def test_upper_bounds_do_not_turn_into_finetune(method: steppe.MethodConfig) -> None:
+def test_upper_bounds_reject_tasks_in_sequence(method: steppe.MethodConfig) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), method)
     learner.learn([steppe.Task((X, Y)), steppe.Task((X, Y))])
     with pytest.raises(steppe.UsageError, match="all tasks at once"):
         learner.learn(steppe.Task((X, Y)))
 
 
-def test_icarl_may_learn_tasks_together() -> None:
+def test_icarl_can_learn_tasks_jointly() -> None:
     data = [(X, Y % 2), (X, Y % 2 + 2)]
     tasks = [steppe.Task(d, d, head=range(2 * place, 2 * place + 2)) for place, d in enumerate(data)]
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ICaRL(exemplars=8))
@@ -177,7 +177,7 @@ def test_icarl_may_learn_tasks_together() -> None:
         steppe.Learner(nn.Linear(6, 4), steppe.ICaRL()).learn([tasks[0], tasks[0]])
 
 
-def test_a_weight_frozen_later_is_named() -> None:
+def test_weight_frozen_later_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
     learner = steppe.Learner(model, steppe.ER())
     learner.learn(steppe.Task((X, Y)))
@@ -186,7 +186,7 @@ def test_a_weight_frozen_later_is_named() -> None:
         learner.learn(steppe.Task((X, Y)))
 
 
-def test_learning_inside_no_grad_and_foreign_arguments() -> None:
+def test_learning_inside_no_grad_and_invalid_arguments() -> None:
     with torch.no_grad():
         assert steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y))).updates == 4
     with pytest.raises(steppe.UsageError, match=r"expected a steppe\.Task, got Tensor"):
@@ -198,8 +198,8 @@ def test_learning_inside_no_grad_and_foreign_arguments() -> None:
             steppe.Learner(nn.Linear(6, 4), steppe.ER(), device="cuda")
 
 
-def test_testing_leaves_the_global_generator_alone() -> None:
-    """A DataLoader draws from it whenever it is walked through."""
+def test_evaluation_does_not_change_the_global_generator() -> None:
+    """Iterating over a DataLoader draws from it."""
     task = steppe.Task((X, Y), DataLoader(TensorDataset(X, Y), batch_size=8))
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
     before = torch.get_rng_state()
@@ -208,25 +208,25 @@ def test_testing_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_numbers_beyond_all_bounds_are_no_crash() -> None:
+def test_overflow_raises_a_clear_error() -> None:
     for name, value in (("buffer", 10**400), ("buffer", 10**5000), ("buffer", 1e300), ("lr", 10**400)):
         with pytest.raises(steppe.UsageError, match=name):
             steppe.ER.from_mapping({name: value})
 
 
-def test_a_batch_too_small_for_batchnorm_says_what_to_do() -> None:
+def test_too_small_batch_for_batchnorm_is_explained() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     with pytest.raises(DataError, match=r"digits: a batch of one sample .* batch_size"):
         steppe.Learner(model, steppe.Finetune()).learn(steppe.Task((X[:9], Y[:9]), name="digits"), batch_size=8)
 
 
-def test_words_as_data_are_refused() -> None:
+def test_strings_as_data_are_rejected() -> None:
     with pytest.raises(DataError, match="words: the training data cannot be converted to tensors"):
         steppe.Task((["a", "b"], [0, 1]), name="words")
 
 
-def test_a_loader_of_whole_batches_serves() -> None:
-    """A Dataset that gives batches itself, as `batch_size=None` is for."""
+def test_loader_with_batch_size_none() -> None:
+    """The dataset yields whole batches, as with `batch_size=None`."""
     parts = [(X[start : start + 10], Y[start : start + 10]) for start in (0, 10, 20, 30)]
     loader = DataLoader(parts, batch_size=None)  # type: ignore[arg-type]
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), seed=0)
@@ -237,14 +237,14 @@ def test_a_loader_of_whole_batches_serves() -> None:
     assert 0 < right < 40
 
 
-def test_a_validation_loader_without_a_batch_is_named() -> None:
+def test_empty_validation_loader_is_rejected() -> None:
     empty = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=4, drop_last=True)
     with pytest.raises(DataError, match="the validation data yields no batch"):
         steppe.Learner(nn.Linear(6, 4), steppe.ER()).learn(steppe.Task((X, Y), val=empty), patience=1)
 
 
-def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
-    """Features computed by a network of the user's own: what replay keeps must not hold on to where they came from."""
+def test_inputs_that_require_grad_are_detached_for_replay() -> None:
+    """Features computed by the user's own network: the replay buffer must not keep its graph alive."""
     features = (X * nn.Parameter(torch.ones(6))).relu()
     for source in ((features, Y), DataLoader(TensorDataset(features, Y), batch_size=10)):
         learner = steppe.Learner(nn.Linear(6, 4), steppe.ER())
@@ -255,7 +255,7 @@ def test_inputs_that_want_gradients_do_not_grow_a_graph() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_augmentation_by_a_network_does_not_grow_a_graph(together: bool) -> None:
+def test_augmentation_by_a_network_is_detached_for_replay(together: bool) -> None:
     varied = nn.Linear(6, 6)
     tasks = [steppe.Task((X, Y), augment=lambda x, generator: varied(x)) for _ in range(2)]
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(buffer=20))
@@ -264,10 +264,10 @@ def test_augmentation_by_a_network_does_not_grow_a_graph(together: bool) -> None
     drawn = learner.validate(tasks[0]).replay.sample(20)  # type: ignore[attr-defined]
     assert not drawn.x.requires_grad
     rows = varied(X).detach()
-    assert all(torch.isclose(rows, row).all(1).any() for row in drawn.x)  # varied samples are kept all the same
+    assert all(torch.isclose(rows, row).all(1).any() for row in drawn.x)  # the variants are stored nevertheless
 
 
-def test_a_frozen_part_in_eval_mode_stays_in_it() -> None:
+def test_frozen_part_in_eval_mode_stays_in_eval_mode() -> None:
     backbone = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).requires_grad_(False).eval()
     model = nn.Sequential(backbone, nn.BatchNorm1d(5), nn.Linear(5, 4))
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
@@ -278,20 +278,20 @@ def test_a_frozen_part_in_eval_mode_stays_in_it() -> None:
     assert model[1].training
 
 
-def test_a_frozen_part_in_train_mode_is_trained_through() -> None:
+def test_frozen_part_in_train_mode_passes_gradients() -> None:
     frozen = nn.BatchNorm1d(6).requires_grad_(False)
     steppe.Learner(nn.Sequential(frozen, nn.Linear(6, 4)), steppe.ER()).learn(steppe.Task((X, Y)))
     assert not torch.equal(frozen.running_mean, torch.zeros(6))  # type: ignore[arg-type]
 
 
-def test_sparse_gradients_are_refused() -> None:
+def test_sparse_gradients_are_rejected() -> None:
     model = nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Flatten(), nn.Linear(16, 4))
     with pytest.raises(steppe.ModelError, match=r"layer '0' has sparse gradients.*sparse=False"):
         steppe.Learner(model, steppe.ER())
 
 
 class Halved(nn.Module):
-    """Mixed precision in its own forward."""
+    """Uses autocast in its own forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ def test_bases_are_never_in_half_precision() -> None:
 
 
 class Heads(nn.Module):
-    """A layer for each task, whose outputs are put side by side."""
+    """One layer per task; their outputs are concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,8 +335,8 @@ class Heads(nn.Module):
         return torch.cat((self.first(h), self.second(h)), 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*its head, rows")  # looked at twice, on purpose
-def test_heads_that_were_not_excluded_are_named() -> None:
+@pytest.mark.filterwarnings("ignore:.*its head, rows")  # run twice, on purpose
+def test_separate_heads_must_be_excluded() -> None:
     task = steppe.Task((X, Y % 2), head=range(2))
     for exclude in ((), ("body.0",), ("first",)):
         with pytest.raises(steppe.ModelError, match=r"runs has the weight 'second\.weight'"):
@@ -358,8 +358,8 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_the_users_default_device_decides_nothing(name: str) -> None:
-    """The model and its data are on the CPU, whatever tensors are made elsewhere."""
+def test_default_device_has_no_effect(name: str) -> None:
+    """The model and its data are on the CPU, even if new tensors are created on another device by default."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     tasks = [steppe.Task((X, Y % 2 + 2 * n), (X, Y % 2 + 2 * n), head=range(2 * n, 2 * n + 2)) for n in range(2)]
     with torch.device("meta"):

@@ -1,4 +1,5 @@
-"""Testing tasks together gives what testing each alone gives, and happens only where nothing can be told apart."""
+"""Evaluating permuted tasks together gives the same accuracies as evaluating each alone, and is used only where it is
+exact."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def model(*, bias: bool = True) -> nn.Module:
 
 
 def tasks(count: int, samples: int = 40, heads: bool = False) -> list[Task]:
-    """Tasks that see the same bytes in orders of their own, with labels of their own."""
+    """Tasks on the same bytes, each with its own permutation and labels."""
     generator = torch.Generator().manual_seed(count)
     x = torch.randint(256, (samples, WIDTH), generator=generator, dtype=torch.uint8)
     made = []
@@ -40,8 +41,8 @@ def tasks(count: int, samples: int = 40, heads: bool = False) -> list[Task]:
     return made
 
 
-def by_hand(learner: Learner, task: Task) -> float:
-    """Sample by sample, through the model itself, from inputs put in order."""
+def slow_accuracy(learner: Learner, task: Task) -> float:
+    """Sample by sample, through the model itself, from permuted inputs."""
     assert isinstance(task.test, TensorSamples)
     assert isinstance(task.test.view, PixelPermutation)
     rows = task.head or range(OUTPUTS)
@@ -55,7 +56,7 @@ def by_hand(learner: Learner, task: Task) -> float:
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many orders each common product served."""
+    """The number of permutations that each joint product covers."""
     served: list[int] = []
     found = LinearChain.outputs_for
 
@@ -70,16 +71,16 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.usefixtures("fast_paths_on")
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_together_as_one_by_one(products: list[int], heads: bool, bias: bool) -> None:
+def test_joint_evaluation_equals_one_by_one(products: list[int], heads: bool, bias: bool) -> None:
     listed = tasks(5, heads=heads)
     learner = Learner(model(bias=bias), ER())
     learner.learn(listed[0])
-    assert learner.evaluate(listed) == pytest.approx([by_hand(learner, task) for task in listed])
+    assert learner.evaluate(listed) == pytest.approx([slow_accuracy(learner, task) for task in listed])
     assert products == [5]
-    assert learner.evaluate(listed[3]) == pytest.approx([by_hand(learner, listed[3])])
+    assert learner.evaluate(listed[3]) == pytest.approx([slow_accuracy(learner, listed[3])])
 
 
-def test_labels_that_no_output_stands_for_are_refused_together_too(products: list[int]) -> None:
+def test_labels_without_an_output_are_rejected_in_joint_evaluation_too(products: list[int]) -> None:
     good, bad = tasks(2)
     learner = Learner(model(), ER())
     learner.learn(good)
@@ -90,20 +91,21 @@ def test_labels_that_no_output_stands_for_are_refused_together_too(products: lis
 
 
 @given(samples=st.integers(1, 60), batch=st.integers(1, 25), at_once=st.integers(1, 6 * WIDTH * 9))
-def test_parts_make_no_difference(samples: int, batch: int, at_once: int) -> None:
-    """Neither how many samples nor how many orders are taken at a time."""
+def test_chunk_sizes_make_no_difference(samples: int, batch: int, at_once: int) -> None:
+    """Neither the number of samples nor the number of permutations per chunk."""
     listed = tasks(4, samples)
     learner = Learner(model(), ER())
     learner.validate(listed)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("steppe.learning.evaluation.BATCH", batch)
         patched.setattr("steppe.learning.evaluation._AT_ONCE", at_once)
-        assert learner.evaluate(listed) == pytest.approx([by_hand(learner, task) for task in listed])
+        assert learner.evaluate(listed) == pytest.approx([slow_accuracy(learner, task) for task in listed])
 
 
 @pytest.mark.usefixtures("fast_paths_on")
-def test_among_others(products: list[int]) -> None:
-    """Tasks of another kind, or of other samples, are told apart, and each accuracy has its task's place."""
+def test_mixed_with_other_tasks(products: list[int]) -> None:
+    """Tasks of another kind, or on other samples, are evaluated separately, and each accuracy is returned at its task's
+    position."""
     (one, two), other = tasks(2), tasks(3)[0]
     assert isinstance(one.test, TensorSamples)
     plain = Task((one.test.x, one.test.y), (one.test.x, one.test.y))
@@ -119,7 +121,7 @@ def test_among_others(products: list[int]) -> None:
 
 
 class Mirrored(ER):
-    """ER that predicts in a way of its own."""
+    """ER with its own prediction rule."""
 
     def start(self, *arguments: object) -> object:  # type: ignore[override]
         method = super().start(*arguments)  # type: ignore[arg-type]
@@ -128,7 +130,7 @@ class Mirrored(ER):
 
 
 def ramp(x: Tensor) -> Tensor:
-    """A preparation that cares for the order."""
+    """A transform that depends on the order of features."""
     return x.double() * torch.arange(WIDTH)
 
 
@@ -144,7 +146,9 @@ def ramp(x: Tensor) -> Tensor:
     ],
     ids=["bytes", "normalised", "prepared by place", "no chain", "own scores"],
 )
-def test_only_where_order_makes_no_difference(products: list[int], make: Callable[[], Learner], together: bool) -> None:
+def test_joint_evaluation_only_if_order_is_irrelevant(
+    products: list[int], make: Callable[[], Learner], together: bool
+) -> None:
     listed = tasks(3)
     learner = make()
     learner.validate(listed)
@@ -156,7 +160,7 @@ def test_only_where_order_makes_no_difference(products: list[int], make: Callabl
         assert accuracy == pytest.approx(100 * float((learner.predict(x) == y).double().mean()))
 
 
-def test_whoever_looks_on_sees_every_test(products: list[int]) -> None:
+def test_forward_hooks_see_every_evaluation(products: list[int]) -> None:
     listed = tasks(3)
     learner = Learner(model(), ER())
     learner.validate(listed)
@@ -165,7 +169,7 @@ def test_whoever_looks_on_sees_every_test(products: list[int]) -> None:
     learner.evaluate(listed)
     assert seen == [40, 40, 40]
     hook.remove()
-    learner.learn(listed[0])  # which looks anew for the quick way
+    learner.learn(listed[0])  # checks again for the fast path
     forward = learner.model.forward
     learner.model.forward = lambda x: seen.append(-len(x)) or forward(x)  # type: ignore[func-returns-value]
     learner.evaluate(listed)
@@ -173,7 +177,7 @@ def test_whoever_looks_on_sees_every_test(products: list[int]) -> None:
     assert not products
 
 
-def test_views_at_hand_are_made_once() -> None:
+def test_cached_views_are_computed_once() -> None:
     calls: list[int] = []
 
     def view(x: Tensor) -> Tensor:
@@ -183,7 +187,7 @@ def test_views_at_hand_are_made_once() -> None:
     x, y = torch.arange(6)[:, None].float(), torch.arange(6)
     samples = TensorSamples(x, y, view, cache_view=True)
     assert [part.flatten().tolist() for part in samples.first(2)] == [[1, 2], [0, 1]]
-    assert calls == [2]  # shapes are learnt from a few, and the others are not turned for that
+    assert calls == [2]  # shapes are found from a few samples, without applying the view to all
     calls.clear()
     for _ in range(2):
         walked = list(samples.batches(4, None))
@@ -196,8 +200,8 @@ def test_views_at_hand_are_made_once() -> None:
 
 @pytest.mark.parametrize("own", [ER, Mirrored])
 @pytest.mark.parametrize("head", [None, range(2, 5)])
-def test_any_number_of_samples_is_predicted_in_batches(own: type[ER], head: range | None) -> None:
-    """As many as there are when they are tested, so that what can be tested can be predicted."""
+def test_predict_works_in_batches(own: type[ER], head: range | None) -> None:
+    """Batches of the same size as in evaluation, so that whatever can be evaluated can be predicted."""
     learner = Learner(nn.Sequential(model(), nn.Softmax(1)), own())
     x, y = torch.randn(1200, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(1200) % 3 + 2
     task = Task((x, y), (x, y), head=head)

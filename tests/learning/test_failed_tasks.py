@@ -1,6 +1,4 @@
-"""A task that fails was never begun: what it took is given back, and it can be learnt again. What was stopped on
-purpose stays as it was left.
-"""
+"""A task that fails is rolled back and can be learned again. A task that the user stops keeps what it learned."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ HOW = {"batch_size": 6, "freeze_norms": True, "freeze_statistics": True}
 
 
 def failing_after(batches: int, number: int) -> Task:
-    """A task whose data breaks off: after so many of its batches there is one with a label that no head has."""
+    """A task whose data fails: after this many batches, one has a label outside the head."""
     x, y = images(24, range(2 * number, 2 * number + 2), number)
     y[6 * batches :] = 77
     return Task(DataLoader(TensorDataset(x, y), batch_size=6), head=range(2 * number, 2 * number + 2), name="broken")
@@ -38,8 +36,8 @@ def same(one: Learner, other: Learner) -> bool:
     return all(torch.equal(first[name], value) for name, value in second.items())
 
 
-def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> None:
-    """One update leaves weights that are no numbers: nobody has seen a loss of theirs yet."""
+def test_divergence_found_when_saving_is_a_failure(tmp_path: Path) -> None:
+    """One update makes the weights non-finite, and no loss has been computed with them yet."""
     again = Task((100 * torch.randn(12, 4), torch.arange(12) % 2), head=range(2), name="again")
     for saves in (False, True):
         learner = Learner(nn.Linear(4, 4), ICaRL(lr=3e38, clip=0.0))
@@ -53,21 +51,21 @@ def test_a_divergence_that_saving_notices_is_a_failure_too(tmp_path: Path) -> No
 
 
 class Freezing(nn.Module):
-    """Fails in its second task, and leaves a weight frozen."""
+    """Fails in its second task, and leaves its weight or its bias frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: str = "bias") -> None:
         super().__init__()
-        self.layer, self.fails = nn.Linear(4, 4), False
+        self.layer, self.fails, self.frozen = nn.Linear(4, 4), False, frozen
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fails and self.training:
-            self.layer.bias.requires_grad_(False)
+            self.layer.get_parameter(self.frozen).requires_grad_(False)
             raise RuntimeError("boom")
         output: Tensor = self.layer(x)
         return output
 
 
-def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
+def test_model_error_is_raised_and_the_task_rolled_back() -> None:
     model = Freezing()
     learner = Learner(model, ER())
     samples = torch.randn(12, 4), torch.arange(12) % 2
@@ -78,23 +76,12 @@ def test_the_models_own_error_comes_through_and_all_is_given_back() -> None:
     assert (learner.num_tasks, learner.network.heads.ranges) == (1, [range(2)])
 
 
-class FreezingLayer(Freezing):
-    """Leaves the weight frozen of whose directions the method keeps a basis."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.fails and self.training:
-            self.layer.weight.requires_grad_(False)
-            raise RuntimeError("boom")
-        output: Tensor = self.layer(x)
-        return output
-
-
 @pytest.mark.parametrize("why", ["frozen", "no memory"])
-def test_a_learner_that_cannot_be_rolled_back_refuses_to_continue(
+def test_learner_that_cannot_be_rolled_back_is_broken(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rather than with a memory that is empty, or full of what lay there before."""
-    model = FreezingLayer()
+    """Otherwise it would continue with an empty or outdated memory."""
+    model = Freezing("weight")  # the method has a basis for it
     learner = Learner(model, steppe.FSDGPM() if why == "frozen" else ER())
     samples = torch.randn(12, 4), torch.arange(12) % 2
     learner.learn(Task(samples))
@@ -102,10 +89,10 @@ def test_a_learner_that_cannot_be_rolled_back_refuses_to_continue(
     model.fails = True
     if why == "no memory":
 
-        def none_left(*given: object) -> Tensor:
+        def out_of_memory(*given: object) -> Tensor:
             raise UsageError("there is no memory")
 
-        monkeypatch.setattr(replay, "allocate_rows", none_left)
+        monkeypatch.setattr(replay, "allocate_rows", out_of_memory)
     with pytest.raises(RuntimeError, match="boom") as failure:
         learner.learn(Task(samples))
     assert "A task failed, and could not be rolled back" in failure.value.__notes__[0]
@@ -121,8 +108,8 @@ def test_a_learner_that_cannot_be_rolled_back_refuses_to_continue(
     steppe.load(tmp_path / "learner", model).learn(Task(samples))
 
 
-def test_a_refused_check_leaves_what_is_covered_alone(tmp_path: Path) -> None:
-    """A file must name the weights that the method at work covers."""
+def test_failed_validation_does_not_change_coverage(tmp_path: Path) -> None:
+    """A saved file must name the weights that the current method covers."""
     learner = Learner(mlp(6), steppe.GPM(thresholds="0.9,0.9,0.9"))
     learner.validate(Task((X, Y)))
     with pytest.raises(UsageError, match="thresholds"):
@@ -132,15 +119,15 @@ def test_a_refused_check_leaves_what_is_covered_alone(tmp_path: Path) -> None:
     assert steppe.load(tmp_path / "learner", mlp(6)).learn(Task((X, Y))).updates == 5
 
 
-def test_momentum_ends_with_its_task() -> None:
-    """Nothing uses it any more; a file, and the copy that is made before a task, are smaller by a model."""
+def test_momentum_is_dropped_at_the_end_of_a_task() -> None:
+    """It is not used again; without it, files and the snapshot before a task are smaller by one model."""
     learner = Learner(mlp(6), ER())
     learner.learn(Task((X, Y)))
     assert learner.state_dict()["method"]["descent"]["velocity"] == {}
 
 
-def test_what_was_only_checked_decides_nothing() -> None:
-    """Which layers are covered depends on the first task that is learnt; a refusal comes before anything is made."""
+def test_validation_alone_decides_nothing() -> None:
+    """The first task that is learned decides which layers are covered, not one that was only validated."""
     for refused in (False, True):
         learner = Learner(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)), steppe.FSDGPM())
         samples = torch.randn(12, 4), torch.arange(12) % 2
@@ -162,9 +149,10 @@ def test_what_was_only_checked_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", SEQUENTIAL)
-def test_after_a_failure_everything_goes_on_as_if_it_had_never_been(method: str, tmp_path: Path) -> None:
-    """In the first task and in a later one, with samples already in buffers; the weights, which stay where they got to,
-    are put back here so that all else can be compared.
+def test_failed_task_is_rolled_back_completely(method: str, tmp_path: Path) -> None:
+    """In the first task and in a later one, with samples in the buffers.
+
+    The weights are not rolled back, so they are restored here to compare everything else.
     """
     failed, never = (Learner(Small(6), settings_of(method, "cifar100-superclass"), seed=5) for _ in range(2))
     never.network.restore(failed.network.snapshot())
@@ -184,8 +172,8 @@ def test_after_a_failure_everything_goes_on_as_if_it_had_never_been(method: str,
     assert steppe.load(tmp_path / "learner", Small(6)).num_tasks == 3
 
 
-def test_a_corrected_task_may_look_different() -> None:
-    """Nothing of the first try decides what inputs and heads the first task has."""
+def test_corrected_task_may_have_other_inputs_and_head() -> None:
+    """The failed attempt does not fix the inputs and the head of the first task."""
     learner = Learner(nn.Sequential(nn.Flatten(), mlp()), ICaRL())
     x, y = torch.rand(20, 8), torch.arange(20) % 2
     with pytest.raises(UsageError, match="give the tasks heads"):
@@ -199,13 +187,13 @@ def normed() -> nn.Module:
 
 
 X, Y = torch.randn(41, 6, generator=torch.Generator().manual_seed(0)), torch.arange(41) % 2
-BESIDE_REPLAY = ("er", "fs-er", "der++", "sam-er", "dgpm")  # in their first task, at least
+BESIDE_REPLAY = ("er", "fs-er", "der++", "sam-er", "dgpm")  # at least in their first task
 ALONE = [name for name in SEQUENTIAL if name not in BESIDE_REPLAY]
 
 
 @pytest.mark.parametrize("source", [(X, Y), TensorDataset(X, Y)], ids=["tensors", "dataset"])
 @pytest.mark.parametrize("method", ALONE)
-def test_a_last_batch_of_one_is_refused_before_anything_is_learnt(method: str, source: Any) -> None:
+def test_last_batch_of_one_is_rejected_before_learning(method: str, source: Any) -> None:
     learner = Learner(normed(), settings_of(method, "cifar100-superclass"))
     before, bad = learner.network.snapshot(), Task(source, head=range(0, 2), name="odd")
     for size in (10, 1, 40):
@@ -217,13 +205,13 @@ def test_a_last_batch_of_one_is_refused_before_anything_is_learnt(method: str, s
 
 
 @pytest.mark.parametrize("method", SEQUENTIAL)
-def test_what_can_take_a_single_sample_is_not_refused(method: str) -> None:
-    """Replay beside it, statistics that rest, or no BatchNorm."""
+def test_single_sample_is_accepted_where_possible(method: str) -> None:
+    """With replay samples in the batch, with frozen statistics, or without BatchNorm."""
     settings = settings_of(method, "cifar100-superclass")
     tasks = [Task((X, Y + 2 * number), head=range(2 * number, 2 * number + 2)) for number in range(2)]
     plain = Learner(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), settings)
     assert [plain.learn(each, batch_size=10).updates for each in tasks] == [5, 5]
-    if method in ("er", "der++", "sam-er", "icarl"):  # chunks and slices of others are single samples
+    if method in ("er", "der++", "sam-er", "icarl"):  # their chunks and slices are single samples
         joined = Learner(normed(), settings)
         sizes = (11 if method == "icarl" else 10, 10)
         assert [joined.learn(each, batch_size=size).updates > 3 for each, size in zip(tasks, sizes, strict=True)]
@@ -232,9 +220,9 @@ def test_what_can_take_a_single_sample_is_not_refused(method: str) -> None:
     assert resting.learn(tasks[1], batch_size=10, freeze_statistics=True).updates == 5
 
 
-def test_failed_tries_use_up_no_place() -> None:
+def test_failed_attempts_do_not_count_as_tasks() -> None:
     learner = Learner(normed(), GEM(memory=8, tasks=2))
-    loader = DataLoader(TensorDataset(X, Y), batch_size=10)  # whose last batch shows only when it comes
+    loader = DataLoader(TensorDataset(X, Y), batch_size=10)  # its last batch is known only when it comes
     for _ in range(3):
         with pytest.raises(DataError, match="batch of one sample"):
             learner.learn(Task(loader))
@@ -243,7 +231,7 @@ def test_failed_tries_use_up_no_place() -> None:
         learner.learn(Task((X, Y)), batch_size=11)
 
 
-def quits(kind: type[BaseException]) -> Callable[[Event], None]:
+def stop_with(kind: type[BaseException]) -> Callable[[Event], None]:
     def callback(event: Event) -> None:
         if isinstance(event, EpochEnded):
             raise kind("enough")
@@ -252,16 +240,16 @@ def quits(kind: type[BaseException]) -> Callable[[Event], None]:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError, DataError])
-def test_what_the_user_stops_stays_learned(kind: type[BaseException]) -> None:
+def test_task_stopped_by_the_user_is_kept(kind: type[BaseException]) -> None:
     learner = Learner(mlp(6), ER(buffer=30))
     with pytest.raises(kind, match="enough"):
-        learner.learn(Task((X, Y), head=range(0, 2)), epochs=3, callback=quits(kind))
+        learner.learn(Task((X, Y), head=range(0, 2)), epochs=3, callback=stop_with(kind))
     assert (learner.num_tasks, learner.network.heads.ranges, learner.has_pending_task) == (1, [range(0, 2)], False)
     assert learner.learn(Task((X, Y + 2), head=range(2, 4))).updates == 5
     assert learner.network.heads.ranges == [range(0, 2), range(2, 4)]
 
 
-def test_ctrl_c_within_an_update_stays_learnt() -> None:
+def test_task_stopped_by_ctrl_c_is_kept() -> None:
     class Stopped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -281,8 +269,8 @@ def test_ctrl_c_within_an_update_stays_learnt() -> None:
     assert learner.num_tasks == 2
 
 
-def test_a_failure_after_resuming_leaves_the_task_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was before the task is not known there; the file can be loaded again."""
+def test_failure_after_resuming_cannot_be_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state before the task is not known; the file can be loaded again."""
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
     file = tmp_path / "learner"
     learner = Learner(mlp(6), ER(), seed=1)
@@ -305,7 +293,7 @@ def test_a_failure_after_resuming_leaves_the_task_begun(tmp_path: Path, monkeypa
 
 @dataclass(frozen=True)
 class Silent(Finetune):
-    """A method that does not say what has to be kept of it."""
+    """A method that does not declare its state."""
 
     def start(self, *arguments: Any) -> Any:
         method = super().start(*arguments)
@@ -327,7 +315,7 @@ def test_without_state_attrs_only_the_first_task_is_rolled_back(settings: Method
     assert learner.num_tasks == (2 if isinstance(settings, Silent) else 1)
 
 
-def test_a_first_label_outside_the_head_is_refused_whatever_the_form() -> None:
-    """It is looked at before the model is, which would say something about bounds."""
+def test_first_label_outside_the_head_is_rejected_in_every_form() -> None:
+    """Labels are checked before the model runs, which would raise an index error."""
     with pytest.raises(DataError, match="bad: the training data has labels 9 to 10"):
         Learner(mlp(6), ER()).learn(Task(TensorDataset(X, Y + 9), name="bad"))

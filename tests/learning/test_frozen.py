@@ -1,4 +1,4 @@
-"""What stands still: norm layers for one call of `learn`, and weights that their owner froze, also after loading."""
+"""Frozen weights and norm layers: for one call of `learn`, or by the user, also after loading."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from steppe.errors import RunError
 
 
 @pytest.mark.parametrize(("method", "saved"), [*((name, False) for name in SEQUENTIAL), ("er", True), ("gpm", True)])
-def test_what_one_call_freezes_the_next_may_learn_again(method: str, saved: bool, tmp_path: Path) -> None:
-    """Both are arguments of a call: what they say holds for its task alone, also of a learner that was loaded."""
+def test_freezing_lasts_for_one_call(method: str, saved: bool, tmp_path: Path) -> None:
+    """Both are arguments of a call and apply to its task only, also for a learner that was loaded."""
     torch.manual_seed(0)
     learner = Learner(Small(6), settings_of(method, "cifar100-superclass"))
     learner.learn(task(0), batch_size=6, freeze_norms=True, freeze_statistics=True)
@@ -37,13 +37,13 @@ def test_what_one_call_freezes_the_next_may_learn_again(method: str, saved: bool
 
 
 class Adapted(nn.Module):
-    """A backbone with BatchNorm and dropout, and a head; frozen and put in eval mode as asked."""
+    """A backbone with BatchNorm and dropout, and a head; optionally frozen and in eval mode."""
 
-    def __init__(self, *, frozen: bool = True, rests: bool = True) -> None:
+    def __init__(self, *, frozen: bool = True, in_eval: bool = True) -> None:
         super().__init__()
         self.backbone = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 8))
         self.hidden, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
-        self.backbone.requires_grad_(not frozen).train(not rests)
+        self.backbone.requires_grad_(not frozen).train(not in_eval)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.head(self.hidden(self.backbone(x)).relu())
@@ -56,7 +56,12 @@ def numbers(task: int) -> Task:
     return Task(pair, val=pair, name=f"task {task}")
 
 
-UNTIL_CUT = {"epochs": 30, "batch_size": 6, "patience": 1, "lr_min": 1.0}  # the first cut ends it: no momentum is left
+UNTIL_CUT = {
+    "epochs": 30,
+    "batch_size": 6,
+    "patience": 1,
+    "lr_min": 1.0,
+}  # ends at the first decay: no momentum is left
 METHODS = {
     "er": ER(lr=0.3, buffer=10),
     "fs-dgpm": FSDGPM(lr=0.3, buffer=10, basis_samples=10),
@@ -74,7 +79,7 @@ def written(file: Path, name: str, model: nn.Module, **how: Any) -> Learner:
 
 @pytest.mark.parametrize("how", [UNTIL_CUT, {}], ids=["until a cut", "to the end"])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_model_without_the_frozen_weights_frozen_is_refused(name: str, how: dict[str, Any], tmp_path: Path) -> None:
+def test_loading_into_a_model_with_unfrozen_weights_is_an_error(name: str, how: dict[str, Any], tmp_path: Path) -> None:
     file, given = tmp_path / "learner", Adapted(frozen=False)
     learner = written(file, name, Adapted(), **how)
     before = {key: value.clone() for key, value in given.state_dict().items()}
@@ -88,38 +93,38 @@ def test_a_model_without_the_frozen_weights_frozen_is_refused(name: str, how: di
     assert all(torch.equal(value, found[key]) for key, value in learner.model.state_dict().items())
 
 
-def test_weights_that_were_learnt_must_not_be_frozen(tmp_path: Path) -> None:
-    written(tmp_path / "learner", "er", Adapted(frozen=False, rests=False))
+def test_loading_into_a_model_with_trained_weights_frozen_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path / "learner", "er", Adapted(frozen=False, in_eval=False))
     with pytest.raises(
         ModelError, match=r"'backbone\.0\.weight' \(and 5 more\) was trainable .*requires_grad_\(True\)"
     ):
         steppe.load(tmp_path / "learner", Adapted())
 
 
-@pytest.mark.parametrize("rested", [True, False])
-def test_frozen_layers_go_on_in_the_mode_they_were_learnt_with(rested: bool, tmp_path: Path) -> None:
-    """To predict with, any mode will do; whoever learns on is told, and needs not load again."""
-    learner = written(tmp_path / "learner", "er", Adapted(rests=rested))
-    learner.model.eval()  # between tasks, as one does; it says nothing about how it was learnt
+@pytest.mark.parametrize("saved_in_eval", [True, False])
+def test_frozen_layers_must_keep_their_mode(saved_in_eval: bool, tmp_path: Path) -> None:
+    """For prediction either mode works; learning in the other mode is an error, without need to load again."""
+    learner = written(tmp_path / "learner", "er", Adapted(in_eval=saved_in_eval))
+    learner.model.eval()  # as usual between tasks; it says nothing about the mode in training
     learner.save(tmp_path / "learner")
-    loaded = steppe.load(tmp_path / "learner", Adapted(rests=not rested))
-    loaded.save(tmp_path / "learner")  # which changes nothing
-    loaded = steppe.load(tmp_path / "learner", Adapted(rests=not rested))
+    loaded = steppe.load(tmp_path / "learner", Adapted(in_eval=not saved_in_eval))
+    loaded.save(tmp_path / "learner")  # has no effect
+    loaded = steppe.load(tmp_path / "learner", Adapted(in_eval=not saved_in_eval))
     assert torch.equal(loaded.predict(torch.ones(3, 6)), learner.predict(torch.ones(3, 6)))
-    said = r"eval mode with part\.eval\(\)" if rested else r"train mode with layer\.train\(\)"
+    said = r"eval mode with part\.eval\(\)" if saved_in_eval else r"train mode with layer\.train\(\)"
     before = loaded.network.snapshot()
     with pytest.raises(ModelError, match=rf"'backbone\.1' \(and 1 more\) was in .*{said}\."):
         loaded.learn(numbers(1))
     assert all(torch.equal(before[name], value) for name, value in loaded.network.snapshot().items())
-    loaded.model.backbone.train(not rested)
+    loaded.model.backbone.train(not saved_in_eval)
     loaded.learn(numbers(1))
     stood = torch.equal(before["backbone.1.running_mean"], loaded.network.snapshot()["backbone.1.running_mean"])
-    assert stood is rested
-    loaded.model.backbone.train(rested)  # from task to task their owner decides
+    assert stood is saved_in_eval
+    loaded.model.backbone.train(saved_in_eval)  # between tasks the user decides
     loaded.learn(numbers(2))
 
 
-def test_modes_that_make_no_difference_are_not_asked_for(tmp_path: Path) -> None:
+def test_modes_without_effect_are_not_checked(tmp_path: Path) -> None:
     def plain() -> nn.Module:
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
         model[0].requires_grad_(False)
@@ -131,16 +136,16 @@ def test_modes_that_make_no_difference_are_not_asked_for(tmp_path: Path) -> None
     steppe.load(tmp_path / "learner", plain()).learn(numbers(1))
 
 
-def test_saved_within_a_task_the_modes_are_those_before_it(tmp_path: Path) -> None:
-    """Frozen statistics put layers in eval mode while a task is learnt, which is not their owner's doing."""
-    learner = Learner(Adapted(rests=False), ER())
+def test_modes_saved_within_a_task_are_those_before_it(tmp_path: Path) -> None:
+    """Frozen statistics put layers in eval mode during a task; that is not the user's choice."""
+    learner = Learner(Adapted(in_eval=False), ER())
     learner.learn(numbers(0))
     how = {"batch_size": 6, "freeze_statistics": True}
     learner.learn(numbers(1), **how, callback=lambda event: learner.save(tmp_path / "learner"))
-    steppe.load(tmp_path / "learner", Adapted(rests=False)).learn(numbers(1), **how)
+    steppe.load(tmp_path / "learner", Adapted(in_eval=False)).learn(numbers(1), **how)
 
 
-def test_files_from_before_they_said_what_was_frozen(tmp_path: Path) -> None:
+def test_older_files_without_frozen_names_load(tmp_path: Path) -> None:
     learner = written(tmp_path / "learner", "er", Adapted(), **UNTIL_CUT)
     state = learner.state_dict()
     del state["trainable"], state["at_rest"]

@@ -32,7 +32,7 @@ class Mixed(nn.Module):
 
 
 class Cosine(nn.Module):
-    """A head whose matrix belongs to no layer with a rule."""
+    """A head whose matrix belongs to a layer without a rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,13 +118,13 @@ def test_the_head_is_saved(tmp_path: Path) -> None:
     assert all(map(torch.equal, expected.model.parameters(), loaded.model.parameters()))
 
 
-def test_a_state_with_another_head_is_refused() -> None:
+def test_state_with_another_head_is_rejected() -> None:
     state = Learner(Mixed(), GPM(), head="head").state_dict()
     with pytest.raises(UsageError, match="use the same arguments"):
         Learner(Mixed(), GPM()).load_state_dict(state)
 
 
-def test_states_of_before_heads_could_be_named_still_load() -> None:
+def test_older_states_without_a_head_name_load() -> None:
     state = Learner(Mixed(), GPM()).state_dict()
     del state["head"]
     Learner(Mixed(), GPM()).load_state_dict(state)

@@ -1,4 +1,4 @@
-"""A task that its user broke off is ended like one that came to its end: nothing of its protection is missing."""
+"""A task stopped by the user is ended like any other: its protection is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOW: dict[str, Any] = {"batch_size": 6, "freeze_norms": True}
 
 
 class EnoughError(Exception):
-    """The user's own."""
+    """Raised by the user's callback."""
 
 
 def stop_after(epochs: int, kind: type[BaseException] = EnoughError) -> Any:
@@ -30,13 +30,13 @@ def stop_after(epochs: int, kind: type[BaseException] = EnoughError) -> Any:
     return callback
 
 
-def made(method: str) -> Learner:
+def create_learner(method: str) -> Learner:
     torch.manual_seed(0)
     return Learner(Small(), settings_of(method, "cifar100-superclass"), seed=3)
 
 
 def values(state: Any) -> list[Any]:
-    """All that a state holds, in a row, without the seconds that were spent."""
+    """All numbers in a state as one vector, without times."""
     if isinstance(state, dict):
         return [each for key, value in sorted(state.items(), key=str) for each in [key, *values(value)]]
     if isinstance(state, (list, tuple)):
@@ -48,8 +48,8 @@ def values(state: Any) -> list[Any]:
 
 @pytest.mark.parametrize("use", ["learn", "evaluate", "predict", "save"])
 @pytest.mark.parametrize("kind", [EnoughError, KeyboardInterrupt])
-def test_whatever_comes_next_finds_the_task_ended(use: str, kind: type[BaseException], tmp_path: Path) -> None:
-    learner = made("gpm")
+def test_next_use_ends_the_task(use: str, kind: type[BaseException], tmp_path: Path) -> None:
+    learner = create_learner("gpm")
     with pytest.raises(kind):
         learner.learn(task(0), epochs=9, callback=stop_after(2, kind), **HOW)
     if use == "learn":
@@ -68,9 +68,9 @@ def test_whatever_comes_next_finds_the_task_ended(use: str, kind: type[BaseExcep
 
 @pytest.mark.parametrize("patience", [0, 1])
 @pytest.mark.parametrize("method", SEQUENTIAL)
-def test_it_is_the_same_as_fewer_epochs(method: str, patience: int) -> None:
-    """To the bit, in everything that is kept, and after another task as well; with validation the best weights."""
-    whole, broken = made(method), made(method)
+def test_stopping_equals_fewer_epochs(method: str, patience: int) -> None:
+    """Everything is equal bit for bit, also after another task; with validation, the best weights are restored."""
+    whole, broken = create_learner(method), create_learner(method)
     whole.learn(task(0), epochs=2, patience=patience, **HOW)
     with pytest.raises(EnoughError):
         broken.learn(task(0), epochs=9, patience=patience, callback=stop_after(2), **HOW)
@@ -81,9 +81,9 @@ def test_it_is_the_same_as_fewer_epochs(method: str, patience: int) -> None:
     assert values(broken.state_dict()) == values(whole.state_dict())
 
 
-def test_it_is_ended_once_and_not_from_within(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever watches may test and save: then the task still goes on."""
-    learner = made("er")
+def test_task_is_ended_once_and_not_from_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callback may evaluate and save without ending the task."""
+    learner = create_learner("er")
     ended: list[int] = []
     method: Any = learner.validate(task(0))
     monkeypatch.setattr(method, "end_task", lambda: ended.append(learner.num_tasks) or [])
@@ -96,22 +96,22 @@ def test_it_is_ended_once_and_not_from_within(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(EnoughError):
         learner.learn(task(0), epochs=9, callback=callback, **HOW)
-    assert not ended  # not before it is used
+    assert not ended  # not before the next use
     for _ in range(2):
         learner.evaluate(task(0))
     assert ended == [1]
 
 
-def test_a_failed_task_is_not_ended() -> None:
-    """It was never begun."""
+def test_failed_task_is_not_ended() -> None:
+    """It was rolled back."""
     learner = Learner(nn.Linear(4, 4), GPM(lr=3e38, clip=0.0))
     with pytest.raises(DivergedError):
         learner.learn(Task((100 * torch.randn(12, 4), torch.arange(12) % 4)), batch_size=12)
     assert not isinstance(learner.phase, PendingEnd)
 
 
-def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
-    """A good file would be replaced by one of no use."""
+def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
+    """A good file would be overwritten with a useless one."""
     data = 100 * torch.randn(12, 4), torch.arange(12) % 4
     learner = Learner(nn.Linear(4, 4), ER(lr=3e38, clip=0.0))
     learner.save(tmp_path / "learner")

@@ -1,4 +1,4 @@
-"""The front door: users' own models and data, what is covered, reproducibility, and nothing left behind."""
+"""`Learner` with users' own models and data: coverage, reproducibility, and no side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_models import OWN, Own, Words, bright, mlp
+from own_models import OWN, BreaksAt, Own, Words, bright, mlp
 from reference import no_hooks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -28,15 +28,15 @@ METHODS: dict[str, Callable[[], MethodConfig]] = {
 }
 
 
-def built(own: Own, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build_model(own: Own, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(1)
     return own.build().to(dtype)
 
 
-def learnt(
+def trained_learner(
     own: Own, method: MethodConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, tasks: int = 2
 ) -> tuple[Learner, list[Task]]:
-    learner = Learner(built(own, dtype), method, seed=seed)
+    learner = Learner(build_model(own, dtype), method, seed=seed)
     stream = [Task(own.source(40, t), own.source(16, t), name=f"task {t}") for t in range(tasks)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -53,8 +53,8 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_time_spent_on_the_memory_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only updates and the task's end move on."""
+def test_time_for_the_memory_is_not_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fake clock that only updates and the end of the task advance."""
     learner, task = Learner(mlp(), Finetune()), Task(bright(8)(20, 0))
     method, now = learner.validate(task), 0.0
     observe, end_task = method.observe, method.end_task
@@ -75,10 +75,10 @@ def test_time_spent_on_the_memory_is_no_training_time(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("own", OWN)
-def test_own_models_learn_and_are_left_clean(own: str, method: str) -> None:
-    """The task is learnt; afterwards no hook, no gradient, no change of mode, no change of any global generator."""
+def test_own_models_learn_without_side_effects(own: str, method: str) -> None:
+    """The task is learned; afterwards no hook, gradient, mode or global generator has changed."""
     case = OWN[own]
-    model = built(case)
+    model = build_model(case)
     model.get_submodule(next(name for name, _ in model.named_children())).eval()
     modes = [module.training for module in model.modules()]
     learner = Learner(model, METHODS[method]())
@@ -97,14 +97,14 @@ def test_own_models_learn_and_are_left_clean(own: str, method: str) -> None:
     assert [module.training for module in model.modules()] == modes
     assert all(p.grad is None for p in model.parameters())
     assert no_hooks(model)
-    assert float(torch.tensor(1e-310, dtype=torch.float64) / 2) > 0  # denormals are flushed while learning only
+    assert float(torch.tensor(1e-310, dtype=torch.float64) / 2) > 0  # denormals are flushed only while learning
 
 
 @pytest.mark.parametrize("own", OWN)
 def test_covered_weights_have_bases_and_excluded_ones_have_none(own: str) -> None:
     case = OWN[own]
     for exclude in ((), sorted(case.newly_covered)):
-        learner = Learner(built(case), FSDGPM(**BRISK), exclude=exclude)
+        learner = Learner(build_model(case), FSDGPM(**BRISK), exclude=exclude)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = learner.learn(Task(case.source(30)))
@@ -113,10 +113,10 @@ def test_covered_weights_have_bases_and_excluded_ones_have_none(own: str) -> Non
         assert not [str(w.message) for w in caught if "protection" in str(w.message)]
 
 
-def test_finetune_is_a_plain_training_loop() -> None:
-    """A DataLoader's own order and batches, SGD with momentum, the gradient's norm clipped: as one would write it."""
+def test_finetune_equals_a_plain_training_loop() -> None:
+    """A DataLoader's own order and batches, SGD with momentum, gradient clipping."""
     x, y = bright(8)(23, 0)
-    model, twin = (built(OWN["mlp"], torch.float64) for _ in range(2))
+    model, twin = (build_model(OWN["mlp"], torch.float64) for _ in range(2))
     Learner(model, Finetune(lr=0.3, clip=0.2)).learn(Task(DataLoader(TensorDataset(x, y), batch_size=6)), epochs=2)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9)
     for _ in range(2):
@@ -139,9 +139,9 @@ def test_finetune_is_a_plain_training_loop() -> None:
     ],
     ids=["numpy", "list, int32", "dataset", "subset"],
 )
-def test_the_same_data_in_another_form_gives_the_same_weights(form: Callable[[Tensor, Tensor], Any]) -> None:
+def test_every_form_of_the_data_gives_the_same_weights(form: Callable[[Tensor, Tensor], Any]) -> None:
     x, y = bright(8)(37, 0)
-    models = [built(OWN["mlp"]) for _ in range(2)]
+    models = [build_model(OWN["mlp"]) for _ in range(2)]
     for model, source in zip(models, [(x, y), form(x, y)], strict=True):
         learner = Learner(model, ER(**{k: BRISK[k] for k in ("lr", "buffer")}))  # type: ignore[arg-type]
         learner.learn(Task(source, source), epochs=2)
@@ -151,26 +151,26 @@ def test_the_same_data_in_another_form_gives_the_same_weights(form: Callable[[Te
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("own", ["mlp", "convolutional", "transformer"])
-def test_the_seed_alone_decides(own: str, method: str) -> None:
-    """Bit for bit, dropout included, whatever the global generator did before or between the tasks."""
-    first, _ = learnt(OWN[own], METHODS[method]())
+def test_results_depend_only_on_the_seed(own: str, method: str) -> None:
+    """Bit for bit, dropout included, whatever draws from the global generator before or between the tasks."""
+    first, _ = trained_learner(OWN[own], METHODS[method]())
     torch.rand(17)
-    again = Learner(built(OWN[own]), METHODS[method]())
+    again = Learner(build_model(OWN[own]), METHODS[method]())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for task in range(2):
             torch.manual_seed(99 + task)
             again.learn(Task(OWN[own].source(40, task)), epochs=2)
     assert same(state(first.model), state(again.model))
-    other, _ = learnt(OWN[own], METHODS[method](), seed=1)
+    other, _ = trained_learner(OWN[own], METHODS[method](), seed=1)
     assert not same(state(first.model), state(other.model))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("own", ["mlp", "convolutional"])
-def test_a_copy_learns_on_by_itself(own: str, method: str) -> None:
-    """The same as the original would, and without touching it."""
-    learner, _ = learnt(OWN[own], METHODS[method]())
+def test_copies_are_independent(own: str, method: str) -> None:
+    """A copy learns what the original would, without changing it."""
+    learner, _ = trained_learner(OWN[own], METHODS[method]())
     clone_tree, before = copy.deepcopy(learner), state(learner.network.model)
     task = Task(OWN[own].source(40, 2), name="task 2")
     with warnings.catch_warnings():
@@ -184,31 +184,31 @@ def test_a_copy_learns_on_by_itself(own: str, method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_float32_is_close_to_float64(method: str) -> None:
-    single, _ = learnt(OWN["mlp"], METHODS[method]())
-    double, _ = learnt(OWN["mlp"], METHODS[method](), dtype=torch.float64)
+    single, _ = trained_learner(OWN["mlp"], METHODS[method]())
+    double, _ = trained_learner(OWN["mlp"], METHODS[method](), dtype=torch.float64)
     exact = state(double.model)
     for name, value in state(single.model).items():
         torch.testing.assert_close(value.double(), exact[name], rtol=0, atol=2e-4)
 
 
-def headed(task: int, n: int = 30) -> Task:
-    """Two classes per task, on rows of their own."""
+def multi_head_task(task: int, n: int = 30) -> Task:
+    """Two classes per task, on their own outputs."""
     x, y = bright(8)(n, task)
     head = range(2 * task, 2 * task + 2)
     return Task((x, y % 2 + head.start), (x, y % 2 + head.start), head=head, name=f"task {task}")
 
 
-def test_a_multi_heads_head_is_found_and_left_uncovered() -> None:
-    learner = Learner(built(OWN["mlp"]), FSDGPM(**BRISK))
-    learner.learn(headed(0), epochs=12)
+def test_multi_head_output_layer_is_detected_and_not_covered() -> None:
+    learner = Learner(build_model(OWN["mlp"]), FSDGPM(**BRISK))
+    learner.learn(multi_head_task(0), epochs=12)
     unseen = learner.model[4].weight[2:].clone()  # type: ignore[index]
-    assert set(learner.learn(headed(1), epochs=1).diagnostics["ranks"]) == {"0.weight", "2.weight"}
+    assert set(learner.learn(multi_head_task(1), epochs=1).diagnostics["ranks"]) == {"0.weight", "2.weight"}
     assert not torch.equal(learner.model[4].weight[2:], unseen)  # type: ignore[index]
-    assert learner.evaluate(headed(0))[0] > 60
+    assert learner.evaluate(multi_head_task(0))[0] > 60
 
 
 def test_predictions_stay_within_the_head() -> None:
-    learner = Learner(built(OWN["mlp"]), ER())
+    learner = Learner(build_model(OWN["mlp"]), ER())
     x, y = bright(8)(50, 0)
     with torch.no_grad():
         output = learner.model(x)
@@ -225,7 +225,7 @@ def test_predictions_stay_within_the_head() -> None:
 
 
 class Halved(nn.Module):
-    """No layer gives the output: it is the sum of two halves of one."""
+    """No single layer computes the output: it is the sum of two halves of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,21 +236,21 @@ class Halved(nn.Module):
         return self.halves(torch.relu(self.body(x))).reshape(len(x), 2, 4).sum(1)
 
 
-def test_a_head_that_cannot_be_found_must_be_named() -> None:
+def test_undetectable_head_must_be_named() -> None:
     with pytest.raises(ModelError, match=r"exclude=\("):
-        Learner(Halved(), FSDGPM(**BRISK)).learn(headed(0))
+        Learner(Halved(), FSDGPM(**BRISK)).learn(multi_head_task(0))
     named = Learner(Halved(), FSDGPM(**BRISK), exclude=["halves"])
-    assert set(named.learn(headed(0)).diagnostics["ranks"]) == {"body.weight"}
+    assert set(named.learn(multi_head_task(0)).diagnostics["ranks"]) == {"body.weight"}
 
 
 def test_exclusions() -> None:
-    learner = Learner(built(OWN["mlp"]), FSDGPM(**BRISK), exclude=("2", "4.weight"))
+    learner = Learner(build_model(OWN["mlp"]), FSDGPM(**BRISK), exclude=("2", "4.weight"))
     assert set(learner.learn(Task(bright(8)(20, 0))).diagnostics["ranks"]) == {"0.weight"}
     with pytest.raises(UsageError, match=r"'5\.weight'"):
         Learner(mlp(), FSDGPM(), exclude=("5.weight",))
 
 
-def test_a_table_tied_to_a_linear_layer_is_refused() -> None:
+def test_embedding_tied_to_a_linear_layer_is_rejected() -> None:
     words, labels = OWN["words"].source(20)
     with pytest.raises(ModelError, match=r"'table\.weight' is shared"):
         Learner(Words(tied=True), FSDGPM()).learn(Task((words, labels)))
@@ -259,8 +259,8 @@ def test_a_table_tied_to_a_linear_layer_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("samples", "remarks"), [(25, 0), (500, 1)])
-def test_more_basis_samples_than_the_buffer_holds_is_only_remarked(samples: int, remarks: int) -> None:
-    learner = Learner(built(OWN["mlp"]), FSDGPM(buffer=25, basis_samples=samples))
+def test_more_basis_samples_than_the_buffer_holds_gives_a_remark(samples: int, remarks: int) -> None:
+    learner = Learner(build_model(OWN["mlp"]), FSDGPM(buffer=25, basis_samples=samples))
     result = learner.learn(Task(bright(8)(40, 0)))
     assert len(result.remarks) == remarks
     assert all("500" in remark and "25" in remark for remark in result.remarks)
@@ -268,28 +268,19 @@ def test_more_basis_samples_than_the_buffer_holds_is_only_remarked(samples: int,
     assert result.bytes["bases"] == sum(4 * rank["rank"] * rank["of"] for rank in result.diagnostics["ranks"].values())
 
 
-class Failing(nn.Module):
-    """A forward that fails in training after some calls."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.inner, self.left = mlp(), after
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.left -= self.training
-        if self.left < 0:
-            raise RuntimeError("the model gave up")
-        return self.inner(x)
+def give_up(output: Tensor) -> Tensor:
+    raise RuntimeError("the model gave up")
 
 
-def test_an_error_within_the_model_leaves_nothing_behind() -> None:
-    """An update takes three forwards, two of them at shifted weights. Whichever of the second update's fails, the
-    weights are those after the first.
+def test_model_error_leaves_weights_of_a_complete_update() -> None:
+    """An update takes three forwards, two of them at perturbed weights.
+
+    Whichever of the second update's fails, the weights are those after the first.
     """
     reached = []
     for after in (3, 4, 5):
         torch.manual_seed(1)
-        model = Failing(after)
+        model = BreaksAt(after + 1, give_up)
         model.inner[2].eval()  # type: ignore[index]
         modes, found = [m.training for m in model.modules()], torch.get_rng_state()
         with pytest.raises(RuntimeError, match="gave up"):
@@ -299,6 +290,6 @@ def test_an_error_within_the_model_leaves_nothing_behind() -> None:
         assert torch.equal(torch.get_rng_state(), found)
         reached.append(state(model))
     torch.manual_seed(1)
-    assert not same(reached[0], state(Failing(0)))
+    assert not same(reached[0], state(BreaksAt(1, give_up)))
     assert same(reached[0], reached[1])
     assert same(reached[0], reached[2])

@@ -1,4 +1,4 @@
-"""One task's protocol: glances, what is remembered and when, what is told on the way."""
+"""The training loop of a task: updates per batch, what is stored and when, and which events are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X, Y = bright(8)(23, 0)
 
 
 class Diary(Method):
-    """Writes down what it is asked to do."""
+    """Records the calls it gets."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, list[int]]] = []
@@ -41,7 +41,7 @@ class Diary(Method):
 
 
 def _numbers(batch: Batch) -> list[int]:
-    """Which samples of X a batch holds."""
+    """The indices in X of a batch's samples."""
     return [int((x == X).all(1).nonzero()[0]) for x in batch.x]
 
 
@@ -52,8 +52,9 @@ class Writing(MethodConfig):
 
 
 @pytest.mark.parametrize(("epochs", "updates_per_batch"), [(1, 1), (1, 5), (3, 2)])
-def test_glances_and_remembering(epochs: int, updates_per_batch: int) -> None:
-    """Each batch is observed once per glance, then remembered once, in the first epoch only; epochs differ in order."""
+def test_updates_per_batch_and_after_batch(epochs: int, updates_per_batch: int) -> None:
+    """Each batch is observed `updates_per_batch` times, then passed to `after_batch` once, in the first epoch only; the
+    order differs between epochs."""
     told: list[Any] = []
     learner = Learner(mlp(), Writing())
     result = learner.learn(
@@ -87,7 +88,7 @@ def test_glances_and_remembering(epochs: int, updates_per_batch: int) -> None:
     assert [event.loss for event in ends] == pytest.approx(means)
 
 
-def test_samples_carry_the_place_of_their_task() -> None:
+def test_samples_carry_the_index_of_their_task() -> None:
     learner = Learner(mlp(), Writing())
     for _ in range(3):
         learner.learn(Task((X, Y)))

@@ -1,4 +1,4 @@
-"""A loss of the user's: what it sees, what it gives with every method, and what is refused."""
+"""Custom losses: what they see, their results with every method, and what is rejected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def learned(model: nn.Module, method: steppe.MethodConfig, tasks: list[Task], **
 @pytest.mark.parametrize("build", [Small, chain])
 @pytest.mark.parametrize("method", ANY_LOSS)
 def test_cross_entropy_as_own_loss_learns_the_same(method: str, build: Callable[..., nn.Module], heads: bool) -> None:
-    """Within heads too, where a batch with replay holds several: the mean over the samples is the same."""
+    """Also within heads, where a replay batch has samples of several: the mean over the samples is the same."""
     found = []
     for loss in (None, cross_entropy):
         torch.manual_seed(0)
@@ -93,7 +93,7 @@ def test_mixed_heads_weigh_by_samples() -> None:
     torch.testing.assert_close(network.loss(Batch(x, y, where)), by_hand)
 
 
-def test_the_fast_path_differentiates_an_own_loss() -> None:
+def test_fast_path_differentiates_a_custom_loss() -> None:
     """A plain sum, whose gradient is an expanded tensor, on the chain of linear layers."""
     learner = Learner(chain(), FSDGPM(buffer=20, basis_samples=10), loss=lambda output, y: output.square().sum())
     before = float(learner.outputs(task(0).train.x).square().sum())  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def fails(output: Tensor, y: Tensor) -> Tensor:
         (fails, r"failed on an output of shape \(1, 2\) and a target of shape \(1,\).*KeyError: 'weights'"),
     ],
 )
-def test_an_impossible_loss_is_refused_before_anything_changes(loss: Any, match: str) -> None:
+def test_invalid_loss_is_rejected_before_anything_changes(loss: Any, match: str) -> None:
     model = Small()
     before = pickle.dumps([p.detach().numpy() for p in model.parameters()])
     learner = Learner(model, ER(), loss=loss)
@@ -155,17 +155,17 @@ def test_an_impossible_loss_is_refused_before_anything_changes(loss: Any, match:
         (nn.Linear(2, 1), "trainable parameters"),
     ],
 )
-def test_what_cannot_be_a_loss(loss: Any, match: str) -> None:
+def test_invalid_loss_arguments_are_rejected(loss: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         Learner(Small(), ER(), loss=loss)
 
 
-def test_methods_of_classes_say_so_before_work_starts() -> None:
+def test_classification_methods_reject_custom_losses() -> None:
     with pytest.raises(UsageError, match="ICaRL works with class numbers and cross-entropy only"):
         Learner(Small(), steppe.ICaRL(), loss=cross_entropy)
 
 
-def test_a_loss_that_fails_within_a_task_loses_nothing() -> None:
+def test_loss_that_fails_within_a_task_is_rolled_back() -> None:
     calls = 0
 
     def loss(output: Tensor, y: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def test_heads_need_rows() -> None:
             call(x if call == learner.predict else Task((x, y), (x, y)))  # type: ignore[operator]
 
 
-def test_an_output_without_samples_is_refused() -> None:
+def test_output_without_samples_is_rejected() -> None:
     class Total(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -219,7 +219,7 @@ def test_an_output_without_samples_is_refused() -> None:
         Learner(Total(), ER(), loss=lambda output, y: output).learn(task(0))
 
 
-def test_class_numbers_outside_a_head_are_refused_with_an_own_loss_too() -> None:
+def test_labels_outside_the_head_are_rejected_with_a_custom_loss() -> None:
     x, y = images(12, range(4), 0)
     with pytest.raises(DataError, match="outside the head"):
         Learner(Small(), ER(), loss=cross_entropy).learn(Task((x, y), head=range(2)))
@@ -244,8 +244,8 @@ def test_a_saved_learner_needs_its_loss(tmp_path: Any) -> None:
         steppe.load(tmp_path / "plain", Small(), loss=smoothed)
 
 
-def test_drawing_in_a_loss_draws_from_the_learner(tmp_path: Any) -> None:
-    """The user's generators stay as they are, and a second learner draws the same."""
+def test_random_loss_draws_from_the_learner(tmp_path: Any) -> None:
+    """The user's generators do not change, and a second learner draws the same numbers."""
 
     def noisy(output: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(output + torch.randn_like(output), y)

@@ -1,4 +1,4 @@
-"""ACC, BWT, forgetting, learning accuracy and forward transfer against sums written term by term."""
+"""ACC, BWT, forgetting, learning accuracy and forward transfer against explicit loops."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_measures_equal_their_loops(rows: tuple[list[float], ...]) -> None:
     assert len(matrix) == len(rows)
 
 
-def test_by_hand() -> None:
-    """Over T − 1 tasks, not T; forgetting counts from the best, which here was not the first."""
+def test_measures_by_hand() -> None:
+    """Averages are over T − 1 tasks, not T; forgetting is measured from the best accuracy, here not the first."""
     matrix = AccuracyMatrix([[80], [90, 70], [60, 76, 50]])
     assert matrix.acc == pytest.approx(62)
     assert matrix.bwt == pytest.approx(((60 - 80) + (76 - 70)) / 2)
@@ -33,12 +33,12 @@ def test_by_hand() -> None:
     assert matrix.square() == [[80, None, None], [90, 70, None], [60, 76, 50]]
 
 
-def test_one_task_has_nothing_to_forget() -> None:
+def test_one_task_has_no_forgetting() -> None:
     matrix = AccuracyMatrix([[42.0]])
     assert (matrix.acc, matrix.learning_acc, matrix.bwt, matrix.forgetting) == (42.0, 42.0, 0.0, 0.0)
 
 
-def test_tasks_learnt_together_leave_what_was_not_measured_open() -> None:
+def test_jointly_learned_tasks_leave_unmeasured_entries_none() -> None:
     matrix = AccuracyMatrix([[50]])
     matrix.append([60, 70, 80], num_tasks=2)
     assert matrix.acc == pytest.approx(70)
@@ -47,13 +47,13 @@ def test_tasks_learnt_together_leave_what_was_not_measured_open() -> None:
 
 
 @pytest.mark.parametrize("row", [[], [1.0], [1.0, 2.0, 3.0]])
-def test_rows_of_the_wrong_length_are_refused(row: list[float]) -> None:
+def test_rows_of_the_wrong_length_are_rejected(row: list[float]) -> None:
     with pytest.raises(DataError, match=f"row 2 .*{len(row)} entries"):
         AccuracyMatrix([[1.0], row])
 
 
 @pytest.mark.parametrize(("row", "learnt"), [([1.0, 2.0], 2), ([1.0, 2.0, "x"], 2), ([1.0], 0)])
-def test_a_refused_row_leaves_the_matrix_as_it_was(row: list[float], learnt: int) -> None:
+def test_rejected_row_does_not_change_the_matrix(row: list[float], learnt: int) -> None:
     matrix = AccuracyMatrix([[50]])
     with pytest.raises((DataError, ValueError)):
         matrix.append(row, num_tasks=learnt)
@@ -63,7 +63,8 @@ def test_a_refused_row_leaves_the_matrix_as_it_was(row: list[float], learnt: int
 
 
 def test_forward_transfer_by_hand() -> None:
-    """Task 2 before it was learnt against task 2 untrained, and task 3 likewise; the first task has no before."""
+    """Accuracy on task 2 before it is learned, minus that of the untrained network, and likewise task 3; the first task
+    does not count."""
     matrix = AccuracyMatrix([[80], [90, 70], [60, 76, 50]])
     assert matrix.forward_transfer is None
     matrix.untrained, matrix.ahead = [99, 10, 12], [25, 11]
@@ -72,7 +73,7 @@ def test_forward_transfer_by_hand() -> None:
     assert matrix.forward_transfer is None
 
 
-def test_one_task_has_nothing_to_transfer() -> None:
+def test_one_task_has_no_forward_transfer() -> None:
     matrix = AccuracyMatrix([[42.0]])
     matrix.untrained = [10.0]
     assert matrix.forward_transfer == 0

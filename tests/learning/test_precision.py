@@ -1,4 +1,4 @@
-"""Mixed precision: products in bfloat16 while a task is learnt, and nothing else."""
+"""Mixed precision: matrix products in bfloat16 while learning, and float32 everywhere else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEQUENTIAL = [name for name in METHODS if name not in ("multitask", "oracle")]
 
 
 def task(place: int) -> Task:
-    """Bright or dark, in one channel: learnt in a few updates."""
+    """Bright or dark images with one channel: learned in a few updates."""
     y = torch.arange(48) % 2
     x = IMAGES.clone()
     x[:, place] += 2.0 * y[:, None, None]
@@ -43,7 +43,7 @@ def model() -> nn.Module:
 
 
 def chain() -> nn.Module:
-    """Without convolutions: some methods take the gradients of such a model in other ways."""
+    """Without convolutions: some methods compute the gradients of such a model differently."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
 
@@ -67,7 +67,7 @@ def test_every_method_learns(name: str, made: Callable[[], nn.Module]) -> None:
     assert not all(map(torch.equal, whole.model.parameters(), mixed.model.parameters()))
 
 
-def test_products_are_bfloat16_while_learning_alone() -> None:
+def test_products_are_bfloat16_only_while_learning() -> None:
     seen: list[tuple[bool, torch.dtype]] = []
     learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10))
     learner.model[4].register_forward_hook(lambda layer, args, output: seen.append((layer.training, output.dtype)))
@@ -80,7 +80,7 @@ def test_products_are_bfloat16_while_learning_alone() -> None:
     assert {dtype for _, dtype in seen} == {torch.float32}
 
 
-def test_validation_and_tests_meanwhile_are_float32() -> None:
+def test_validation_and_evaluation_are_float32() -> None:
     seen: list[tuple[bool, torch.dtype]] = []
     learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10))
     learner.model[4].register_forward_hook(lambda layer, args, output: seen.append((layer.training, output.dtype)))
@@ -96,7 +96,7 @@ def test_validation_and_tests_meanwhile_are_float32() -> None:
     assert (True, torch.bfloat16) in seen
 
 
-def test_float64_is_refused() -> None:
+def test_float64_is_rejected() -> None:
     learner = Learner(model().double(), FSDGPM())
     with pytest.raises(
         steppe.UsageError, match=r"bfloat16.*needs float32 weights, got torch\.float64.*model\.float\(\)"
@@ -105,7 +105,7 @@ def test_float64_is_refused() -> None:
     assert learner.num_tasks == 0
 
 
-def test_weights_of_several_types_keep_them() -> None:
+def test_mixed_weight_dtypes_are_kept() -> None:
     class Sharp(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -125,8 +125,8 @@ def test_weights_of_several_types_keep_them() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_within_somebody_s_own_autocast_it_learns(precision: str) -> None:
-    """Autocast keeps copies of the weights for as long as it lasts: the update would never be seen."""
+def test_learning_within_the_users_autocast(precision: str) -> None:
+    """Autocast caches cast weights for as long as it is active, so updates would not be seen."""
     learner = Learner(model(), steppe.ER(buffer=20))
     before = torch.is_autocast_cache_enabled()
     with torch.autocast("cpu", torch.bfloat16):
@@ -137,8 +137,8 @@ def test_within_somebody_s_own_autocast_it_learns(precision: str) -> None:
 
 @pytest.mark.parametrize("made", [model, chain])
 @pytest.mark.parametrize("name", SEQUENTIAL)
-def test_somebody_s_own_autocast_is_the_precision(name: str, made: Callable[[], nn.Module]) -> None:
-    """To the bit; and what comes after it is not touched by it."""
+def test_the_users_autocast_sets_the_precision(name: str, made: Callable[[], nn.Module]) -> None:
+    """Bit for bit; and the user's code afterwards is not affected."""
     one, other = (Learner(made(), settings(name)) for _ in range(2))
     one.learn(task(0), batch_size=8, precision="bfloat16")
     with torch.autocast("cpu", torch.bfloat16):
@@ -148,14 +148,14 @@ def test_somebody_s_own_autocast_is_the_precision(name: str, made: Callable[[], 
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
 
 
-def test_an_autocast_that_does_not_serve_is_refused() -> None:
+def test_unsupported_autocast_is_rejected() -> None:
     learner = Learner(model(), steppe.ER())
     with torch.autocast("cpu", torch.float16), pytest.raises(steppe.UsageError, match=r"autocast to torch\.float16"):
         learner.learn(task(0))
     assert learner.num_tasks == 0
 
 
-def test_it_ends_with_a_task_that_fails() -> None:
+def test_precision_is_reset_after_a_failed_task() -> None:
     learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10, lr=1e30, momentum=0.0, clip=0.0))
     with pytest.raises(steppe.DivergedError):
         learner.learn(task(0), **HALF)
@@ -163,7 +163,7 @@ def test_it_ends_with_a_task_that_fails() -> None:
 
 
 @pytest.mark.parametrize("factored", [True, False])
-def test_gradients_are_nearly_those_of_full_precision(factored: bool) -> None:
+def test_gradients_are_close_to_full_precision(factored: bool) -> None:
     network = Network(model())
     network.heads.add(None, 4)
     y = torch.arange(8) % 4
@@ -181,8 +181,8 @@ def test_gradients_are_nearly_those_of_full_precision(factored: bool) -> None:
         assert float((product - expected[name]).norm()) < 0.15 * float(expected[name].norm()), name
 
 
-def test_perturbations_below_its_last_bit_are_not_lost() -> None:
-    """Most weights stay where they are, but the others make up for them: the loss rises as in full precision."""
+def test_perturbations_below_bfloat16_resolution_are_not_lost() -> None:
+    """Most weights do not change in bfloat16, but the others compensate: the loss rises as in full precision."""
     torch.manual_seed(0)
     network = Network(LeNet(outputs=4, size=8))
     network.heads.add(None, 4)
@@ -202,7 +202,7 @@ def test_perturbations_below_its_last_bit_are_not_lost() -> None:
     assert rises[1] == pytest.approx(rises[0], rel=0.2)
 
 
-def test_second_order_multiplies_in_it_too() -> None:
+def test_second_order_uses_bfloat16_too() -> None:
     found = []
     for precision in ("float32", "bfloat16"):
         learner = Learner(model(), FSDGPM(buffer=20, basis_samples=10, second_order=True))
@@ -213,7 +213,7 @@ def test_second_order_multiplies_in_it_too() -> None:
 
 
 @pytest.mark.usefixtures("fast_paths_on")
-def test_chains_rest_meanwhile() -> None:
+def test_linear_chain_is_off_in_bfloat16() -> None:
     learner = Learner(nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 4)), FSDGPM(buffer=20))
     x, y = torch.rand(30, 6, generator=CHANCE), torch.arange(30) % 4
     chains: list[Any] = []
@@ -228,7 +228,7 @@ def test_chains_rest_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_gone_on_with_it_ends_at_the_same_bits(precision: str, tmp_path: Path) -> None:
+def test_resuming_gives_the_same_bits(precision: str, tmp_path: Path) -> None:
     def learner() -> Learner:
         return Learner(model(), FSDGPM(buffer=20, basis_samples=10), seed=3)
 
@@ -252,7 +252,7 @@ def test_gone_on_with_it_ends_at_the_same_bits(precision: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("precision", ["float16", "half", "", 16, torch.bfloat16, None])
-def test_other_precisions_are_refused(precision: Any) -> None:
+def test_unknown_precisions_are_rejected(precision: Any) -> None:
     learner = Learner(model(), FSDGPM())
     with pytest.raises(steppe.UsageError, match=r"precision.*float32.*bfloat16"):
         learner.learn(task(0), precision=precision)

@@ -1,4 +1,5 @@
-"""What cannot be learnt is refused: the right type of error, a text that names the thing, and nothing changed."""
+"""Inputs that cannot be learned from are rejected: the right error type, a message that names the problem, and no
+changes."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_models import bright, mlp
+from own_models import BreaksAt, Table, bright, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -30,8 +31,8 @@ from steppe.methods.base import MethodConfig
 X, Y = bright(8)(40, 0)
 
 
-def spoilt(value: float) -> Tensor:
-    """Inputs of which sample 7 holds a value that is no number."""
+def corrupted_inputs(value: float) -> Tensor:
+    """Inputs in which sample 7 contains this non-finite value."""
     x = X.clone()
     x[7, 3] = value
     return x
@@ -60,7 +61,7 @@ class Lengths(Dataset[Any]):
 
 
 class Pictures(Dataset[Any]):
-    """Images that no transform has made tensors of."""
+    """PIL-like images without a transform to tensors."""
 
     def __len__(self) -> int:
         return 5
@@ -70,7 +71,7 @@ class Pictures(Dataset[Any]):
 
 
 class Counted(IterableDataset[Any]):
-    """Knows that it has no sample."""
+    """It knows that it has no sample."""
 
     def __len__(self) -> int:
         return 0
@@ -91,8 +92,16 @@ TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
     "no sample": (lambda: Task((X[:0], Y[:0]), name="digits"), DataError, "digits: the training data is empty"),
     "no test sample": (lambda: Task((X, Y), (X[:0], Y[:0])), DataError, "the test data is empty"),
     "empty dataset": (lambda: Task(TensorDataset(X[:0], Y[:0])), DataError, "the training data is empty"),
-    "NaN": (lambda: Task((spoilt(torch.nan), Y), name="digits"), DataError, "digits: .*NaN or infinity.*sample 7"),
-    "infinity": (lambda: Task((X, Y), (spoilt(torch.inf), Y)), DataError, "test data .*NaN or infinity.*sample 7"),
+    "NaN": (
+        lambda: Task((corrupted_inputs(torch.nan), Y), name="digits"),
+        DataError,
+        "digits: .*NaN or infinity.*sample 7",
+    ),
+    "infinity": (
+        lambda: Task((X, Y), (corrupted_inputs(torch.inf), Y)),
+        DataError,
+        "test data .*NaN or infinity.*sample 7",
+    ),
     "lengths": (lambda: Task((X, Y[:9])), DataError, r"\(40, 8\) and labels of shape \(9,\)"),
     "sparse inputs": (lambda: Task((X.to_sparse(), Y), name="digits"), DataError, "digits: .*sparse_coo.*to_dense"),
     "sparse labels": (lambda: Task((X, Y.to_sparse())), DataError, "torch.sparse_coo; expected dense"),
@@ -105,21 +114,10 @@ TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
 
 
 @pytest.mark.parametrize("case", TASKS)
-def test_tasks_that_cannot_be(case: str) -> None:
+def test_invalid_tasks_are_rejected(case: str) -> None:
     make, kind, message = TASKS[case]
     with pytest.raises(kind, match=message):
         make()
-
-
-class Table(nn.Module):
-    """Weights, but no layer that a gradient memory could cover."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(torch.zeros(8, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.scores
 
 
 class Dictionary(nn.Module):
@@ -140,14 +138,14 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         mlp,
         lambda: Task((X, Y + 1), name="digits"),
         DataError,
-        "digits: the training data has labels 1 to 4.*rows 0 to 3",
+        "digits: the training data has labels 1 to 4.*outputs 0 to 3",
     ),
     "negative label": (mlp, lambda: Task((X, Y - 1)), DataError, "labels -1 to 2"),
     "label outside the head": (
         mlp,
         lambda: Task((X, Y % 2), head=range(2, 4)),
         DataError,
-        "labels 0 to 1.*rows 2 to 3.*add 2",
+        "labels 0 to 1.*outputs 2 to 3.*add 2",
     ),
     "test label": (mlp, lambda: Task((X, Y), (X, Y + 3)), DataError, "the test data has labels 3 to 6"),
     "label in a dataset": (
@@ -162,7 +160,12 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         DataError,
         "exceeds the model's 4 outputs",
     ),
-    "NaN in a dataset": (mlp, lambda: Task(TensorDataset(spoilt(torch.nan), Y)), DataError, "NaN or infinity"),
+    "NaN in a dataset": (
+        mlp,
+        lambda: Task(TensorDataset(corrupted_inputs(torch.nan), Y)),
+        DataError,
+        "NaN or infinity",
+    ),
     "no pairs": (mlp, lambda: Task(Unlabelled()), DataError, "pairs"),
     "labels in columns": (
         mlp,
@@ -230,15 +233,15 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
 
 @pytest.mark.filterwarnings("ignore:these weights")
 @pytest.mark.parametrize("case", LEARNING)
-def test_what_a_model_cannot_learn(case: str) -> None:
-    """Weights are untouched unless the fault shows only as the data is read."""
+def test_data_that_does_not_fit_the_model_is_rejected(case: str) -> None:
+    """Weights do not change unless the fault shows only when the data is read."""
     build, make, kind, message = LEARNING[case]
     model = build()
     before = [p.detach().clone() for p in model.parameters()]
     learner = Learner(model, FSDGPM())
     with pytest.raises(kind, match=message):
         learner.learn(make())
-    assert learner.num_tasks in (0, 1)  # 1: found out only while learning, the place stays taken
+    assert learner.num_tasks in (0, 1)  # 1: found only while learning
     if "dataset" not in case:
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
@@ -247,7 +250,7 @@ TESTS: dict[str, tuple[Task, str]] = {
     "tensors beyond the outputs": (Task((X, Y), (X, Y + 1), name="d"), "d: the test data has labels 1 to 4, outside"),
     "a dataset": (
         Task((X, Y % 2 + 2), TensorDataset(X, Y % 2), head=range(2, 4), name="d"),
-        "d: the test data has labels 0 to 1, outside the head, rows 2 to 3.*add 2",
+        "d: the test data has labels 0 to 1, outside the head, outputs 2 to 3.*add 2",
     ),
     "a loader": (
         Task((X, Y), DataLoader(TensorDataset(X, Y - 1), batch_size=5), name="d"),
@@ -265,21 +268,21 @@ TESTS: dict[str, tuple[Task, str]] = {
 
 
 @pytest.mark.parametrize("case", TESTS)
-def test_what_no_prediction_could_get_right(case: str) -> None:
-    """An accuracy of nought would say that the model knows nothing, where nobody asked it."""
+def test_invalid_test_data_is_rejected(case: str) -> None:
+    """An accuracy of 0 would suggest that the model knows nothing."""
     task, message = TESTS[case]
     with pytest.raises(DataError, match=message):
         Learner(mlp(), ER()).evaluate([task])
 
 
-def test_batches_without_a_sample_are_no_test() -> None:
+def test_empty_batches_are_no_test_data() -> None:
     empty = DataLoader(TensorDataset(X[None, :0], Y[None, :0]), batch_size=None)
     task = Task((X, Y), empty, name="digits")
     with pytest.raises(DataError, match="digits: the test data yields no batch"):
         Learner(mlp(), ER()).evaluate(task)
 
 
-def test_labels_of_a_validating_dataset_are_looked_at() -> None:
+def test_labels_of_a_validation_dataset_are_checked() -> None:
     task = Task((X, Y % 2 + 2), val=TensorDataset(X, Y % 2), head=range(2, 4), name="digits")
     with pytest.raises(DataError, match="digits: the validation data has labels 0 to 1, outside the head"):
         Learner(mlp(), ER()).learn(task, patience=1)
@@ -293,12 +296,12 @@ def test_labels_of_a_validating_dataset_are_looked_at() -> None:
         ((0, 2), r"invalid head \(0, 2\); expected a range"),
     ],
 )
-def test_heads_that_cannot_be_predicted_in(head: Any, message: str) -> None:
+def test_invalid_heads_are_rejected_in_predict(head: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Learner(mlp(), ER()).predict(X, head)
 
 
-def test_a_task_that_was_refused_binds_nobody() -> None:
+def test_rejected_task_does_not_fix_the_input_kind() -> None:
     learner = Learner(mlp(), ER())
     with pytest.raises(DataError, match="has labels"):
         learner.learn(Task((X.double(), Y + 4)))
@@ -306,8 +309,8 @@ def test_a_task_that_was_refused_binds_nobody() -> None:
 
 
 @pytest.mark.parametrize("change", ["added", "unfrozen"])
-def test_weights_that_would_not_be_learnt(change: str) -> None:
-    """Heads that are added task by task would stay as they were initialised."""
+def test_weights_that_would_not_be_trained_are_an_error(change: str) -> None:
+    """Otherwise heads added task by task would keep their initial weights."""
     model = mlp()
     first = next(model.children())
     first.requires_grad_(False)
@@ -371,40 +374,28 @@ IDX = bytes((0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3)) + bytes(6)
         (IDX[:3] + b"\x00" + IDX[4:], r"declares shape \[\]"),
     ],
 )
-def test_idx_files_that_cannot_be(raw: bytes, message: str) -> None:
+def test_invalid_idx_files_are_rejected(raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         idx.parse_idx(raw, "digits")
 
 
-class Breaking(nn.Module):
-    """Its output stops being a number at one forward in training, the one given, counted from 1."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.inner, self.left = mlp(), at
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.left -= self.training
-        return self.inner(x) * (torch.nan if self.left == 0 and self.training else 1.0)
-
-
 @pytest.mark.parametrize(("at", "epoch", "update"), [(1, 1, 1), (8, 1, 8), (11, 2, 11)])
-def test_a_loss_that_is_no_number_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
-    """40 samples in batches of 10, two glances each: 8 updates an epoch, one forward an update."""
-    learner = Learner(Breaking(at), Finetune())
+def test_non_finite_loss_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
+    """40 samples in batches of 10, two updates per batch: 8 updates per epoch, one forward per update."""
+    learner = Learner(BreaksAt(at, lambda output: output * torch.nan), Finetune())
     with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update};"):
         learner.learn(Task((X, Y), name="digits"), epochs=3, updates_per_batch=2)
 
 
-def test_weights_that_are_no_numbers_are_found_after_the_last_update() -> None:
-    """One update, whose loss was still finite."""
+def test_non_finite_weights_are_found_after_the_last_update() -> None:
+    """One update, whose loss was finite."""
     with pytest.raises(DivergedError, match=r"'0\.weight' is no longer finite after task 'digits'"):
         Learner(mlp(), Finetune(lr=1e38, clip=0)).learn(Task((1e3 * X, Y), name="digits"), batch_size=40)
 
 
 @pytest.mark.parametrize("method", [FSDGPM(lr=1e22, clip=0.0), FSDGPM(lr=1e22, clip=0.0, threshold=1.0), GPM(lr=1e22)])
-def test_layers_whose_inputs_are_no_numbers_are_found_after_the_last_update(method: MethodConfig) -> None:
-    """The weights are finite, what they make of the samples is not."""
+def test_non_finite_layer_inputs_are_found_after_the_last_update(method: MethodConfig) -> None:
+    """The weights are finite, but the layers' inputs are not."""
     learner = Learner(mlp(), method)
     with pytest.raises(
         DivergedError, match=r"task 'digits': the inputs of .*'[24]\.weight' are not finite.*: lower the step"

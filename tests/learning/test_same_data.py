@@ -1,4 +1,4 @@
-"""A task that a learner was saved in the middle of is gone on with on its own data, not on other data of its name."""
+"""An interrupted task is resumed only with its own data, not with other data of the same name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from steppe.learning.events import Event
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
 
 
-def broken_off(file: Path, given: Task | list[Task]) -> Learner:
-    """A learner that was saved in the middle of tasks, after it has learnt them to the end."""
+def save_within_task(file: Path, given: Task | list[Task]) -> Learner:
+    """Save a learner within these tasks, and let it learn them to the end."""
 
     def save_once(event: Event) -> None:
         if not file.exists():
@@ -52,9 +52,9 @@ OTHERS: dict[str, tuple[Callable[[], Task | list[Task]], str]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_other_data_of_the_same_name_is_not_gone_on_with(case: str, tmp_path: Path) -> None:
-    """All tasks that were given no name are called alike."""
-    broken_off(tmp_path / "file", Task((X, Y), head=range(2)))
+def test_other_data_of_the_same_name_is_rejected(case: str, tmp_path: Path) -> None:
+    """All tasks without a name share the default name."""
+    save_within_task(tmp_path / "file", Task((X, Y), head=range(2)))
     make, message = OTHERS[case]
     other = steppe.load(tmp_path / "file", nn.Linear(6, 4))
     before = weights(other.model)
@@ -64,9 +64,9 @@ def test_other_data_of_the_same_name_is_not_gone_on_with(case: str, tmp_path: Pa
     assert other.has_pending_task
 
 
-def test_other_tasks_between_the_first_and_the_last_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_other_tasks_between_the_first_and_the_last_are_rejected(tmp_path: Path) -> None:
     first, second, third = (Task((X, part), name=name) for part, name in ((Y, "a"), (changed(3), "b"), (Y, "c")))
-    one = broken_off(tmp_path / "file", [first, second, third])
+    one = save_within_task(tmp_path / "file", [first, second, third])
     for given, says in (([first, third], "got 2 tasks instead of 3"), ([first] * 2 + [third], "'a' now has other")):
         with pytest.raises(UsageError, match=f"in the middle of 'a to c, together', but {says}"):
             steppe.load(tmp_path / "file", nn.Linear(6, 4)).learn(given, epochs=2)
@@ -86,9 +86,9 @@ SAME: dict[str, Callable[[], Task]] = {
 
 @pytest.mark.parametrize("case", SAME)
 @pytest.mark.parametrize("old", [False, True])
-def test_the_same_data_in_other_forms_is_gone_on_with(case: str, old: bool, tmp_path: Path) -> None:
-    """And states from before they told of the data are taken with any."""
-    one = broken_off(tmp_path / "file", Task((X, Y), head=range(2)))
+def test_the_same_data_in_other_forms_is_accepted(case: str, old: bool, tmp_path: Path) -> None:
+    """States of older versions, without a description of the data, accept any."""
+    one = save_within_task(tmp_path / "file", Task((X, Y), head=range(2)))
     if old:
         state = read_state(tmp_path / "file", "learner")
         del state["fitting"]["tasks"]

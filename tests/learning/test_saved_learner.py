@@ -1,4 +1,4 @@
-"""Learners on disk: what is loaded goes on as what was saved would have, and a file that is not whole is refused."""
+"""Saved learners: a loaded one continues exactly like the saved one, and damaged files are rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tasks() -> list[Task]:
 
 
 @pytest.mark.parametrize("method", SEQUENTIAL)
-def test_a_loaded_learner_goes_on_as_the_saved_one_would(method: str, tmp_path: Path) -> None:
+def test_loaded_learner_continues_like_the_saved_one(method: str, tmp_path: Path) -> None:
     first, second, third = tasks()
     one = learner(method)
     one.learn(first, **HOW)
@@ -52,8 +52,8 @@ def test_a_loaded_learner_goes_on_as_the_saved_one_would(method: str, tmp_path: 
     assert same(one, other)
 
 
-def test_how_inputs_are_prepared_is_not_forgotten(tmp_path: Path) -> None:
-    """Without it the model would be given other inputs than those it learnt from, and nobody would know."""
+def test_input_transform_must_be_passed_again(tmp_path: Path) -> None:
+    """Otherwise the model would silently get other inputs than those it was trained on."""
     first, *_ = tasks()
     plain, own = tmp_path / "plain.safetensors", tmp_path / "own.safetensors"
     learner("er").save(plain)
@@ -70,7 +70,7 @@ def test_how_inputs_are_prepared_is_not_forgotten(tmp_path: Path) -> None:
     assert one.evaluate([first]) == other.evaluate([first])
 
 
-def test_a_file_from_before_it_said_how_inputs_are_prepared(tmp_path: Path) -> None:
+def test_older_file_without_input_transform_entry(tmp_path: Path) -> None:
     file = tmp_path / "learner.safetensors"
     one = Learner(BENCHMARK.model(0), small("pictures", "er").method_settings, input_transform=lambda x: x.float() / 2)
     state = one.state_dict()
@@ -79,11 +79,13 @@ def test_a_file_from_before_it_said_how_inputs_are_prepared(tmp_path: Path) -> N
     assert steppe.load(file, BENCHMARK.model(0), input_transform=lambda x: x.float() / 2).num_tasks == 0
 
 
-def test_a_model_that_nothing_was_loaded_into_is_as_it_was(tmp_path: Path) -> None:
+def test_failed_load_does_not_change_the_model(tmp_path: Path) -> None:
     file, model = tmp_path / "learner.safetensors", BENCHMARK.model(5)
     one = learner("er")
     one.learn(tasks()[0], **HOW)
-    write_state(file, "learner", {**one.state_dict(), "streams": {}})  # the weights are read before these are missed
+    write_state(
+        file, "learner", {**one.state_dict(), "streams": {}}
+    )  # the weights are read before the missing part is noticed
     before = weights(model)
     with pytest.raises(RunError, match="does not contain a resumable learner"):
         steppe.load(file, model)
@@ -91,7 +93,7 @@ def test_a_model_that_nothing_was_loaded_into_is_as_it_was(tmp_path: Path) -> No
 
 
 class Counting(nn.Module):
-    """Keeps something beside its weights and buffers."""
+    """Has state besides weights and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class Counting(nn.Module):
         pass
 
 
-def test_a_state_beside_weights_and_buffers_would_be_lost(tmp_path: Path) -> None:
+def test_extra_state_is_rejected(tmp_path: Path) -> None:
     one = Learner(Counting(), small("pictures", "er").method_settings)
     assert not one.is_saveable
     with pytest.raises(ModelError, match=r"the model has extra state \(get_extra_state\) beside"):
@@ -118,23 +120,23 @@ def test_a_state_beside_weights_and_buffers_would_be_lost(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["er", "fs-dgpm"])
-def test_an_expanded_buffer_is_as_good_as_any(method: str, tmp_path: Path) -> None:
-    """Its values share memory, so that nothing could be written to it, and some methods put buffers back."""
+def test_expanded_buffers_are_restored(method: str, tmp_path: Path) -> None:
+    """Its elements share memory, so it cannot be written to, but some methods restore buffers."""
 
-    def made() -> nn.Module:
+    def build_model() -> nn.Module:
         model = BENCHMARK.model(0)
         model.register_buffer("mean", torch.tensor([0.5]).expand(8))
         return model
 
-    one = Learner(made(), small("pictures", method).method_settings)
+    one = Learner(build_model(), small("pictures", method).method_settings)
     one.learn(tasks()[0], **HOW)
     one.save(tmp_path / "learner.safetensors")
-    other = steppe.load(tmp_path / "learner.safetensors", made())
+    other = steppe.load(tmp_path / "learner.safetensors", build_model())
     assert same(one, other)
 
 
 class Placed(nn.Module):
-    """Adds to its input what its first forward found, in a buffer that is empty, or not there at all, until then."""
+    """Adds to its input what its first forward stored in a buffer that was empty or missing before."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -152,8 +154,8 @@ class Placed(nn.Module):
 
 @pytest.mark.parametrize("kind", ["passing", "persistent", "not named"])
 @pytest.mark.parametrize("old", [False, True])
-def test_buffers_that_a_model_fills_by_itself(kind: str, old: bool, tmp_path: Path) -> None:
-    """A fresh model has them not yet. What they hold may have come from the data, and is brought back where it can."""
+def test_lazy_buffers(kind: str, old: bool, tmp_path: Path) -> None:
+    """A fresh model does not have them yet. Their content may come from the data, and is restored where possible."""
     first, second, _ = tasks()
     file = tmp_path / "learner.safetensors"
     one = Learner(Placed(kind), small("pictures", "fs-dgpm").method_settings)
@@ -163,7 +165,7 @@ def test_buffers_that_a_model_fills_by_itself(kind: str, old: bool, tmp_path: Pa
     if old:
         del state["network"]["self_made"]
     write_state(file, "learner", state)
-    if old and kind != "passing":  # nobody said that the model makes it by itself
+    if old and kind != "passing":  # not recorded as a lazy buffer
         with pytest.raises(ModelError, match=r"^'place' is in the saved state but not in the model; pass the model"):
             steppe.load(file, Placed(kind))
         return
@@ -177,23 +179,23 @@ def test_buffers_that_a_model_fills_by_itself(kind: str, old: bool, tmp_path: Pa
     assert torch.equal(one.model.place, other.model.place)
 
 
-def test_a_passing_buffer_of_another_size_is_the_models_own(tmp_path: Path) -> None:
-    def made(size: int, persistent: bool) -> nn.Module:
+def test_non_persistent_buffer_of_another_size_is_skipped(tmp_path: Path) -> None:
+    def build_model(size: int, persistent: bool) -> nn.Module:
         model = BENCHMARK.model(0)
         model.register_buffer("mask", torch.ones(size), persistent=persistent)
         return model
 
-    one = Learner(made(3, False), small("pictures", "er").method_settings)
+    one = Learner(build_model(3, False), small("pictures", "er").method_settings)
     one.learn(tasks()[0], **HOW)
     one.save(tmp_path / "file")
-    other = steppe.load(tmp_path / "file", made(5, False))
+    other = steppe.load(tmp_path / "file", build_model(5, False))
     assert same(one, other)
     assert other.model.mask.shape == (5,)
     with pytest.raises(ModelError, match=r"'mask' is .* pass the same model"):
-        steppe.load(tmp_path / "file", made(5, True))
+        steppe.load(tmp_path / "file", build_model(5, True))
 
 
-def test_a_buffer_that_loading_filled_is_empty_again_where_it_failed(tmp_path: Path) -> None:
+def test_failed_load_empties_lazy_buffers_again(tmp_path: Path) -> None:
     one = Learner(Placed("passing"), small("pictures", "er").method_settings)
     one.learn(tasks()[0], **HOW)
     write_state(tmp_path / "file", "learner", {**one.state_dict(), "streams": {}})
@@ -203,8 +205,8 @@ def test_a_buffer_that_loading_filled_is_empty_again_where_it_failed(tmp_path: P
     assert model.place is None
 
 
-def test_weights_come_back_though_a_buffer_has_grown_since() -> None:
-    """As the best ones do at the end of a task."""
+def test_weights_are_restored_although_a_buffer_has_grown() -> None:
+    """As with the best weights at the end of a task."""
     model = Placed("passing")
     network = Learner(model, small("pictures", "er").method_settings).network
     for later in (torch.zeros(3), torch.zeros(5), torch.zeros(5, dtype=torch.int64)):
@@ -217,7 +219,7 @@ def test_weights_come_back_though_a_buffer_has_grown_since() -> None:
         assert model.place is later
 
 
-def test_saved_in_the_middle_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_within_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
     first, second, third = tasks()
     one = learner("fs-dgpm")
@@ -239,7 +241,7 @@ def test_saved_in_the_middle_of_a_task(tmp_path: Path, monkeypatch: pytest.Monke
     assert same(one, other)
 
 
-def test_the_users_own_generator_is_left_alone(tmp_path: Path) -> None:
+def test_global_generator_is_not_changed(tmp_path: Path) -> None:
     one = learner("er")
     one.learn(tasks()[0], **HOW)
     before = torch.get_rng_state()
@@ -248,7 +250,7 @@ def test_the_users_own_generator_is_left_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
+def test_another_model_is_rejected(tmp_path: Path) -> None:
     one = learner("er")
     one.learn(tasks()[0], **HOW)
     one.save(tmp_path / "file")
@@ -258,7 +260,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         steppe.load(tmp_path / "file", nn.Linear(3, 3))
 
 
-def test_loaded_in_inference_mode_it_learns_outside_of_it(tmp_path: Path) -> None:
+def test_learner_loaded_in_inference_mode_can_learn_outside_it(tmp_path: Path) -> None:
     first, second, _ = tasks()
     one = learner("fs-dgpm")
     one.learn(first, **HOW)
@@ -272,7 +274,7 @@ def test_loaded_in_inference_mode_it_learns_outside_of_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("place", [".", "/", "folder"])
-def test_a_directory_is_no_file_to_save_to(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_to_a_directory_is_an_error(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     with pytest.raises(RunError, match=f"cannot write {place}: Is a directory; .*choose another location"):
@@ -280,7 +282,7 @@ def test_a_directory_is_no_file_to_save_to(place: str, tmp_path: Path, monkeypat
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
-def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
+def test_unknown_method_is_rejected(tmp_path: Path) -> None:
     one = learner("er")
     state = one.state_dict()
     state["settings"]["kind"] = "Mine"
@@ -289,7 +291,7 @@ def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
         steppe.load(tmp_path / "file", BENCHMARK.model(0))
 
 
-def test_a_method_that_does_not_say_what_is_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_without_state_attrs_cannot_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = learner("er")
     one.learn(tasks()[0], **HOW)
     monkeypatch.setattr(type(one.validate(tasks()[1])), "state_attrs", None)
@@ -298,7 +300,7 @@ def test_a_method_that_does_not_say_what_is_kept_is_refused(tmp_path: Path, monk
     assert not (tmp_path / "file").exists()
 
 
-def test_weights_from_before_there_were_versions_are_read(tmp_path: Path) -> None:
+def test_unversioned_weights_are_read(tmp_path: Path) -> None:
     kept = {"layer.weight": torch.randn(3, 2), "layer.bias": torch.randn(3)}
     save_file(kept, tmp_path / "old")
     found = read_state(tmp_path / "old", "weights")
@@ -306,7 +308,7 @@ def test_weights_from_before_there_were_versions_are_read(tmp_path: Path) -> Non
     assert all(torch.equal(found[name], kept[name]) for name in kept)
 
 
-def test_weights_are_plain_safetensors_by_their_names(tmp_path: Path) -> None:
+def test_weights_are_plain_safetensors_files(tmp_path: Path) -> None:
     kept = {"layer.weight": torch.randn(3, 2), "count": torch.tensor(3)}
     write_state(tmp_path / "file", "weights", kept)
     with safe_open(tmp_path / "file", framework="pt") as opened:
@@ -314,8 +316,8 @@ def test_weights_are_plain_safetensors_by_their_names(tmp_path: Path) -> None:
         assert torch.equal(opened.get_tensor("layer.weight"), kept["layer.weight"])
 
 
-def test_as_many_heads_may_be_opened_as_may_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tasks that use all outputs there may be any number: nothing is kept for each."""
+def test_number_of_heads_has_the_same_limit_as_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that use all outputs are not limited, since nothing is stored for them."""
     monkeypatch.setattr(heads, "_LARGEST_MASK", 12)
     x, y = torch.randn(12, 6), torch.arange(12) % 2
     for head, most in ((range(2), 3), (None, 5)):

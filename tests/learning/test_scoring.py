@@ -1,4 +1,4 @@
-"""Metrics of the user's: right over batches, within heads, and one clear error where they fail."""
+"""Custom metrics: correct over batches and within heads, and one clear error if they fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def right(output: Tensor, target: Tensor) -> float:
 
 
 class CountsRight:
-    """What a metric of torchmetrics looks like."""
+    """Has the interface of a torchmetrics metric."""
 
     def __init__(self) -> None:
         self.seen = self.right = 99
@@ -38,7 +38,7 @@ class CountsRight:
 @pytest.mark.parametrize("method", [ER(), ICaRL(exemplars=20)])
 @pytest.mark.parametrize("metric", [right, CountsRight()])
 def test_accuracy_as_own_metric(metric: Any, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In uneven batches, each within its head, and with a method that compares something else than logits."""
+    """In uneven batches, each within its head, and with a method whose scores are not logits."""
     monkeypatch.setattr(evaluation, "BATCH", 4)  # of ten
     torch.manual_seed(0)
     model = Small()
@@ -79,7 +79,7 @@ def broken(output: Tensor, target: Tensor) -> float:
         (lambda output, target: float("nan"), "returned nan"),
     ],
 )
-def test_a_metric_that_fails(metric: Any, match: str) -> None:
+def test_failing_metric_is_an_error(metric: Any, match: str) -> None:
     learner = Learner(Small(), ER(), metric=metric)
     learner.learn(task(0))
     before = [p.detach().clone() for p in learner.model.parameters()]
@@ -91,12 +91,12 @@ def test_a_metric_that_fails(metric: Any, match: str) -> None:
 
 
 @pytest.mark.parametrize(("metric", "match"), [(CountsRight, "pass an instance"), (3, "must be a function")])
-def test_what_cannot_be_a_metric(metric: Any, match: str) -> None:
+def test_invalid_metrics_are_rejected(metric: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         Learner(Small(), ER(), metric=metric)
 
 
-def test_accuracy_stays_the_metric_of_an_own_loss() -> None:
+def test_accuracy_is_the_default_metric_of_a_custom_loss() -> None:
     torch.manual_seed(0)
     learner = Learner(Small(), ER(), loss=nn.CrossEntropyLoss(label_smoothing=0.1))
     learner.learn(task(0), epochs=3)
@@ -120,7 +120,7 @@ def test_predict_proba() -> None:
     assert torch.equal(found[:, 0], torch.zeros(10))
 
 
-def test_what_has_no_probabilities() -> None:
+def test_models_without_probabilities() -> None:
     x = task(0).test.x  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=r"learner\.outputs"):
         Learner(Small(), ER(), loss=cross_entropy).predict_proba(x)
@@ -130,7 +130,7 @@ def test_what_has_no_probabilities() -> None:
         learner.predict_proba(x)
 
 
-def test_forgetting_where_lower_is_better() -> None:
+def test_forgetting_if_lower_is_better() -> None:
     errors = [[1.0], [3.0, 2.0], [2.0, 5.0, 1.0]]
     matrix = AccuracyMatrix(errors, higher_is_better=False)
     negated = AccuracyMatrix([[-value for value in row] for row in errors])

@@ -1,4 +1,4 @@
-"""Learners in several threads, and their process: each gets what it would get alone, and gives back what it found."""
+"""Learners in several threads: each gets the results it would get alone, and restores the state of the process."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def together(*works: Callable[[], object]) -> None:
-    """In a thread for each; what one raises is raised."""
+def run_in_threads(*works: Callable[[], object]) -> None:
+    """Run each function in its own thread; re-raise what one raises."""
     failed: list[BaseException] = []
 
     def run(work: Callable[[], object]) -> None:
@@ -82,14 +82,14 @@ def together(*works: Callable[[], object]) -> None:
         raise failed[0]
 
 
-def test_two_threads_get_what_each_gets_alone() -> None:
-    """And whoever started them finds his own random numbers where he left them."""
+def test_two_threads_get_the_same_results_as_alone() -> None:
+    """The global generators of the thread that started them are restored."""
     alone = [noisy(seed) for seed in (1, 2)]
     for learner in alone:
         learner.learn(Task((X, Y)), epochs=3)
     both = [noisy(seed) for seed in (1, 2)]
     torch.manual_seed(7)
-    together(*(lambda learner=each: learner.learn(Task((X, Y)), epochs=3) for each in both))
+    run_in_threads(*(lambda learner=each: learner.learn(Task((X, Y)), epochs=3) for each in both))
     drawn = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(drawn, torch.rand(3))
@@ -97,8 +97,8 @@ def test_two_threads_get_what_each_gets_alone() -> None:
         assert same(weights(one), weights(other))
 
 
-def test_predictions_in_another_thread_change_nothing() -> None:
-    """Whether of a copy or of the learner itself, and they do not wait for the task's end."""
+def test_predicting_in_another_thread_changes_nothing() -> None:
+    """With a copy or with the learner itself; predictions do not wait for the end of the task."""
     alone = noisy(1)
     alone.learn(Task((X, Y)), epochs=6)
     learner = noisy(1)
@@ -117,13 +117,13 @@ def test_predictions_in_another_thread_change_nothing() -> None:
                 each.predict(X[:5])
                 predicted.append(ended.is_set())
 
-    together(learn, predict)
+    run_in_threads(learn, predict)
     assert predicted.count(False) > 4
     assert same(weights(learner), weights(alone))
 
 
 @pytest.mark.parametrize("made", [noisy, plain])
-def test_the_callback_draws_its_users_own_numbers(made: Callable[[int], Learner]) -> None:
+def test_the_callback_sees_the_users_generators(made: Callable[[int], Learner]) -> None:
     alone, learner = made(1), made(1)
     alone.learn(Task((X, Y)), epochs=3)
     drawn: list[float] = []
@@ -135,17 +135,17 @@ def test_the_callback_draws_its_users_own_numbers(made: Callable[[int], Learner]
 
 
 @pytest.mark.usefixtures("fast_paths_on")
-def test_what_draws_nothing_leaves_the_generators_alone() -> None:
-    """Other threads may draw from them meanwhile, without turns."""
+def test_generators_are_not_swapped_without_random_operations() -> None:
+    """Other threads may draw from them at any time."""
     learner, data = plain(1), Task((X, Y), (X, Y))
     depths: list[int] = []
     learner.learn(data, callback=lambda event: depths.append(GLOBAL_RNG_LOCK.depth))
     with GLOBAL_RNG_LOCK._mutex:
         owner = GLOBAL_RNG_LOCK._owner
     assert (owner, set(depths)) == (None, {0})
-    GLOBAL_RNG_LOCK.acquire()  # by this thread, while another one tests
+    GLOBAL_RNG_LOCK.acquire()  # by this thread, while another one evaluates
     try:
-        together(lambda: learner.evaluate(data))
+        run_in_threads(lambda: learner.evaluate(data))
     finally:
         GLOBAL_RNG_LOCK.release()
     assert noisy(1)._workload.draws(None, [data])
@@ -163,7 +163,7 @@ def test_a_learner_learns_one_task_at_a_time() -> None:
         learner.learn(Task((X, Y), name="digits"), callback=again)
 
 
-def test_turns_are_taken_in_order_and_again_within() -> None:
+def test_lock_is_fair_and_reentrant() -> None:
     turn, order = FairLock(), []
     turn.acquire()
     turn.acquire()
@@ -191,8 +191,8 @@ def test_turns_are_taken_in_order_and_again_within() -> None:
 
 
 @pytest.mark.parametrize("shared", [gc_frozen, lambda: twice_differentiable(nn.RNN(1, 1))])
-def test_state_of_the_process_is_given_back_by_the_last(shared: Callable[[], AbstractContextManager[None]]) -> None:
-    """However the times of two threads overlap."""
+def test_process_state_is_restored_by_the_last_thread(shared: Callable[[], AbstractContextManager[None]]) -> None:
+    """However the two threads overlap."""
 
     def found() -> tuple[object, ...]:
         cuda = torch.backends.cuda
@@ -214,7 +214,7 @@ def test_state_of_the_process_is_given_back_by_the_last(shared: Callable[[], Abs
     assert found() == before
 
 
-def test_small_models_use_one_thread_and_the_callers_number_is_given_back() -> None:
+def test_small_models_use_one_thread_and_restore_the_callers_number() -> None:
     torch.set_num_threads(2)
     learner, seen = plain(1), []
 
@@ -254,25 +254,25 @@ def test_threads_can_be_chosen_and_are_kept(threads: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.0, True, "2"])
-def test_threads_that_cannot_be_are_refused(threads: Any) -> None:
+def test_invalid_thread_numbers_are_rejected(threads: Any) -> None:
     with pytest.raises(UsageError, match="threads: expected a positive integer or None"):
         Learner(nn.Linear(2, 2), ER(), threads=threads)
 
 
-def test_other_threads_keep_their_number() -> None:
-    """Those that were there, and those that begin meanwhile."""
+def test_other_threads_keep_their_thread_number() -> None:
+    """Both existing threads and those started meanwhile."""
     torch.set_num_threads(2)
     first: list[int] = []
-    together(lambda: first.append(torch.get_num_threads()))
+    run_in_threads(lambda: first.append(torch.get_num_threads()))
     seen: list[int] = []
 
     def other() -> None:
         found = set_num_threads(1)
-        together(lambda: seen.append(torch.get_num_threads()))
+        run_in_threads(lambda: seen.append(torch.get_num_threads()))
         seen.append(torch.get_num_threads())
         set_num_threads(found)
 
-    together(other)
+    run_in_threads(other)
     assert seen == [first[0], 1]
     assert torch.get_num_threads() == 2
 
@@ -286,7 +286,7 @@ def test_multiplications_are_counted() -> None:
     assert not net[0]._forward_hooks
 
 
-def test_signals_wait_for_a_safe_point_and_not_in_the_users_code() -> None:
+def test_signals_wait_for_a_safe_point_but_not_in_user_code() -> None:
     held = BlockedSignals()
     held.block()
     try:
@@ -302,8 +302,8 @@ def test_signals_wait_for_a_safe_point_and_not_in_the_users_code() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_in_an_update_ends_it_first() -> None:
-    """And the weights are those after that update; a handler of the user's own is called, and given back."""
+def test_ctrl_c_waits_for_the_end_of_an_update() -> None:
+    """The weights are those after that update; the user's own handler is called and restored."""
     learner, seen = noisy(1), []
 
     def own(number: int, frame: object) -> None:
@@ -330,8 +330,8 @@ def test_ctrl_c_in_an_update_ends_it_first() -> None:
     assert signal.getsignal(signal.SIGINT) is own
 
 
-def test_an_end_that_is_broken_off_is_made_up_for_in_the_same_way() -> None:
-    """Ctrl-C while the bases grow: they grow later, from the same samples."""
+def test_interrupted_end_of_a_task_is_repeated_identically() -> None:
+    """Ctrl-C while the bases are extended: they are extended later, from the same samples."""
     learners = [
         Learner(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), GPM(basis_samples=20)) for _ in "ab"
     ]
@@ -356,8 +356,8 @@ def test_an_end_that_is_broken_off_is_made_up_for_in_the_same_way() -> None:
         assert torch.equal(projector.basis, method.memory.projectors[name].basis)
 
 
-def test_a_reservoir_never_counts_what_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor keeps a sample with another one's label, wherever it is interrupted."""
+def test_interrupted_reservoir_stays_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never counts a missing sample or mixes up labels, wherever it is interrupted."""
 
     def batch(start: int) -> Batch:
         numbers = torch.arange(start, start + 4)
@@ -385,15 +385,15 @@ def test_a_reservoir_never_counts_what_it_does_not_hold(monkeypatch: pytest.Monk
         assert torch.equal(held.y, held.task)
 
 
-def test_progress_and_ends_are_still_told() -> None:
+def test_progress_and_ends_are_reported() -> None:
     seen: list[type] = []
     plain(1).learn(Task((X, Y)), epochs=2, callback=lambda event: seen.append(type(event)))
     assert [kind for kind in seen if kind is not Progress] == [EpochEnded, EpochEnded]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no such signals")
-def test_interrupted_anywhere_a_learner_is_whole(tmp_path: Path) -> None:
-    """The short form of `make torture`'s, in a process of its own: signals reach the main thread alone."""
+def test_learner_is_intact_after_an_interrupt_anywhere(tmp_path: Path) -> None:
+    """A short form of `make torture`, in its own process, because only the main thread receives signals."""
     command = [sys.executable, "-W", "ignore", str(Path(__file__).parents[1] / "stress" / "interrupt_torture.py")]
     done = subprocess.run(
         [*command, "--interrupts", "40"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False

@@ -1,10 +1,10 @@
-"""Learners, a copy that serves predictions and a plain model, each in a thread of its own."""
+"""Learners, a copy that predicts, and a plain model, each in its own thread."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from threads_torture import tortured
+from threads_torture import run_threads
 from torch import nn
 
 
@@ -13,7 +13,7 @@ def test_threads_do_not_disturb_each_other() -> None:
     call, threads = nn.Module.__call__, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        figures = tortured(200)
+        figures = run_threads(200)
     finally:
         torch.set_num_threads(threads)
     assert figures["learn calls"] >= 20

@@ -1,4 +1,4 @@
-"""Data, models and calls that nothing can be learnt with: each is refused in words, before anything is lost."""
+"""Data, models and calls that make learning impossible are rejected with a clear message, before anything is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mlp() -> nn.Sequential:
 
 
 class Ending(nn.Module):
-    """A linear layer and what becomes of its output."""
+    """A linear layer, followed by some function of its output."""
 
     def __init__(self, end: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Ending(nn.Module):
 
 
 class Each(Dataset[Any]):
-    """A sample made anew each time."""
+    """Creates each sample on access."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
@@ -64,20 +64,20 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("case", OUTPUTS)
-def test_outputs_that_are_no_logits(case: str, method: steppe.MethodConfig) -> None:
+def test_invalid_outputs_are_rejected(case: str, method: steppe.MethodConfig) -> None:
     end, says = OUTPUTS[case]
     with pytest.raises(ModelError, match=says):
         Learner(Ending(end), method).learn(Task((X, Y)))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_an_output_that_is_no_number(method: steppe.MethodConfig) -> None:
+def test_non_finite_output_is_rejected(method: steppe.MethodConfig) -> None:
     with pytest.raises(DivergedError, match="the loss became nan"):
         Learner(Ending(lambda o: o * torch.nan), method).learn(Task((X, Y)))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_a_model_may_leave_out_its_gradient_in_eval_mode(method: steppe.MethodConfig) -> None:
+def test_output_needs_no_gradient_in_eval_mode(method: steppe.MethodConfig) -> None:
     model = Ending(lambda o: o if model.training else o.detach())
     learner = Learner(model, method)
     assert learner.learn(Task((X, Y))).updates == 4
@@ -85,7 +85,7 @@ def test_a_model_may_leave_out_its_gradient_in_eval_mode(method: steppe.MethodCo
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_models_that_were_compiled() -> None:
+def test_scripted_models_are_rejected() -> None:
     whole, part = torch.jit.script(mlp()), nn.Sequential(torch.jit.trace(mlp(), X[:2]), nn.Linear(4, 4))
     with pytest.raises(
         ModelError, match=r"the model was created by torch\.jit\.script or torch\.jit\.trace.*original module"
@@ -95,7 +95,7 @@ def test_models_that_were_compiled() -> None:
         Learner(part, steppe.ER())
 
 
-def test_models_without_values() -> None:
+def test_meta_models_are_rejected() -> None:
     with pytest.raises(ModelError, match=r"'0\.weight' is on the device 'meta'.*to_empty"):
         Learner(mlp().to("meta"), steppe.ER())
     half = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8).to("meta"), nn.Linear(8, 4))
@@ -116,21 +116,21 @@ DATA: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("case", DATA)
-def test_data_that_cannot_be_learnt_from(case: str) -> None:
+def test_invalid_data_is_rejected(case: str) -> None:
     x, y, says = DATA[case]
     with pytest.raises(DataError, match=f"june: the test data {says}|june: the test data .*{says}"):
         Task((X, Y), (x, y), name="june")
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_quantised_data() -> None:
+def test_quantized_data_is_rejected() -> None:
     x = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
     with pytest.raises(DataError, match=r"training data has numbers of type torch\.quint8.*tensor\.dequantize"):
         Task((x, Y))
 
 
 @pytest.mark.parametrize("case", [case for case in DATA if not case.endswith("labels") and "labels" not in case])
-def test_data_that_cannot_be_predicted_for(case: str) -> None:
+def test_invalid_inputs_are_rejected_in_predict(case: str) -> None:
     x, _, says = DATA[case]
     learner = Learner(mlp(), steppe.ER())
     learner.learn(Task((X, Y)))
@@ -141,7 +141,7 @@ def test_data_that_cannot_be_predicted_for(case: str) -> None:
 @pytest.mark.parametrize(
     "x", [None, "abc", X > 0, X.long(), X * 1j, X.to_sparse()], ids=["None", "text", "bool", "int", "complex", "sparse"]
 )
-def test_inputs_of_a_kind_that_the_model_does_not_take(x: Any) -> None:
+def test_inputs_that_the_model_rejects(x: Any) -> None:
     learner = Learner(mlp(), steppe.ER())
     learner.learn(Task((X, Y)))
     with pytest.raises(DataError, match="the inputs to predict"):
@@ -151,8 +151,8 @@ def test_inputs_of_a_kind_that_the_model_does_not_take(x: Any) -> None:
 @pytest.mark.parametrize(
     "x", [N[::-1].copy()[::-1], N[:, ::-1].copy()[:, ::-1], N.astype(">f4"), np.ma.masked_array(N)], ids=str
 )
-def test_arrays_that_only_lie_otherwise_are_learnt_from(x: Any) -> None:
-    """Backwards, in the other order of bytes, or masked nowhere: the numbers are the same."""
+def test_arrays_of_any_memory_layout_are_accepted(x: Any) -> None:
+    """Reversed, with another byte order, or masked arrays without masked entries: the numbers are the same."""
     found = []
     for given in (X, x):
         torch.manual_seed(0)
@@ -172,7 +172,7 @@ SAMPLES: dict[str, tuple[Callable[[int], Any], str]] = {
 
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("case", SAMPLES)
-def test_samples_of_a_dataset(case: str, loaded: bool) -> None:
+def test_invalid_dataset_samples_are_rejected(case: str, loaded: bool) -> None:
     make, says = SAMPLES[case]
     data: Any = DataLoader(Each(make), batch_size=10) if loaded else Each(make)
     learner = Learner(mlp(), steppe.ER())
@@ -194,7 +194,7 @@ AUGMENTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("method", [steppe.Finetune(), steppe.ER()], ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("case", AUGMENTS)
-def test_variants_that_are_not_like_the_inputs(case: str, method: steppe.MethodConfig) -> None:
+def test_invalid_variants_are_rejected(case: str, method: steppe.MethodConfig) -> None:
     augment, says = AUGMENTS[case]
     learner = Learner(mlp(), method)
     task = Task((X, Y), augment=lambda x, generator: augment(x), name="june")
@@ -204,7 +204,7 @@ def test_variants_that_are_not_like_the_inputs(case: str, method: steppe.MethodC
     learner.learn(Task((X, Y)))
 
 
-def test_an_augment_in_place_leaves_a_loader_s_own_batches_alone() -> None:
+def test_in_place_augment_does_not_change_a_loaders_batches() -> None:
     batches = [(X[:20].clone(), Y[:20]), (X[20:].clone(), Y[20:])]
     loader: Any = DataLoader(range(40), batch_size=20, collate_fn=lambda parts: batches[parts[0] // 20])  # type: ignore[arg-type]
     Learner(mlp(), steppe.ER()).learn(Task(loader, augment=lambda x, generator: x.mul_(2)), epochs=3)
@@ -212,8 +212,8 @@ def test_an_augment_in_place_leaves_a_loader_s_own_batches_alone() -> None:
 
 
 @pytest.mark.parametrize("chain", [False, True])
-def test_outputs_that_are_no_numbers_have_no_accuracy(chain: bool) -> None:
-    """The first row counted as the highest, which is what a fourth of the labels are."""
+def test_non_finite_outputs_have_no_accuracy(chain: bool) -> None:
+    """argmax returned output 0 for NaN, which a fourth of the labels are."""
     model = mlp() if chain else Ending(lambda o: o)
     learner = Learner(model, steppe.ER())
     learner.learn(Task((X, Y)))
@@ -223,8 +223,8 @@ def test_outputs_that_are_no_numbers_have_no_accuracy(chain: bool) -> None:
         learner.evaluate(Task((X, Y), (X, Y), name="june"))
 
 
-def test_digits_in_other_orders_have_none_either() -> None:
-    """They are tested together, in a way of their own."""
+def test_non_finite_outputs_on_permuted_digits() -> None:
+    """They are evaluated together, in a separate code path."""
     tasks = steppe.PMNIST(tasks=2, samples=20, test_samples=30).stream(seed=0)
     learner = Learner(nn.Sequential(nn.Linear(784, 10)), steppe.ER())
     learner.learn(tasks[0])
@@ -235,14 +235,14 @@ def test_digits_in_other_orders_have_none_either() -> None:
 
 
 @pytest.fixture
-def always_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def report_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_REPORT_EVERY", 0.0)
 
 
-@pytest.mark.usefixtures("always_told")
+@pytest.mark.usefixtures("report_every_batch")
 @pytest.mark.parametrize("call", ["learn", "validate", "load_state_dict"])
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
-def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: steppe.MethodConfig) -> None:
+def test_learner_rejects_nested_calls_while_learning(call: str, method: steppe.MethodConfig) -> None:
     learner = Learner(mlp(), method)
 
     def callback(event: object) -> None:
@@ -253,13 +253,13 @@ def test_a_learner_does_not_begin_anything_while_it_learns(call: str, method: st
 
     with pytest.raises(UsageError, match=r"is learning a task; call .* after `learn` has returned"):
         learner.learn(Task((X, Y)), callback=callback)
-    assert learner.num_tasks == 1  # as with whatever else a watch breaks off
+    assert learner.num_tasks == 1  # as with any error in a callback
     learner.learn(Task((X, Y)))
 
 
-@pytest.mark.usefixtures("always_told")
+@pytest.mark.usefixtures("report_every_batch")
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
-def test_it_may_be_asked_and_saved_meanwhile(method: steppe.MethodConfig, tmp_path: Path) -> None:
+def test_predicting_and_saving_while_learning(method: steppe.MethodConfig, tmp_path: Path) -> None:
     found = []
     for asks in (True, False):
         torch.manual_seed(0)

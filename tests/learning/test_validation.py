@@ -1,4 +1,4 @@
-"""Validation, cuts of the step sizes, best weights, norm layers that stay, and every preset at work on small data."""
+"""Validation, learning-rate decay, best weights, frozen norm layers, and every preset on small data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BENCHMARKS = ("cifar100-split", "cifar100-superclass", "tiny-imagenet", "pmnist"
 
 
 class Paced:
-    """A method of which only the step size matters."""
+    """A method of which only the learning rate matters."""
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
@@ -43,7 +43,7 @@ class Paced:
 
 
 class Scripted(TaskGroup):
-    """Validation losses as written down; the weight counts the epochs."""
+    """Validation losses as given; the weight counts the epochs."""
 
     def __init__(self, losses: list[float], network: Network) -> None:
         super().__init__([task(0)], 0)
@@ -61,7 +61,7 @@ def counting() -> Network:
 
 
 def expected(losses: list[float], lr: float, training: TrainingConfig) -> tuple[int, float, list[float]]:
-    """The specification, step by step: the epoch whose weights stay, the last lr, the lr after each epoch."""
+    """The specification, step by step: the epoch of the best weights, the final lr, and the lr after each epoch."""
     best, chosen, patience, lrs = math.inf, 0, training.patience, []
     for epoch, loss in enumerate(losses):
         if loss < best:
@@ -83,9 +83,9 @@ def expected(losses: list[float], lr: float, training: TrainingConfig) -> tuple[
     st.integers(1, 6),
     st.sampled_from([1e-5, 1e-3, 0.004, 0.005, 0.00125]),
 )
-@example([0.1] * 20, 1, 0.005)  # a first cut to the least step size itself, which is not below it
+@example([0.1] * 20, 1, 0.005)  # a first decay to exactly lr_min, which is not below it
 @example([0.1] * 20, 2, 0.00125)
-def test_validation_follows_the_rule(losses: list[float], patience: int, lr_min: float) -> None:
+def test_validation_follows_the_specification(losses: list[float], patience: int, lr_min: float) -> None:
     training = TrainingConfig(epochs=len(losses), patience=patience, lr_min=lr_min)
     network, method = counting(), Paced(0.01)
     curriculum = Scripted(losses, network)
@@ -127,10 +127,9 @@ def test_the_validation_loss_is_that_of_all_heads_in_eval_mode() -> None:
 
 
 @pytest.mark.parametrize("method", [Finetune(lr=0.2), ER(lr=0.2, buffer=10), FSDGPM(lr=0.2, buffer=10)])
-def test_learning_ends_with_the_best_weights_and_starts_anew_with_the_first_lr(method: MethodConfig) -> None:
-    """Validation labels that are all wrong, so that learning makes it worse: the weights left are those of the best
-    epoch, the running statistics too; the next task begins with the first step size.
-    """
+def test_best_weights_are_restored_and_lr_is_reset(method: MethodConfig) -> None:
+    """All validation labels are wrong, so learning increases the loss: the best epoch's weights and running statistics
+    are restored, and the next task starts with the initial lr."""
     torch.manual_seed(1)
     learner = Learner(Small(), method)
     seen: list[EpochEnded] = []
@@ -154,10 +153,10 @@ def test_learning_ends_with_the_best_weights_and_starts_anew_with_the_first_lr(m
         for name, tensor in learner.network.snapshot().items():
             assert torch.equal(tensor, states[best][name]), name
         cuts = [event.lr for event in seen if event.lr is not None]
-        assert cuts[0] == pytest.approx(0.1)  # halved from the first, in the second task again
+        assert cuts[0] == pytest.approx(0.1)  # halved from the initial value, in the second task again
 
 
-def test_a_cut_clears_the_momentum_and_halves_every_step_size() -> None:
+def test_decay_clears_the_momentum_and_halves_every_step_size() -> None:
     learner = Learner(Small(), FSDGPM(lr=0.02, ascent_lr=0.05, importance_lr=0.04, buffer=10))
     learner.learn(task(0), batch_size=6)
     method: Any = learner.validate(task(1))
@@ -175,8 +174,8 @@ def test_a_cut_clears_the_momentum_and_halves_every_step_size() -> None:
     assert (method.descent.lr, method.ascent.lr, method.memory.rule.lr) == (0.02, 0.05, 0.04)
 
 
-def test_a_cut_shortens_la_mamls_steps_and_leaves_its_rates() -> None:
-    """Half the pace: the outer step is half as long, given the same gradient."""
+def test_decay_shortens_la_mamls_steps_but_not_its_rates() -> None:
+    """With half the step size, the outer step is half as long for the same gradient."""
     steps = []
     for divisor in (1.0, 2.0):
         torch.manual_seed(0)
@@ -196,7 +195,7 @@ def test_a_cut_shortens_la_mamls_steps_and_leaves_its_rates() -> None:
     torch.testing.assert_close(steps[1], steps[0] / 2)
 
 
-def test_patience_without_validation_data_is_refused_before_anything_moves() -> None:
+def test_patience_without_validation_data_is_rejected_before_learning() -> None:
     learner = Learner(Small(), Finetune())
     before = learner.network.snapshot()
     with pytest.raises(DataError, match=r"task 0: .*needs validation data.*patience=0"):
@@ -205,7 +204,7 @@ def test_patience_without_validation_data_is_refused_before_anything_moves() -> 
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.network.snapshot().items())
 
 
-def test_a_validation_loss_that_is_no_number_stops_the_task() -> None:
+def test_non_finite_validation_loss_stops_the_task() -> None:
     network = counting()
     validation = Validation(Paced(1.0), network, Scripted([math.nan], network), 10, TrainingConfig(patience=1))  # type: ignore[arg-type]
     with pytest.raises(DivergedError, match="validation loss of 'task 0' became nan"):
@@ -214,8 +213,8 @@ def test_a_validation_loss_that_is_no_number_stops_the_task() -> None:
 
 @pytest.mark.parametrize("freeze", [True, False])
 @pytest.mark.parametrize("method", SEQUENTIAL)
-def test_norm_layers_stay_from_the_second_task_on(method: str, freeze: bool) -> None:
-    """Scale and shift move in the first task, and later only where they are not frozen; running statistics go on."""
+def test_norm_layers_can_be_frozen_from_the_second_task_on(method: str, freeze: bool) -> None:
+    """Scale and shift move in the first task, and later only unless frozen; running statistics always move."""
     torch.manual_seed(0)
     model = Small()
     learner = Learner(model, settings_of(method, "cifar100-superclass"))
@@ -226,15 +225,15 @@ def test_norm_layers_stay_from_the_second_task_on(method: str, freeze: bool) -> 
     second = learner.network.snapshot()
     for name in ("norm.weight", "norm.bias"):
         assert not torch.equal(start[name], first[name])
-        stays = freeze or method in ("gpm", "sgp")  # these freeze them by themselves
+        stays = freeze or method in ("gpm", "sgp")  # these methods freeze them by their own settings
         assert torch.equal(first[name], second[name]) is stays
     assert not torch.equal(first["norm.running_mean"], second["norm.running_mean"])
     assert not torch.equal(first["conv.weight"], second["conv.weight"])
 
 
 @pytest.mark.parametrize("method", ["fs-dgpm", "gpm", "la-maml", "icarl"])
-def test_running_statistics_of_the_first_task_serve_the_later_ones(method: str) -> None:
-    """In training as in testing: with them a sample's output does not depend on the rest of its batch."""
+def test_later_tasks_can_use_the_running_statistics_of_the_first(method: str) -> None:
+    """In training as in evaluation: a sample's output then does not depend on the rest of its batch."""
     learner = Learner(Small(), settings_of(method, "cifar100-superclass"))
     learner.learn(task(0), batch_size=6, freeze_statistics=True)
     first = learner.network.snapshot()
@@ -250,7 +249,7 @@ def test_running_statistics_of_the_first_task_serve_the_later_ones(method: str) 
 
 
 @pytest.mark.parametrize("method", [FSDGPM(second_order=True, buffer=10), LaMAML(second_order=True, buffer=10)])
-def test_norm_layers_stay_through_second_order_too(method: MethodConfig) -> None:
+def test_norm_layers_stay_frozen_in_second_order(method: MethodConfig) -> None:
     learner = Learner(Small(), method)
     learner.learn(task(0), batch_size=6)
     before = learner.network.snapshot()
@@ -261,8 +260,8 @@ def test_norm_layers_stay_through_second_order_too(method: MethodConfig) -> None
 
 
 @pytest.mark.parametrize("method", ["finetune", "gpm"])
-def test_a_task_learns_on_its_own_rows_of_the_head(method: str) -> None:
-    """Without replay the other tasks' rows stay, bit for bit."""
+def test_task_changes_only_its_own_outputs(method: str) -> None:
+    """Without replay, the other tasks' outputs do not change, bit for bit."""
     learner = Learner(Small(), settings_of(method, "cifar100-split"))
     learner.learn(task(0), batch_size=6)
     before = learner.network.snapshot()["head.weight"]
@@ -272,8 +271,8 @@ def test_a_task_learns_on_its_own_rows_of_the_head(method: str) -> None:
     assert not torch.equal(before[2:], after[2:])
 
 
-def test_augmentation_varies_what_is_learnt_and_what_is_replayed_not_what_is_tested() -> None:
-    """Every training batch goes through it, with the run's own generator; replay holds the variants."""
+def test_augmentation_applies_to_training_and_replay_but_not_to_evaluation() -> None:
+    """Every training batch is augmented with the run's generator; replay stores the variants."""
     calls: list[int] = []
 
     def darker(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -297,7 +296,7 @@ def test_augmentation_varies_what_is_learnt_and_what_is_replayed_not_what_is_tes
     assert torch.equal(other.replay.sample(50).x, stored)
 
 
-def test_tasks_learnt_together_are_augmented_each_in_its_own_way() -> None:
+def test_jointly_learned_tasks_use_their_own_augmentation() -> None:
     seen = {0: 0, 1: 0}
 
     def note(number: int) -> Any:
@@ -327,7 +326,7 @@ def test_every_method_has_a_preset_for_every_benchmark_of_the_paper(benchmark: s
     ],
 )
 def test_presets_run(benchmark: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two short tasks through the real network and the whole protocol; the network ends with finite weights."""
+    """Two short tasks through the real network and the full protocol; the final weights are finite."""
     monkeypatch.setattr(cifar100, "load", lambda: synthetic(each=27))
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(10, (3, 64, 64), each=51))
     config, made = RunConfig.make(benchmark, method, ["epochs=1", "benchmark.tasks=2"]), []
@@ -341,8 +340,8 @@ def test_presets_run(benchmark: str, method: str, monkeypatch: pytest.MonkeyPatc
     assert not all(torch.equal(value, ended[name]) for name, value in start.items())
 
 
-def test_fewer_tasks_than_the_benchmark_has_are_never_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was asked for but what the benchmark does; only the data on disk is less."""
+def test_fewer_tasks_on_disk_are_not_canonical(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings are the benchmark's own; only the data on disk is incomplete."""
     monkeypatch.setattr(tiny_imagenet, "load", lambda: synthetic(10, (3, 64, 64), each=51))
     config = RunConfig.make("tiny-imagenet", "finetune")
     assert config.is_canonical
@@ -354,7 +353,7 @@ def test_fewer_tasks_than_the_benchmark_has_are_never_compared(monkeypatch: pyte
 
 @settings(max_examples=10)
 @given(st.integers(0, 3))
-def test_a_shorter_stream_is_the_beginning_of_the_longer(seed: int) -> None:
+def test_fewer_tasks_are_a_prefix(seed: int) -> None:
     short, whole = (RunConfig.make("split-mnist", "er", [f"benchmark.tasks={n}", "samples=20"]) for n in (2, 5))
     for one, other in zip(short.benchmark_settings.stream(seed), whole.benchmark_settings.stream(seed), strict=False):
         assert torch.equal(next(one.train.batches(20, None))[0], next(other.train.batches(20, None))[0])

@@ -1,4 +1,4 @@
-"""A-GEM: its projection, its two references, whole updates."""
+"""A-GEM: its projection, its two kinds of reference gradient, and whole updates."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("problem", ["mlp", "smooth", "conv"])
 @pytest.mark.parametrize("case", CASES)
-def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
+def test_updates_equal_the_flat_reference(problem: str, case: str) -> None:
     slow = compare(FlatAGEM, "a-gem", CASES[case], PROBLEMS[problem])
     assert slow.projections > 0
 
 
-def test_the_first_task_constrains() -> None:
-    """In the second task already, which has no other past than the first."""
+def test_first_task_constrains_the_second() -> None:
+    """In the second task, the first is the only past task."""
     problem = PROBLEMS["mlp"]
     torch.manual_seed(2)
 
@@ -62,7 +62,7 @@ def test_projection() -> None:
     assert remove_conflict(g, nothing) is g
 
 
-def test_refusals() -> None:
+def test_invalid_settings_and_tasks_are_rejected() -> None:
     with pytest.raises(UsageError, match="leaves some without a sample"):
         AGEM(memory=3, tasks=4)
     with pytest.raises(UsageError, match="average, batch"):

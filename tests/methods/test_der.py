@@ -1,4 +1,4 @@
-"""DER++: its loss against a literal transcription, and the reservoir that keeps logits beside samples."""
+"""DER++: its loss against a literal transcription, and the reservoir that stores logits with samples."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("problem", ["mlp", "smooth", "conv"])
 @pytest.mark.parametrize("case", CASES)
-def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
+def test_updates_equal_the_flat_reference(problem: str, case: str) -> None:
     compare(FlatDER, "der++", CASES[case], PROBLEMS[problem])
 
 
-def test_logits_are_those_the_sample_was_seen_with() -> None:
-    """The raw output, all rows, of the last update before it was stored; later updates leave them alone."""
+def test_stored_logits_are_those_of_the_last_update_on_the_sample() -> None:
+    """The raw output, all columns, of the last update before the sample was stored; later updates do not change it."""
     problem = PROBLEMS["conv"]
     model = problem.build()
     _, network, method = started("der++", {"buffer": 5, "lr": 0.2}, model)

@@ -22,12 +22,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("problem", ["mlp", "conv"])
 @pytest.mark.parametrize("case", CASES)
-def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
+def test_updates_equal_the_flat_reference(problem: str, case: str) -> None:
     compare(FlatEWC, "ewc", CASES[case], PROBLEMS[problem])
 
 
 def test_importance_is_the_squared_batch_gradient() -> None:
-    """Of the mean loss on the first samples, at the weights the task leaves; by finite differences."""
+    """Of the mean loss on the task's first samples, at its final weights; by finite differences."""
     problem = PROBLEMS["smooth"]
     model = problem.build()
     _, network, method = started("ewc", {"samples": 4}, model)
@@ -52,14 +52,14 @@ def test_importance_is_the_squared_batch_gradient() -> None:
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 7])
-def test_two_vectors_and_a_number_are_the_whole_sum(tasks: int) -> None:
+def test_merged_penalty_equals_the_sum_over_tasks(tasks: int) -> None:
     shapes = {"a": (3, 2), "b": (4,)}
     weights = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
     penalty = Penalty(weights)
     terms = []
     for _ in range(tasks):
         importance = {name: torch.rand(shape, dtype=torch.float64) ** 4 for name, shape in shapes.items()}
-        importance["b"][1] = 0  # a weight no task cares about
+        importance["b"][1] = 0  # a weight that no task uses
         reached = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
         penalty.add(importance, reached)
         terms.append((importance, reached))
@@ -77,8 +77,8 @@ def test_two_vectors_and_a_number_are_the_whole_sum(tasks: int) -> None:
         torch.testing.assert_close(slope[name], leaf.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_the_penalty_follows_each_task_in_single_precision() -> None:
-    """Asked between two tasks or not, it is the same afterwards."""
+def test_evaluating_the_penalty_does_not_change_it() -> None:
+    """It is the same whether or not it is evaluated between two tasks."""
     weights = {"a": torch.zeros(3)}
     asked, silent = Penalty(weights), Penalty(weights)
     for reached in (1.0, -2.0):
@@ -89,7 +89,7 @@ def test_the_penalty_follows_each_task_in_single_precision() -> None:
 
 
 def test_penalty_is_never_negative_in_single_precision() -> None:
-    """Near the centre, where θ²ΣF − 2θΣFθ* + ΣFθ*² would cancel to noise."""
+    """Near the center, where θ²ΣF − 2θΣFθ* + ΣFθ*² would cancel to noise."""
     weights = {"a": torch.full((1000,), 3.0)}
     penalty = Penalty(weights)
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_penalty_is_never_negative_in_single_precision() -> None:
     assert not slope["a"].any()
 
 
-def test_what_is_held_does_not_grow_with_the_tasks() -> None:
+def test_memory_does_not_grow_with_the_tasks() -> None:
     learner, accuracies = learn_tasks("ewc", {"samples": 8, "strength": 10.0})
     assert min(accuracies) > 60
     size = 4 * sum(p.numel() for p in learner.model.parameters())

@@ -1,4 +1,4 @@
-"""Whole updates of every member of the family against the flat-vector transcription of Algorithm 1."""
+"""Whole updates of every member of the family against a flat-vector transcription of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
 
-# Importances that truly move: at the paper's values σ(10·λ) hides any mistake in their gradient.
+# Importances that actually move: at the paper's values σ(10·λ) would hide any mistake in their gradient.
 LIVELY = {"importance_lr": 30.0, "temperature": 2.0}
 SMALL = {"buffer": 7, "basis_samples": 6, "threshold": 0.9, "threshold_step": 0.03}
 REPLAY = {"buffer": 7}
@@ -54,10 +54,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def started(
+def start_method(
     name: str, changes: dict[str, Any], problem: Problem, seed: int = 3, factored: bool = True
 ) -> tuple[Any, Network, Method]:
-    """A member of the family at work on the problem's network, made the way the library makes it by name."""
+    """A member of the family on the problem's network, created by name as in the library."""
     entry = find_method(name)
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
     model = problem.build()
@@ -72,13 +72,14 @@ def flat(model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize(("problem", "factored"), [("mlp", True), ("mlp", False), ("conv", True)])
 @pytest.mark.parametrize("case", CASES)
-def test_three_tasks_equal_the_flat_vector_algorithm(case: str, problem: str, factored: bool) -> None:
-    """Weights and losses after every update of three tasks: without bases, with them, with replaced ones; momentum
-    runs through a task's updates and stops at its end; replay draws come from the same streams.
+def test_three_tasks_equal_the_flat_reference(case: str, problem: str, factored: bool) -> None:
+    """Weights and losses after every update of three tasks: without bases, with bases, and with replaced bases.
+
+    Momentum lasts for a task; replay samples come from the same random streams.
     """
     name, changes = CASES[case]
     setup = PROBLEMS[problem]
-    settings, network, method = started(name, changes, setup, factored=factored)
+    settings, network, method = start_method(name, changes, setup, factored=factored)
     twin = FlatUpdate(name, settings, setup, network.model, Streams(3).derive_seed)
     for task in range(3):
         network.heads.add(setup.heads[task], 4 if setup.heads[task] is None else 6)
@@ -111,11 +112,11 @@ def compare_importances(method: Any, twin: FlatUpdate) -> None:
 @pytest.mark.parametrize(
     ("case", "least"), [("fs-dgpm", 1e-3), ("la-dgpm whole", 1e-3), ("dgpm", 1e-3), ("fs-sgpm", 1e-2), ("fs-gpm", 0)]
 )
-def test_the_comparison_is_not_empty(case: str, least: float) -> None:
+def test_comparison_covers_soft_importances(case: str, least: float) -> None:
     """The settings above give bases that hold some directions and miss others, and importances that differ."""
     name, changes = CASES[case]
     setup = PROBLEMS["mlp"]
-    _, network, method = started(name, changes, setup)
+    _, network, method = start_method(name, changes, setup)
     for task in range(2):
         network.heads.add(None, 4)
         method.begin_task()
@@ -133,8 +134,9 @@ def test_the_comparison_is_not_empty(case: str, least: float) -> None:
 
 
 @pytest.mark.parametrize("member", ["fs-gpm", "fs-dgpm", "la-dgpm", "dgpm"])
-def test_with_full_bases_the_memorised_outputs_do_not_move(member: str) -> None:
-    """λ = 1 and all energy held: every covered layer's output on the memorised inputs stays, update after update."""
+def test_full_bases_preserve_the_memorized_outputs(member: str) -> None:
+    """With λ = 1 and all energy held, every covered layer's output on the memorized inputs stays the same in every
+    update."""
     model = nn.Sequential(
         nn.Linear(9, 12, bias=False), nn.ReLU(), nn.Linear(12, 11, bias=False), nn.ReLU(), nn.Linear(11, 4, bias=False)
     ).double()
@@ -164,14 +166,14 @@ def test_with_full_bases_the_memorised_outputs_do_not_move(member: str) -> None:
         assert float((model(new) - elsewhere).abs().max()) > 1e-3
 
 
-def test_a_tiny_perturbation_approaches_replay_with_a_projected_step() -> None:
-    """w −= η3 · outside(∇L_{D∪N}(w)) is the limit; what is left falls with η1."""
+def test_tiny_perturbation_approaches_projected_replay() -> None:
+    """The limit is w −= η3 · outside(∇L_{D∪N}(w)); the difference falls with η1."""
     setup = PROBLEMS["smooth"]
     gaps = []
     for ascent_lr in (1e-3, 1e-5, 1e-7):
         torch.manual_seed(0)
         changes = {**SMALL, "ascent_lr": ascent_lr, "momentum": 0, "clip": 0}
-        settings, network, method = started("fs-gpm", changes, setup)
+        settings, network, method = start_method("fs-gpm", changes, setup)
         network.heads.add(None, 4)
         method.begin_task()
         first, batch = drawn(setup, 0, 7), drawn(setup, 1, 5)
@@ -189,8 +191,8 @@ def test_a_tiny_perturbation_approaches_replay_with_a_projected_step() -> None:
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.5, 100.0])
-def test_clipping_shortens_the_whole_gradient_at_once(norm: float) -> None:
-    """Factored and dense parts count together; the direction stays; 0 never clips."""
+def test_clipping_scales_the_whole_gradient(norm: float) -> None:
+    """Factored and dense parts count together; the direction does not change; 0 never clips."""
     left, right, other = torch.randn(3, 5).double(), torch.randn(3, 4).double(), torch.randn(7).double()
     together = torch.cat([(left.T @ right).flatten(), other])
     short = clip_by_norm({"a": FactoredGrad(left, right), "b": other}, norm)
@@ -201,8 +203,9 @@ def test_clipping_shortens_the_whole_gradient_at_once(norm: float) -> None:
 
 
 @pytest.mark.parametrize("importance", ["sigmoid", "spectral"])
-def test_the_record_has_the_importances_of_the_basis_learned_with_and_the_ranks_built_since(importance: str) -> None:
-    """As figures and reports say of it."""
+def test_diagnostics_have_the_old_importances_and_the_new_ranks(importance: str) -> None:
+    """Importances of the basis that the task was learned with, ranks of the one built after it, as in figures and
+    reports."""
     x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 4
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     learner = steppe.Learner(model, steppe.FSDGPM(importance=importance, **SMALL, **LIVELY))  # type: ignore[arg-type]
@@ -219,5 +222,5 @@ def test_the_record_has_the_importances_of_the_basis_learned_with_and_the_ranks_
 
 
 def snapshot_of(method: Any) -> dict[str, Any]:
-    """Of the memory as it is."""
+    """The diagnostics, computed from the memory."""
     return {"importances": method.memory.importance_distributions(), "ranks": method.memory.ranks()}

@@ -1,4 +1,4 @@
-"""GEM: ring contents, past gradients by both ways, the dual, whole updates."""
+"""GEM: ring contents, past gradients computed both ways, the dual problem, and whole updates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("problem", ["mlp", "smooth", "conv"])
 @pytest.mark.parametrize("case", CASES)
-def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
+def test_updates_equal_the_flat_reference(problem: str, case: str) -> None:
     slow = compare(FlatGEM, "gem", CASES[case], PROBLEMS[problem])
     assert slow.projections > 0
 
@@ -59,11 +59,11 @@ def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
     spare=st.integers(0, 2),
     tasks=st.lists(st.lists(st.integers(1, 9), max_size=5), min_size=1, max_size=4),
 )
-def test_ring_contents_equal_the_loop(slots: int, spare: int, tasks: list[list[int]]) -> None:
+def test_ring_contents_equal_a_loop(slots: int, spare: int, tasks: list[list[int]]) -> None:
     memory = slots * (len(tasks) + 1) + min(spare, len(tasks))
     rings, slow = TaskRingBuffer(memory, len(tasks) + 1), ListRings(memory, len(tasks) + 1)
     number = 0
-    for place, sizes in enumerate([*tasks, [1]]):  # the last task only looks back
+    for place, sizes in enumerate([*tasks, [1]]):  # the last task only reads
         rings.begin_task()
         slow.begin_task()
         for size in sizes:
@@ -75,7 +75,7 @@ def test_ring_contents_equal_the_loop(slots: int, spare: int, tasks: list[list[i
         assert found == {task: held for task, held in enumerate(slow.past()) if held}
 
 
-def test_rings_keep_bytes_and_say_how_many() -> None:
+def test_rings_store_bytes_and_report_their_size() -> None:
     rings = TaskRingBuffer(25, 3)
     assert rings.memory_bytes() == 0
     rings.begin_task()
@@ -83,7 +83,7 @@ def test_rings_keep_bytes_and_say_how_many() -> None:
     assert rings.memory_bytes() == 24 * (5 + 8 + 8)
 
 
-def test_more_tasks_than_the_memory_was_cut_for() -> None:
+def test_more_tasks_than_rings_are_rejected() -> None:
     learner = Learner(Normed(), GEM(memory=4, tasks=2))
     first, second, third = image_tasks(3)
     learner.learn(first)
@@ -94,7 +94,7 @@ def test_more_tasks_than_the_memory_was_cut_for() -> None:
     assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
 
 
-def test_memory_smaller_than_the_number_of_tasks() -> None:
+def test_memory_smaller_than_the_number_of_tasks_is_rejected() -> None:
     with pytest.raises(UsageError, match="memory = 5 shared by tasks = 10"):
         GEM(memory=5, tasks=10)
 
@@ -103,7 +103,7 @@ def test_memory_smaller_than_the_number_of_tasks() -> None:
 
 
 class MeanShifted(nn.Module):
-    """Its samples affect each other, though it has nothing but linear layers."""
+    """Its samples affect each other, although all its layers are linear."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class MeanShifted(nn.Module):
 
 
 class Twice(nn.Module):
-    """Its hidden layer is used twice."""
+    """Uses its hidden layer twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Twice(nn.Module):
 
 
 class Tied(nn.Module):
-    """Uses a layer's weight behind its back."""
+    """Uses a layer's weight outside the layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Tied(nn.Module):
 
 
 class Unused(nn.Module):
-    """Has a layer that no forward reaches."""
+    """Has a layer that the forward does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ PLAIN = {
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 @pytest.mark.parametrize("kind", PLAIN)
-def test_together_equals_one_by_one(kind: str, clip: float, heads: bool) -> None:
+def test_joint_gradients_equal_one_by_one(kind: str, clip: float, heads: bool) -> None:
     network, tasks = past(PLAIN[kind](), heads)
     assert tasks.linear, "the fast way should serve this model"
     fast, slow = tasks.gradients(clip), tasks._one_by_one(clip)
@@ -199,7 +199,7 @@ def test_rows_are_the_clipped_gradients() -> None:
 
 
 class Seldom(nn.Linear):
-    """Does otherwise than linear layers do, but not when it is tried."""
+    """Differs from a linear layer, but not on the samples of the trial."""
 
     seen = 0
 
@@ -230,7 +230,7 @@ def _with_frozen(model: nn.Sequential) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_other_models_go_one_by_one(kind: str) -> None:
+def test_other_models_are_computed_one_by_one(kind: str) -> None:
     network, tasks = past(SLOW[kind]())
     assert not tasks.linear
     rows = tasks.gradients(0)
@@ -238,12 +238,12 @@ def test_other_models_go_one_by_one(kind: str) -> None:
     assert rows.parts.keys() == network.trainable.keys()
 
 
-def test_unequal_memories_go_one_by_one() -> None:
+def test_rings_of_different_sizes_are_computed_one_by_one() -> None:
     assert not past(PLAIN["bias"](), sizes=(3, 2, 3))[1].linear
 
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), [(1, 9, 20), (30, 4, 5)])
-def test_block_products_whichever_is_cheaper(count: int, outputs: int, inputs: int) -> None:
+def test_block_products_in_both_ways(count: int, outputs: int, inputs: int) -> None:
     rows = FactoredGrad(
         torch.randn(3, count, outputs, dtype=torch.float64), torch.randn(3, count, inputs, dtype=torch.float64)
     )
@@ -254,7 +254,7 @@ def test_block_products_whichever_is_cheaper(count: int, outputs: int, inputs: i
 
 
 @pytest.mark.usefixtures("fast_paths_on")
-def test_single_precision_takes_the_fast_way_at_the_paper_s_size() -> None:
+def test_single_precision_uses_the_fast_way_at_the_papers_size() -> None:
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(784, 100, bias=False), nn.ReLU(), nn.Linear(100, 10, bias=False)))
     network.heads.add(None, 10)
@@ -267,28 +267,30 @@ def test_single_precision_takes_the_fast_way_at_the_paper_s_size() -> None:
 
 
 @given(tasks=st.integers(1, 6), size=st.integers(1, 9), strength=st.sampled_from([0.0, 0.3, 2.0]), seed=st.integers())
-def test_dual_against_enumeration_and_its_conditions(tasks: int, size: int, strength: float, seed: int) -> None:
+def test_dual_equals_enumeration_and_is_optimal(tasks: int, size: int, strength: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed % 2**40)
-    a = torch.randn(tasks, size, dtype=torch.float64, generator=generator)  # often of lower rank than its rows
+    a = torch.randn(
+        tasks, size, dtype=torch.float64, generator=generator
+    )  # often of lower rank than its number of rows
     g = torch.randn(size, dtype=torch.float64, generator=generator)
     v = solve_dual(a @ a.T, a @ g, strength)
     p = a @ a.T + 1e-3 * torch.eye(tasks, dtype=torch.float64)
     torch.testing.assert_close(v, enumerated_dual(p, a @ g, strength), rtol=1e-7, atol=1e-7)
-    slope = p @ v + a @ g  # optimality: feasible, slope not negative, and zero wherever v is off its bound
+    slope = p @ v + a @ g  # optimality: feasible, gradient not negative, and zero wherever v is off its bound
     assert (v >= strength - 1e-12).all()
     assert (slope >= -1e-8).all()
     assert float((slope * (v - strength)).abs().max()) < 1e-7
     products = a @ (g + a.T @ v)
-    assert (products >= -1e-3 * v - 1e-8).all()  # no conflict is left but what the ridge allows
+    assert (products >= -1e-3 * v - 1e-8).all()  # no conflict remains, except for what the ridge allows
 
 
-def test_dual_of_gradients_that_are_no_longer_finite() -> None:
+def test_dual_of_non_finite_gradients_is_an_error() -> None:
     with pytest.raises(DivergedError, match="lower the learning rate"):
         solve_dual(torch.tensor([[float("nan")]]), torch.tensor([-1.0]), 0.0)
 
 
-def test_projected_step_raises_no_past_loss() -> None:
-    """Without momentum, a short enough step lowers or keeps the loss on every memory."""
+def test_projected_step_increases_no_past_loss() -> None:
+    """Without momentum, a short enough step does not increase the loss on any ring."""
     problem = PROBLEMS["smooth"]
     _, network, method = started(
         "gem", {"lr": 1e-5, "momentum": 0, "memory": 12, "tasks": 3, "clip": 0}, problem.build()
@@ -313,7 +315,7 @@ def test_projected_step_raises_no_past_loss() -> None:
     assert conflicts > 0
 
 
-# Through the front door ----------------------------------------------------------------------------------------------
+# Through `Learner` ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("heads", [True, False])
@@ -332,8 +334,8 @@ def test_running_statistics_move_once_per_update() -> None:
     assert statistics_moves("gem", {"memory": 24, "tasks": 3}) == {1}
 
 
-def test_a_weight_that_is_a_single_number() -> None:
-    """A learnable temperature; its products are numbers as well."""
+def test_scalar_weight() -> None:
+    """A learnable temperature; its products are scalars too."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""iCaRL: herding against brute force, its loss against a literal transcription, the nearest-mean rule, refusals."""
+"""iCaRL: herding against brute force, its loss against a literal transcription, the nearest-mean rule, and errors."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_herding_equals_brute_force(n: int, count: int, width: int, seed: int) -
 
 
 def test_herding_by_hand() -> None:
-    """Mean 3: first 4; then 4 and 2 average 3 exactly; then the best of the rest, 0 (mean 2) before 9 (mean 5)."""
+    """The mean is 3: first 4; then 2, since 4 and 2 average 3; then 0 (mean 2) before 9 (mean 5)."""
     features = torch.tensor([[0.0], [4.0], [9.0], [2.0], [0.0]], dtype=torch.float64)
     assert herd(features, 3).tolist() == [1, 3, 0]
 
 
-def taught(changes: dict[str, Any], tasks: int, never: int = -1) -> tuple[Any, Any]:
-    """iCaRL at work on the convolutional problem after some tasks, in which one class may never turn up."""
+def trained_icarl(changes: dict[str, Any], tasks: int, missing: int = -1) -> tuple[Any, Any]:
+    """iCaRL on the convolutional problem after some tasks, in which one class may never occur."""
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", changes)
     for task in range(tasks):
@@ -47,29 +47,30 @@ def taught(changes: dict[str, Any], tasks: int, never: int = -1) -> tuple[Any, A
         method.begin_task()
         for _ in range(4):
             batch = drawn(setup, task, 7)
-            batch = batch[(batch.y != never).nonzero().squeeze(1)]
+            batch = batch[(batch.y != missing).nonzero().squeeze(1)]
             method.observe(batch)
             method.after_batch(batch)
         method.end_task()
     return network, method
 
 
-@pytest.mark.parametrize(("gamma", "never"), [(0.0, -1), (0.7, -1), (0.7, 2)])
-def test_an_update_descends_the_literal_loss(gamma: float, never: int) -> None:
-    """Third task, some way into it: the gradient of the transcription, clipped, is the step taken. A class that never
-    turned up has no exemplar, and counts among its head's classes all the same.
+@pytest.mark.parametrize(("gamma", "missing"), [(0.0, -1), (0.7, -1), (0.7, 2)])
+def test_update_descends_the_reference_loss(gamma: float, missing: int) -> None:
+    """In the middle of the third task, the step is the reference loss's gradient, clipped.
+
+    A class that never occurred has no exemplar, but still counts among its head's classes.
     """
-    network, method = taught({"exemplars": 12, "distillation": gamma, "clip": 0.8, "lr": 0.1}, 2, never)
+    network, method = trained_icarl({"exemplars": 12, "distillation": gamma, "clip": 0.8, "lr": 0.1}, 2, missing)
     setup = PROBLEMS["conv"]
     network.heads.add(setup.heads[2], 6)
     with torch.no_grad():
-        for parameter in network.trainable.values():  # away from where the stored logits were taken
+        for parameter in network.trainable.values():  # away from the weights that gave the stored logits
             parameter += 0.1 * torch.randn_like(parameter)
     method.begin_task()
     state = method._picker.getstate()
     picked, stored = method._sample_exemplars()
     method._picker.setstate(state)
-    assert picked.y.tolist() == [label for label in range(4) if label != never]  # one of each old class
+    assert picked.y.tolist() == [label for label in range(4) if label != missing]  # one of each old class
     batch = drawn(setup, 2, 5)
     before = flattened(network.trainable)
     now = network.model(picked.x)
@@ -83,8 +84,8 @@ def test_an_update_descends_the_literal_loss(gamma: float, never: int) -> None:
     assert float(icarl_loss(now[:0], [], range(4, 6), old, 1.0).detach()) > 1e-3
 
 
-def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
-    """Fewer than its share: what lies behind them is another class's."""
+def test_class_with_few_samples_keeps_only_its_own() -> None:
+    """It has fewer samples than its share: the rows after them belong to another class."""
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", {"exemplars": 60})
     for task in range(2):
@@ -101,8 +102,8 @@ def test_a_class_of_few_samples_keeps_its_own_alone() -> None:
         assert len(method.exemplars.batch) == 4 * (task + 1)
 
 
-def test_the_nearest_mean_is_found_far_from_0_too() -> None:
-    """In float32: ‖a‖² − 2⟨a, b⟩ + ‖b‖² would lose the distances, which are less than a thousandth of the logits."""
+def test_nearest_mean_far_from_0() -> None:
+    """In float32, ‖a‖² − 2⟨a, b⟩ + ‖b‖² would lose the distances, which are less than a thousandth of the logits."""
     model = nn.Linear(2, 2)
     with torch.no_grad():
         model.weight.copy_(torch.eye(2))
@@ -116,15 +117,15 @@ def test_the_nearest_mean_is_found_far_from_0_too() -> None:
     assert learner.predict(x, range(2)).tolist() == nearest.tolist()
 
 
-def test_every_exemplar_is_drawn_in_its_turn() -> None:
-    _, method = taught({"exemplars": 12}, 2)
+def test_every_exemplar_is_drawn() -> None:
+    _, method = trained_icarl({"exemplars": 12}, 2)
     draws = torch.stack([method._sample_exemplars()[0].x for _ in range(60)])
     for place, places in enumerate(method.exemplars.rows.values()):
         kept = method.exemplars.batch.x[places.start : places.stop]
         assert all(bool((draws[:, place] == x).flatten(1).all(1).any()) for x in kept)
 
 
-def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
+def test_end_of_task_herds_truncates_and_updates_logits() -> None:
     setup = PROBLEMS["conv"]
     _, network, method = started_on(setup, "icarl", {"exemplars": 14})
     chosen: dict[int, torch.Tensor] = {}
@@ -157,7 +158,7 @@ def test_exemplars_are_herded_shortened_and_their_logits_renewed() -> None:
     assert sizes["bases"] == 0
 
 
-def test_herding_and_stored_logits_are_of_eval_mode() -> None:
+def test_herding_and_stored_logits_use_eval_mode() -> None:
     learner, _ = learn_tasks("icarl", {"exemplars": 12})
     method: Any = learner._method
     with torch.no_grad(), learner.network.mode(training=False):
@@ -180,7 +181,7 @@ def test_predicts_the_nearest_mean_within_the_head() -> None:
     assert accuracies[-1] > 85
 
 
-def test_a_class_without_exemplars_is_never_nearest() -> None:
+def test_class_without_exemplars_is_never_predicted() -> None:
     torch.manual_seed(0)
     learner = Learner(Normed(), ICaRL(exemplars=12))
     x = torch.randn(10, 1, 4, 4)
@@ -194,7 +195,7 @@ def test_a_class_without_exemplars_is_never_nearest() -> None:
     assert bool(torch.isfinite(scores[:, 1]).all())
 
 
-def test_many_outputs_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
+def test_saved_state_with_many_outputs(tmp_path: Path) -> None:
     """Only classes with exemplars have means: those of all 20,000 outputs would take gigabytes."""
     x, y = torch.randn(12, 4), torch.arange(12) % 2
     learner = Learner(nn.Linear(4, 20_000), ICaRL(exemplars=4))
@@ -212,7 +213,7 @@ def test_many_outputs_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
     [{4: range(0, 2)}, {-1: range(0, 2)}, {True: range(0, 2)}, {0: range(0, 99)}, {0: range(1, 1)}, {}],
     ids=str,
 )
-def test_exemplars_of_no_class_or_of_no_samples_are_not_loaded(places: dict[int, range]) -> None:
+def test_inconsistent_exemplars_are_rejected(places: dict[int, range]) -> None:
     learner = Learner(nn.Linear(4, 4), ICaRL(exemplars=4))
     learner.learn(Task((torch.randn(12, 4), torch.arange(12) % 2), head=range(2)))
     assert learner._method is not None
@@ -223,7 +224,7 @@ def test_exemplars_of_no_class_or_of_no_samples_are_not_loaded(places: dict[int,
         learner._method.load_state_dict(state)
 
 
-def test_a_single_head_is_refused_before_work_starts() -> None:
+def test_single_head_is_rejected_before_learning() -> None:
     learner = Learner(Normed(), ICaRL())
     before = flattened(learner.network.trainable)
     with pytest.raises(UsageError, match=r"task 0: iCaRL .* each task needs its own classes"):
@@ -232,13 +233,13 @@ def test_a_single_head_is_refused_before_work_starts() -> None:
     assert learner.network.heads.ranges == []
 
 
-def test_permuted_mnist_is_refused(tmp_path: Any) -> None:
+def test_permuted_mnist_is_rejected(tmp_path: Any) -> None:
     with pytest.raises(UsageError, match="shares the single head"):
         run(RunConfig.make("pmnist", "icarl", ["tasks=2", "samples=20"]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_shared_rows_and_too_few_exemplars_are_refused() -> None:
+def test_shared_outputs_and_too_few_exemplars_are_rejected() -> None:
     learner = Learner(Normed(), ICaRL(exemplars=3))
     tasks = image_tasks(2)
     learner.learn(tasks[0])

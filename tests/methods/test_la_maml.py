@@ -1,4 +1,5 @@
-"""La-MAML: meta-gradients against autograd through the unrolled inner loop and finite differences; whole updates."""
+"""La-MAML: meta-gradients against autograd through the unrolled inner loop and against finite differences; whole
+updates."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 from reference import Sample, central_differences
-from reference_baselines import learn_tasks, same_bits, started_on, statistics_moves
+from reference_baselines import Flat, learn_tasks, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     flattened,
     inner_gradients,
     meta_loss,
-    problem_loss,
 )
 from reference_update import PROBLEMS, Problem, drawn, listed
 from torch import Tensor
 
 from steppe import Batch
+from steppe.runtime.rng import Streams
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"inner_steps": 3},
@@ -29,18 +30,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def setting_up(
+def build_case(
     problem: Problem, changes: dict[str, Any]
 ) -> tuple[Any, Any, Any, Callable[[Tensor, list[Sample]], Tensor]]:
-    """The method with rates of both signs, met by two tasks, and the problem's loss on a flat vector."""
+    """The method with rates of both signs, after two tasks, and the problem's loss on a flat vector."""
     settings, network, method = started_on(problem, "la-maml", changes)
     for task in range(2):
         network.heads.add(problem.heads[task], 6 if problem.heads[task] else 4)
     generator = torch.Generator().manual_seed(8)
     for rate in method.rates.values():
         rate += 0.2 * torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
-    shapes = {name: p.shape for name, p in network.trainable.items()}
-    return settings, network, method, lambda flat, samples: problem_loss(problem, network.model, shapes, flat, samples)
+    return settings, network, method, Flat(settings, problem, network.model, Streams(3).derive_seed).loss
 
 
 def slices_of(batch: Batch, steps: int) -> list[list[Sample]]:
@@ -54,7 +54,7 @@ def slices_of(batch: Batch, steps: int) -> list[list[Sample]]:
 @pytest.mark.parametrize("case", CASES)
 def test_meta_gradients_equal_the_unrolled_loop(case: str, second_order: bool, problem: str) -> None:
     setup = PROBLEMS[problem]
-    settings, network, method, loss = setting_up(setup, {"second_order": second_order, **CASES[case]})
+    settings, network, method, loss = build_case(setup, {"second_order": second_order, **CASES[case]})
     current = drawn(setup, 1, 7)
     union = current.joined(drawn(setup, 0, 4))
     found = method.meta_gradient(current, union)
@@ -73,11 +73,11 @@ def test_meta_gradients_equal_the_unrolled_loop(case: str, second_order: bool, p
 
 @pytest.mark.parametrize("second_order", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-def test_a_rate_of_exactly_0_moves_only_where_negative_rates_count(relu: bool, second_order: bool) -> None:
-    """Relu's slope at 0 is 0, in first order as in second."""
+def test_rate_of_0_moves_only_without_relu(relu: bool, second_order: bool) -> None:
+    """The slope of ReLU at 0 is 0, in first order as in second."""
     setup = PROBLEMS["smooth"]
     changes = {"inner_steps": 2, "inner_relu": relu, "second_order": second_order}
-    method = setting_up(setup, changes)[2]
+    method = build_case(setup, changes)[2]
     for rate in method.rates.values():
         rate.flatten()[::3] = 0.0
     still = flattened(method.rates) == 0
@@ -90,9 +90,9 @@ def test_a_rate_of_exactly_0_moves_only_where_negative_rates_count(relu: bool, s
 
 @pytest.mark.parametrize("second_order", [False, True])
 def test_meta_gradients_equal_finite_differences(second_order: bool) -> None:
-    """Of the meta-loss as a plain function of θ and α; in first order, with the inner gradients held fixed."""
+    """Of the meta-loss as a plain function of θ and α; in first order with the inner gradients fixed."""
     setup = PROBLEMS["smooth"]
-    _, network, method, loss = setting_up(setup, {"inner_steps": 2, "second_order": second_order})
+    _, network, method, loss = build_case(setup, {"inner_steps": 2, "second_order": second_order})
     current = drawn(setup, 1, 4)
     union = current.joined(drawn(setup, 0, 2))
     found = method.meta_gradient(current, union)
@@ -122,11 +122,11 @@ def test_meta_gradients_equal_finite_differences(second_order: bool) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: bool) -> None:
-    """Clips of α and θ are apart; negative new rates stop their weights."""
+def test_update_moves_the_rates_then_the_weights(asynchronous: bool) -> None:
+    """α and θ are clipped separately; weights with negative new rates do not move."""
     changes = {"inner_steps": 3, "clip": 0.05, "rate_lr": 4.0, "asynchronous": asynchronous, "lr": 0.2}
     setup = PROBLEMS["conv"]
-    _, network, method, _ = setting_up(setup, changes)
+    _, network, method, _ = build_case(setup, changes)
     seen: list[Any] = []
     inner = method.meta_gradient
 
@@ -149,11 +149,11 @@ def test_an_update_moves_the_rates_first_and_the_weights_by_them(asynchronous: b
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("second_order", [False, True])
-def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, asynchronous: bool) -> None:
-    """With what two cuts leave of the step sizes as a factor before α, η and lr; a new task has them whole again."""
+def test_decays_shorten_the_inner_and_both_outer_steps(second_order: bool, asynchronous: bool) -> None:
+    """Two decays multiply α, η and lr by the same factor; a new task starts with the full step sizes."""
     changes = {"inner_steps": 3, "clip": 0, "rate": 0.5, "rate_lr": 2.0, "lr": 0.2}
     setup = PROBLEMS["smooth"]
-    _, network, method, loss = setting_up(
+    _, network, method, loss = build_case(
         setup, {**changes, "second_order": second_order, "asynchronous": asynchronous}
     )
     method.after_batch(drawn(setup, 0, 4))
@@ -179,7 +179,7 @@ def test_cuts_shorten_the_inner_steps_and_both_outer_ones(second_order: bool, as
         torch.testing.assert_close(flattened(network.trainable), weights, rtol=0, atol=1e-11)
 
 
-def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
+def test_meta_batch_is_the_batch_and_replay_with_replacement() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"buffer": 4, "replay_batch": 10})
     network.heads.add(None, 4)
@@ -205,7 +205,7 @@ def test_the_meta_batch_holds_the_batch_and_replay_with_replacement() -> None:
     assert len(set(counts)) > 1
 
 
-def test_weights_are_put_back_when_a_forward_fails() -> None:
+def test_weights_are_restored_after_a_failed_forward() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {"inner_steps": 2})
     network.heads.add(None, 4)
@@ -217,7 +217,7 @@ def test_weights_are_put_back_when_a_forward_fails() -> None:
     assert torch.equal(flattened(network.trainable), before)
 
 
-def test_rates_are_never_reset_and_replay_is_pushed_once_per_batch() -> None:
+def test_rates_are_kept_and_samples_stored_once_per_batch() -> None:
     setup = PROBLEMS["mlp"]
     _, network, method = started_on(setup, "la-maml", {})
     network.heads.add(None, 4)

@@ -1,4 +1,5 @@
-"""Learning tasks together is learning their union, each sample on its own head; Oracle does so from the start."""
+"""Learning tasks together equals learning their union, each sample on its own head; Oracle starts from scratch each
+time."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_with_one_head_it_equals_one_task_with_all_samples() -> None:
+def test_single_head_equals_one_task_with_all_samples() -> None:
     parts = [data(count, 0, 6, seed) for seed, count in enumerate((13, 8, 21))]
     union = tuple(torch.cat([part[place] for part in parts]) for place in (0, 1))
     together = Learner(network(), Multitask(), seed=1)
@@ -48,7 +49,7 @@ def test_with_one_head_it_equals_one_task_with_all_samples() -> None:
 
 
 def test_every_sample_is_learned_on_its_own_head() -> None:
-    """One batch of everything: the gradient is that of the mean of each sample's loss on its task's slice."""
+    """One batch of everything: the gradient is that of the mean of each sample's loss on its task's outputs."""
     heads = [range(0, 2), range(2, 6)]
     parts = [data(9, head.start, len(head), seed) for seed, head in enumerate(heads)]
     model = network()
@@ -65,7 +66,7 @@ def test_every_sample_is_learned_on_its_own_head() -> None:
     torch.testing.assert_close(weights(model), wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_a_walk_shows_every_sample_once_and_mixes_the_tasks() -> None:
+def test_epoch_has_every_sample_once_and_mixes_the_tasks() -> None:
     tasks = [Task(data(count, 0, 6, seed)) for seed, count in enumerate((7, 12, 3))]
     curriculum = TaskGroup(tasks, first=4)
     batches = list(curriculum.batches(5, Streams(0), 6, Network(nn.Linear(5, 6).double())))
@@ -80,14 +81,14 @@ def test_a_walk_shows_every_sample_once_and_mixes_the_tasks() -> None:
     assert any(len(set(batch.task.tolist())) > 1 for batch in batches)
 
 
-def test_a_loader_cannot_be_mixed() -> None:
+def test_loader_cannot_be_mixed() -> None:
     x, y = data(8, 0, 6, 0)
     loader = DataLoader(TensorDataset(x, y), batch_size=2)
     with pytest.raises(DataError, match="theirs: the training data is a DataLoader"):
         Learner(network(), Multitask()).learn([Task((x, y)), Task(loader, name="theirs")])
 
 
-def test_multitask_leaves_one_row() -> None:
+def test_multitask_has_one_row_of_accuracies() -> None:
     result = run(RunConfig.make("pmnist", "multitask", SHORT))
     assert result.accuracy[:2] == [[None] * 3] * 2
     assert None not in result.accuracy[2]
@@ -95,7 +96,7 @@ def test_multitask_leaves_one_row() -> None:
     assert result.updates == 5 * 12
 
 
-def test_oracle_learns_all_tasks_so_far_from_the_start() -> None:
+def test_oracle_learns_all_tasks_so_far_from_scratch() -> None:
     """Its last row is Multitask's, and its first is that of the first task alone."""
     oracle = run(RunConfig.make("pmnist", "oracle", SHORT))
     multitask = run(RunConfig.make("pmnist", "multitask", SHORT))

@@ -19,7 +19,7 @@ from steppe.tensors.batch import Batch
 
 
 def numbered(start: int, count: int) -> Batch:
-    """Samples that carry their own number as input, label and task."""
+    """Samples whose input, label and task are their own number."""
     numbers = torch.arange(start, start + count)
     return Batch(numbers[:, None].float(), numbers, numbers + 1000)
 
@@ -28,14 +28,14 @@ def reservoir(capacity: int, seed: int = 0) -> Reservoir:
     return Reservoir(capacity, random.Random(seed), random.Random(seed + 1))
 
 
-def held(buffer: Reservoir) -> list[int]:
+def contents(buffer: Reservoir) -> list[int]:
     everything = buffer.sample(len(buffer))
     return [] if everything is None else sorted(everything.y.tolist())
 
 
 @given(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 10_000))
-def test_batches_follow_the_sequential_rule_exactly(capacity: int, sizes: list[int], seed: int) -> None:
-    """Batch by batch with the same random stream as sample by sample; inputs, labels and tasks stay together."""
+def test_adding_batches_equals_adding_samples(capacity: int, sizes: list[int], seed: int) -> None:
+    """With the same random stream; inputs, labels and tasks stay together."""
     buffer = reservoir(capacity, seed)
     twin = ListReservoir(capacity, random.Random(seed), random.Random(seed + 1))
     start = 0
@@ -60,10 +60,10 @@ def test_batches_follow_the_sequential_rule_exactly(capacity: int, sizes: list[i
     st.booleans(),
     st.data(),
 )
-def test_a_reservoir_saved_midway_resumes_exactly(
-    capacity: int, sizes: list[int], seed: int, noted: bool, data: st.DataObject
+def test_restored_reservoir_continues_exactly(
+    capacity: int, sizes: list[int], seed: int, with_extras: bool, data: st.DataObject
 ) -> None:
-    """What it holds is some of what it was offered, each once, with the note that belongs to it."""
+    """Its content is a subset of the samples added, each once, with its own extras."""
     ways = random.Random(seed), random.Random(seed + 1)
     buffer = Reservoir(capacity, *ways)
     broken = data.draw(st.integers(0, len(sizes)))
@@ -75,14 +75,14 @@ def test_a_reservoir_saved_midway_resumes_exactly(
             buffer = again
         start = sum(sizes[:place])
         batch = numbered(start, size)
-        buffer.add(batch, -batch.x if noted else None)
+        buffer.add(batch, -batch.x if with_extras else None)
     twin = ListReservoir(capacity, random.Random(seed), random.Random(seed + 1))
     for number in range(sum(sizes)):
         twin.push(number)
-    assert held(buffer) == sorted(twin.items)
+    assert contents(buffer) == sorted(twin.items)
     assert len(set(twin.items)) == len(buffer) == min(capacity, sum(sizes))
     drawn = buffer.sample_with_extras(len(buffer))
-    assert (drawn is not None) == noted
+    assert (drawn is not None) == with_extras
     if drawn is not None:
         assert torch.equal(drawn[0].x, -drawn[1])
 
@@ -91,26 +91,26 @@ def test_a_reservoir_saved_midway_resumes_exactly(
     "change",
     [{"age": -1}, {"age": 2}, {"age": 10**30}, {"age": "3"}, {"stored": numbered(0, 9)}, {"notes": torch.zeros(1)}],
 )
-def test_a_state_that_does_not_add_up_is_refused(change: dict[str, object]) -> None:
+def test_inconsistent_state_is_rejected(change: dict[str, object]) -> None:
     buffer = reservoir(5)
     buffer.add(numbered(0, 3))
     with pytest.raises((ValueError, TypeError)):
         reservoir(5).load_state_dict({**buffer.state_dict(), **change})
 
 
-def test_a_buffer_beyond_all_memory_is_refused() -> None:
+def test_buffer_larger_than_memory_is_an_error() -> None:
     with pytest.raises(UsageError, match="not enough memory for 1,000,000,000,000,000 samples"):
         reservoir(10**15).add(numbered(0, 3))
 
 
-def test_every_sample_is_kept_with_the_same_chance() -> None:
-    """Over many seeds, the first pushed and the last alike."""
+def test_every_sample_is_kept_with_equal_probability() -> None:
+    """Over many seeds, for the first sample added and for the last."""
     kept: Counter[int] = Counter()
     for seed in range(1500):
         buffer = reservoir(4, 2 * seed)
         for start in (0, 6, 9):
             buffer.add(numbered(start, 6 if start == 0 else 3))
-        kept.update(held(buffer))
+        kept.update(contents(buffer))
     assert chisquare([kept[number] for number in range(12)]).pvalue > 1e-4
 
 
@@ -132,7 +132,7 @@ def test_draws_are_distinct_and_uniform() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64, torch.int64])
-def test_samples_keep_their_form(dtype: torch.dtype) -> None:
+def test_samples_keep_their_dtype(dtype: torch.dtype) -> None:
     x = torch.arange(250, 256).repeat(2, 2, 1).to(dtype)
     buffer = reservoir(5)
     buffer.add(Batch(x, torch.tensor([1, 2]), torch.tensor([0, 0])))
@@ -143,8 +143,8 @@ def test_samples_keep_their_form(dtype: torch.dtype) -> None:
     assert buffer.memory_bytes() == 5 * (12 * x.element_size() + 8 + 8)
 
 
-def test_a_drawn_batch_and_a_pushed_one_are_copies() -> None:
-    """Whoever changes a batch in place does not change the memory."""
+def test_sampled_and_added_batches_are_copies() -> None:
+    """Changing a batch in place does not change the buffer."""
     buffer, pushed = reservoir(3), numbered(0, 3)
     buffer.add(pushed)
     pushed.x.zero_()

@@ -1,4 +1,4 @@
-"""When BatchNorm's running statistics move in the FS-DGPM family, against loops in float64 that keep them by hand."""
+"""When BatchNorm's running statistics move in the FS-DGPM family, against float64 loops that track them explicitly."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def convolutions() -> nn.Sequential:
 
 
 class Statistics:
-    """Running means and variances kept by hand; `moving` while a forward is to move them."""
+    """Running means and variances computed explicitly; `moving` while a forward is to update them."""
 
     def __init__(self) -> None:
         self.mean = {"1": torch.zeros(4).double(), "4": torch.zeros(6).double()}
         self.var = {"1": torch.ones(4).double(), "4": torch.ones(6).double()}
         self.moving = False
 
-    def normalised(self, name: str, x: Tensor, w: Weights, own: bool) -> Tensor:
-        """By the batch, or by what has been kept so far."""
+    def normalize(self, name: str, x: Tensor, w: Weights, own: bool) -> Tensor:
+        """By the batch, or by the running statistics."""
         mean, var, count = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False), x.numel() / x.shape[1]
         if self.moving:
             self.mean[name] = 0.9 * self.mean[name] + 0.1 * mean.detach()
@@ -68,9 +68,9 @@ class Statistics:
         return scaled * w[f"{name}.weight"][:, None, None] + w[f"{name}.bias"][:, None, None]
 
     def forward(self, model: nn.Module, w: Weights, x: Tensor, wanted: bool) -> tuple[Tensor, Columns]:
-        """In eval mode where layers' inputs are wanted."""
-        first = relu(self.normalised("1", conv2d(x, w["0.weight"], stride=2, padding=1), w, wanted))
-        second = relu(self.normalised("4", conv2d(first, w["3.weight"]), w, wanted))
+        """In eval mode if the layers' inputs are requested."""
+        first = relu(self.normalize("1", conv2d(x, w["0.weight"], stride=2, padding=1), w, wanted))
+        second = relu(self.normalize("4", conv2d(first, w["3.weight"]), w, wanted))
         columns: Columns = {}
         if wanted:
             layers: Any = model
@@ -79,9 +79,8 @@ class Statistics:
 
 
 class ReleasedLoop(FlatUpdate):
-    """The released code's update: each forward that it makes, at its own weights, moves the statistics; or only that
-    which gives the step's gradient, the last.
-    """
+    """The released code's update: every forward, at its own weights, moves the statistics; or only the last one does,
+    which gives the step's gradient."""
 
     statistics: Statistics
 
@@ -107,7 +106,7 @@ class ReleasedLoop(FlatUpdate):
         v, parts = torch.zeros_like(self.w), self.schedule(current)
         within = self.matrix(self.bases.importance, outside=False)
         for place, part in enumerate(parts):
-            if alone and not self.bases.vectors:  # there is no λ yet that the perturbation could serve
+            if alone and not self.bases.vectors:  # there is no λ yet to update
                 break
             yield self.w + v, part
             with torch.enable_grad():
@@ -122,8 +121,8 @@ class ReleasedLoop(FlatUpdate):
 @pytest.mark.parametrize("statistics", ["once", "every-forward"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("member", ["fs-dgpm", "dgpm", "la-dgpm", "fs-sgpm"])
-def test_statistics_and_weights_equal_the_loop_s(member: str, form: str, statistics: str) -> None:
-    """Over three tasks: bases are built in eval mode, so that from the second on weights depend on the statistics."""
+def test_statistics_and_weights_equal_the_loop(member: str, form: str, statistics: str) -> None:
+    """Over three tasks: bases are built in eval mode, so from the second task on, weights depend on the statistics."""
     kept = Statistics()
     heads = (range(0, 2), range(2, 4), range(4, 6))
     problem = Problem(convolutions, (2, 5, 5), heads, {"0.weight": 1, "3.weight": 1}, kept.forward)
@@ -159,15 +158,16 @@ def test_statistics_and_weights_equal_the_loop_s(member: str, form: str, statist
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_forward_counts(form: str) -> None:
+def test_every_forward_moves_the_statistics(form: str) -> None:
     settings = {"ascent_steps": 2, "buffer": 12, "basis_samples": 12, **FORMS[form]}
     assert statistics_moves("fs-dgpm", settings) == {1}
     assert statistics_moves("fs-dgpm", {**settings, **EVERY}) == {FORWARDS[form]}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_weights_of_the_first_task_are_the_same_bits(form: str) -> None:
-    """In train mode a batch is normalised by itself: until bases are built, only the statistics tell them apart."""
+def test_weights_of_the_first_task_have_the_same_bits(form: str) -> None:
+    """In train mode a batch is normalized by its own statistics: before bases are built, only the running statistics
+    differ."""
     states = []
     for changes in ({}, EVERY):
         torch.manual_seed(8)
@@ -180,7 +180,7 @@ def test_weights_of_the_first_task_are_the_same_bits(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_saved_learner_goes_on_to_the_same_bits(form: str, tmp_path: Path) -> None:
+def test_saved_learner_continues_to_the_same_bits(form: str, tmp_path: Path) -> None:
     settings = FSDGPM(buffer=12, basis_samples=12, **FORMS[form], **EVERY)
     assert same_bits("fs-dgpm", {"buffer": 12, "basis_samples": 12, **FORMS[form], **EVERY})
     tasks = image_tasks(2)
@@ -196,15 +196,15 @@ def test_a_saved_learner_goes_on_to_the_same_bits(form: str, tmp_path: Path) -> 
     assert all(torch.equal(value, found[key]) for key, value in learner.model.state_dict().items())
 
 
-def test_settings_from_before_mean_once() -> None:
+def test_older_settings_mean_once() -> None:
     before = {key: value for key, value in FSDGPM().as_dict().items() if key != "statistics"}
     assert FSDGPM.from_mapping(before) == FSDGPM(statistics="once")
     assert FSDGPM().equals(before)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_batches_that_one_norm_layer_takes_in_two_ways(form: str) -> None:
-    """LeNet's BatchNorm has a way of its own for some numbers of pixels: a graph through both ways still holds."""
+def test_norm_layer_with_two_code_paths(form: str) -> None:
+    """LeNet's BatchNorm has a separate code path for some numbers of pixels: a graph through both stays valid."""
     found, threads = [], torch.get_num_threads()
     x = torch.randn(5, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = x.contiguous(memory_format=torch.channels_last)
@@ -223,7 +223,7 @@ def test_batches_that_one_norm_layer_takes_in_two_ways(form: str) -> None:
 
 
 class Following(nn.Module):
-    """Divides by what it has seen: its backward needs the buffer as it was. Two parts share the buffer."""
+    """Divides by a running value: its backward pass needs the buffer as it was. Two modules share the buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,8 +241,8 @@ class Following(nn.Module):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_buffers_that_the_backward_needs_may_move(form: str) -> None:
-    """They stay the same tensors, shared where they were."""
+def test_buffers_needed_by_the_backward_pass_may_change(form: str) -> None:
+    """They stay the same tensors, and stay shared."""
     model = Following()
     seen = model.seen
     settings = FSDGPM(buffer=10, basis_samples=5, **FORMS[form], **EVERY)

@@ -23,11 +23,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("problem", ["mlp", "smooth", "conv"])
 @pytest.mark.parametrize("case", CASES)
-def test_updates_equal_the_flat_transcription(problem: str, case: str) -> None:
+def test_updates_equal_the_flat_reference(problem: str, case: str) -> None:
     compare(FlatSAM, "sam-er", CASES[case], PROBLEMS[problem])
 
 
-def test_length_of_the_perturbation() -> None:
+def test_norm_of_the_perturbation() -> None:
     gradient = {"a": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([4.0])}
     v = scale_to_norm(gradient, 0.5)
     torch.testing.assert_close(v["a"], torch.tensor([[0.3, 0.0]]))
@@ -53,7 +53,7 @@ def test_running_statistics_move_once_per_update() -> None:
 
 
 def test_presets_are_er_s() -> None:
-    """All of them, but for the ascent that only fs-er takes."""
+    """All of them, except for the ascent, which only fs-er has."""
     expected = {
         benchmark: {key: value for key, value in preset.items() if key != "ascent_lr"}
         for benchmark, preset in find_method("er").presets.items()

@@ -7,23 +7,22 @@ from typing import Any
 import pytest
 import torch
 from reference import orthonormal
-from reference_baselines import learn_tasks, same_bits, started_on, statistics_moves
+from reference_baselines import compare, learn_tasks, same_bits, statistics_moves
 from reference_projection_baselines import (
     FlatGPM,
     flattened,
     sgp_importances,
 )
-from reference_update import PROBLEMS, drawn, listed
+from reference_update import PROBLEMS
 
 from steppe.projection.basis import Representation
 from steppe.projection.extend_basis import extend_basis
 from steppe.registry import find_method
-from steppe.runtime.rng import Streams
 
 
 @pytest.mark.parametrize("n", [5, 40], ids=["columns", "gram"])
 def test_strengths_are_the_surrogate_singular_values(n: int) -> None:
-    """With α = 0 and nothing before, λ = σ / σ_max: what the twin finds by the SVD of M Mᵀ R."""
+    """With α = 0 and no old basis, λ = σ / σ_max; the reference finds σ by the SVD of M Mᵀ R."""
     r = torch.randn(9, n, dtype=torch.float64)
     old = orthonormal(9, 4, torch.Generator().manual_seed(0))
     representation = Representation()
@@ -37,25 +36,13 @@ def test_strengths_are_the_surrogate_singular_values(n: int) -> None:
 
 @pytest.mark.parametrize("problem", ["mlp", "conv"])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 20.0])
-def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -> None:
-    """Weights after every update and importances after every task; some of them accumulate to 1, some do not."""
-    setup = PROBLEMS[problem]
+def test_three_tasks_equal_the_dense_reference(alpha: float, problem: str) -> None:
+    """Weights after every update and importances after every task; some of them reach 1, some do not."""
     changes = {"basis_samples": 8, "thresholds": "0.7", "threshold_step": 0.05, "alpha": alpha, "lr": 0.05}
-    settings, network, method = started_on(setup, "sgp", changes)
-    twin = FlatGPM(settings, setup, network.model, Streams(3).derive_seed)
-    for task in range(3):
-        network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
-        method.begin_task()
-        twin.begin_task()
-        for _ in range(4):
-            batch = drawn(setup, task, 5)
-            method.observe(batch)
-            twin.observe(listed(batch))
-            torch.testing.assert_close(flattened(network.trainable), twin.w, rtol=0, atol=1e-9)
-            method.after_batch(batch)
-            twin.after_batch(listed(batch))
-        method.end_task()
-        twin.end_task()
+    methods: list[Any] = []
+
+    def same_importances(method: Any, twin: Any) -> None:
+        methods.append(method)
         for name, projector in method.memory.projectors.items():
             for basis, importance, expected in zip(
                 projector.basis, projector.importance, twin.importance[name], strict=True
@@ -66,13 +53,15 @@ def test_three_tasks_equal_the_dense_transcription(alpha: float, problem: str) -
             held = sorted(value for group in twin.importance[name] for value in group)
             assert record["mean"] == pytest.approx(sum(held) / len(held))
             assert [record["deciles"][0], record["deciles"][10]] == pytest.approx([held[0], held[-1]])
-    values = torch.cat([p.active_importance for p in method.memory.projectors.values()])
+
+    compare(FlatGPM, "sgp", changes, PROBLEMS[problem], 4, same_importances)
+    values = torch.cat([p.active_importance for p in methods[-1].memory.projectors.values()])
     assert bool(((values > 0) & (values < 0.99)).any())
     assert bool((values == 1).any())
 
 
-def test_importances_grow_up_to_one() -> None:
-    """A direction met again and again ends up held for good; none is ever held less than before."""
+def test_importances_grow_up_to_1() -> None:
+    """The importance of a direction that occurs in every task reaches 1; none ever decreases."""
     learner, _ = learn_tasks("sgp", {"alpha": 1.0, "thresholds": "0.9"})
     method: Any = learner._method
     before = {name: p.importance.clone() for name, p in method.memory.projectors.items()}
@@ -83,7 +72,7 @@ def test_importances_grow_up_to_one() -> None:
         assert float(p.importance.max()) <= 1
 
 
-def test_a_large_alpha_is_gpm() -> None:
+def test_large_alpha_equals_gpm() -> None:
     one, accuracies = learn_tasks("sgp", {"alpha": 1e12, "thresholds": "0.9"})
     other, expected = learn_tasks("gpm", {"thresholds": "0.9"})
     assert accuracies == expected

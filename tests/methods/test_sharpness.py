@@ -24,7 +24,7 @@ PROBLEM = PROBLEMS["smooth"]  # tanh: finite differences need a loss without kin
 
 
 class Setup:
-    """One network, a memory with soft importances, a batch D and replay N; and the same for the flat twin."""
+    """A network, a memory with soft importances, a batch D and replay N; and the same for the flat reference."""
 
     def __init__(self, *, lr: float, steps: int, chunked: bool, clamp: float = 1e3) -> None:
         generator = torch.Generator().manual_seed(4)
@@ -49,7 +49,7 @@ class Setup:
         self.twin.bases.importance = {name: [p.importance[0]] for name, p in self.memory.projectors.items()}
 
     def loss(self, w: Tensor, importances: Tensor) -> float:
-        """L_{D∪N}(w + v(w, λ)) of the twin, λ of all layers as one vector."""
+        """L_{D∪N}(w + v(w, λ)) of the reference, with λ of all layers as one vector."""
         sizes = [len(xs[0]) for xs in self.twin.bases.importance.values()]
         parts = dict(zip(self.twin.bases.importance, ([x] for x in torch.split(importances, sizes)), strict=True))
         samples: list[Sample] = [(x, int(y), 0) for x, y in zip(self.union.x, self.union.y, strict=True)]
@@ -88,7 +88,7 @@ def test_importance_gradient_equals_finite_differences(steps: int, chunked: bool
 @pytest.mark.parametrize(("steps", "chunked"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("clamp", [1e3, 0.05], ids=["free", "clamped"])
 def test_second_order_weight_gradient_equals_finite_differences(steps: int, chunked: bool, clamp: float) -> None:
-    """Through the ascent itself, and through the clamp, whose bound elements stand still."""
+    """Through the ascent itself, and through the clamp, where clamped elements are constant."""
     setup = Setup(lr=0.4, steps=steps, chunked=chunked, clamp=clamp)
     ascent = SharpnessAscent(0.4, steps, clamp=clamp, chunked=chunked, second_order=True)
     found = ascent(setup.network, setup.memory, setup.current, setup.union)
@@ -104,8 +104,8 @@ def test_second_order_weight_gradient_equals_finite_differences(steps: int, chun
     torch.testing.assert_close(gradient[chosen], expected, rtol=1e-6, atol=1e-9)
 
 
-def test_importances_that_do_not_move_are_not_differentiated_in() -> None:
-    """The gradient in the weights is the same with them."""
+def test_no_gradient_in_fixed_importances() -> None:
+    """The gradient in the weights is unchanged."""
     setup, found = Setup(lr=0.4, steps=2, chunked=True), []
     for rule in (Sigmoid(0.01), Spectral(2.0)):
         setup.memory.rule = rule
@@ -117,8 +117,8 @@ def test_importances_that_do_not_move_are_not_differentiated_in() -> None:
     torch.testing.assert_close(still.gradient, moving.gradient)
 
 
-def test_first_order_is_near_but_not_the_whole_gradient() -> None:
-    """With two steps the first-order λ gradient leaves a term out that is there, and that falls with η1."""
+def test_first_order_omits_a_small_term() -> None:
+    """With two steps, the first-order gradient in λ omits a term that is not zero and falls with η1."""
     gaps = []
     for lr in (0.4, 0.04):
         setup = Setup(lr=lr, steps=2, chunked=False)
@@ -147,7 +147,7 @@ def test_first_order_is_near_but_not_the_whole_gradient() -> None:
     ],
 )
 def test_schedule(n: int, steps: int, chunked: bool, sizes: list[int]) -> None:
-    """Whole: K times all of D, one loss at the end. Chunked: D cut in order, a loss after each."""
+    """Whole: K steps on all of D, and one loss at the end. Chunked: D split in order, with a loss after each chunk."""
     plan = list(SharpnessAscent(0.1, steps, chunked=chunked).schedule(n))
     assert [part.stop - part.start for part, _, _ in plan] == sizes
     ending = [False] * (len(sizes) - 1) + [True]
@@ -158,7 +158,7 @@ def test_schedule(n: int, steps: int, chunked: bool, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("second", [False, True])
-def test_the_ascent_leaves_the_model_as_it_found_it(second: bool) -> None:
+def test_ascent_does_not_change_the_model(second: bool) -> None:
     setup = Setup(lr=0.4, steps=2, chunked=True)
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     kept = {name: p.importance.clone() for name, p in setup.memory.projectors.items()}
@@ -168,17 +168,17 @@ def test_the_ascent_leaves_the_model_as_it_found_it(second: bool) -> None:
     assert not any(p.importance.requires_grad for p in setup.memory.projectors.values())
 
 
-EIGHTHS = st.integers(-16, 16).map(lambda number: number / 8)  # so that products and sums are exact, and ties are ties
+EIGHTHS = st.integers(-16, 16).map(lambda number: number / 8)  # so that products and sums are exact, and ties are exact
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.data(), st.integers(1, 320))
 @example(1, 2, 2, None, 32)
 @example(3, 2, 2, None, 97)
-def test_factors_are_clamped_as_their_product_is(
+def test_clamping_factors_equals_clamping_their_product(
     n: int, rows: int, columns: int, data: st.DataObject | None, bound: int
 ) -> None:
-    """Whatever their bound is estimated by. Where no sum of |δ_ni X_nj| can reach beyond it, they stay factors."""
-    if data is None:  # every entry is the bound 2 n · 2 itself, or one sixty-fourth beyond it
+    """Whatever bound is estimated for them. If no sum of |δ_ni X_nj| can exceed the bound, they stay factored."""
+    if data is None:  # every entry is the bound 2 n · 2 itself, or 1/64 above it
         left, right = torch.full((n, rows), 2.0), torch.full((n, columns), 2.0)
         bound = 256 * n - bound % 2
     else:
@@ -200,10 +200,10 @@ def test_factors_are_clamped_as_their_product_is(
 @pytest.mark.parametrize("clamp", [1e3, 0.3, 0.1, 0.02])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_an_ascent_by_factors_outside_of_chains_is_the_twins(
+def test_factored_ascent_outside_chains_equals_the_reference(
     clamp: float, steps: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large matrices of a model that is no chain: their steps come as factors, and must be clamped all the same."""
+    """Large matrices of a model that is not a linear chain: their steps come as factors, and must be clamped too."""
     monkeypatch.setattr(perturbation, "WIDE", 0)
     setup = Setup(lr=0.4, steps=steps, chunked=chunked, clamp=clamp)
     kinds: set[type] = set()

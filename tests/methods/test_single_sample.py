@@ -1,4 +1,4 @@
-"""Gradients on a single sample, where BatchNorm wants several: refused by the name of the setting that asked for it."""
+"""Gradients on a single sample, which BatchNorm cannot normalize: the error names the setting that caused it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4))
 
 
-def with_places() -> nn.Module:
-    """Sixteen values for each channel, even of a single sample."""
+def with_positions() -> nn.Module:
+    """Sixteen values per channel, even for a single sample."""
     return nn.Sequential(
         nn.Linear(6, 16), nn.Unflatten(1, (1, 4, 4)), nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 4)
     )
@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[MethodConfig, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_setting_is_named_before_the_task_is_learned(name: str) -> None:
+def test_setting_is_named_before_the_task_is_learned(name: str) -> None:
     method, said = REFUSED[name]
     model = normed()
     learner = steppe.Learner(model, method, seed=0)
@@ -76,12 +76,12 @@ def test_two_samples_are_enough(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_takes_single_samples_is_not_refused(name: str) -> None:
-    assert learn(with_places(), REFUSED[name][0]) == [2, 2]
+def test_model_that_accepts_single_samples_is_not_rejected(name: str) -> None:
+    assert learn(with_positions(), REFUSED[name][0]) == [2, 2]
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name != "ewc"])
-def test_statistics_that_rest_need_no_second_sample(name: str) -> None:
+def test_frozen_statistics_accept_a_single_sample(name: str) -> None:
     assert learn(normed(), REFUSED[name][0], freeze_statistics=True) == [2, 2]
 
 
@@ -94,7 +94,7 @@ def test_the_check_draws_no_random_numbers(name: str, monkeypatch: pytest.Monkey
             for module in ("ewc", "parts.task_memory"):
                 monkeypatch.setattr(f"steppe.methods.{module}.require_batchable", lambda *_: None)
         torch.manual_seed(0)
-        model = with_places()
+        model = with_positions()
         learn(model, REFUSED[name][0])
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*found)

@@ -1,4 +1,4 @@
-"""BatchNorm of several pixels at a time against torch's own, in float64."""
+"""BatchNorm on several pixels at a time against torch's own, in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steppe.models.lenet import LeNet
 
 pytestmark = pytest.mark.usefixtures("fast_paths_on")
 
-# channels, images, height and width, and how many pixels become one: as many as divide them all, up to 256 channels
+# channels, images, height and width, and the fold: as many pixels as divide the image, up to 256 channels
 CASES = [
     (20, (4, 8, 8), 8),
     (50, (3, 6, 6), 4),
@@ -57,7 +57,7 @@ def images(channels: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(("channels", "shape", "fold"), CASES)
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
-def test_outputs_gradients_and_statistics_are_torch_s(
+def test_outputs_gradients_and_statistics_equal_torchs(
     channels: int, shape: tuple[int, int, int], fold: int, momentum: float | None
 ) -> None:
     own, twin = pair(channels, momentum)
@@ -75,8 +75,8 @@ def test_outputs_gradients_and_statistics_are_torch_s(
     torch.testing.assert_close(own.eval()(x), twin.eval()(x))
 
 
-def test_it_can_be_differentiated_twice() -> None:
-    """Through mean and variance, which depend on the images as well."""
+def test_second_derivative() -> None:
+    """Through mean and variance, which also depend on the images."""
     own, _ = pair(3)
     x = images(3, (2, 2, 2)).requires_grad_()
     assert folded_norm._fold(x, own.weight) > 1
@@ -91,8 +91,8 @@ def test_it_can_be_differentiated_twice() -> None:
 
 @pytest.mark.parametrize("frozen", [{"weight", "bias"}, {"weight"}, {"bias"}, {"x"}, {"x", "weight"}], ids=sorted)
 @pytest.mark.parametrize("twice", [False, True])
-def test_what_is_frozen_has_no_gradient(frozen: set[str], twice: bool) -> None:
-    """Gradients, and with them those of their squares, which go back through the gradients themselves."""
+def test_frozen_parameters_have_no_gradient(frozen: set[str], twice: bool) -> None:
+    """First-order gradients, and those of their squares, which differentiate through the gradients."""
     found: list[list[Tensor]] = []
     for norm in pair(20):
         given = images(20, (4, 8, 8), 1).requires_grad_()
@@ -120,15 +120,15 @@ def test_a_frozen_part_of_lenet_stays_frozen_in_second_order(frozen: str) -> Non
         assert torch.equal(p, before[name]) == (id(p) in map(id, part.parameters()))
 
 
-def test_a_large_mean_does_not_drown_the_variance() -> None:
-    """As it would if the variance were that of the squares less the squared mean."""
+def test_variance_is_accurate_for_a_large_mean() -> None:
+    """The mean of the squares minus the squared mean would lose it."""
     x = (images(4, (8, 16, 16)) + 1e3).float()
     own, twin = (norm.float() for norm in pair(4))
     torch.testing.assert_close(own(x), twin(x), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("why", ["layout", "one thread", "type", "no statistics", "not affine", "statistics used"])
-def test_elsewhere_it_is_torch_s_to_the_bit(why: str) -> None:
+def test_otherwise_equals_torch_bit_for_bit(why: str) -> None:
     own, twin = pair(20)
     x = images(20, (4, 8, 8))
     if why == "layout":
@@ -148,7 +148,7 @@ def test_elsewhere_it_is_torch_s_to_the_bit(why: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(own.state_dict().values(), twin.state_dict().values(), strict=True))
 
 
-def test_lenet_learns_alike_with_either() -> None:
+def test_lenet_learns_the_same_with_either() -> None:
     model = LeNet()
     twin = copy.deepcopy(model)
     twin.norm1, twin.norm2 = nn.BatchNorm2d(20), nn.BatchNorm2d(50)

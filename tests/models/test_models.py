@@ -1,4 +1,4 @@
-"""The paper's networks: parameter counts, and forwards against the same layers in a row."""
+"""The paper's networks: parameter counts, and forwards against a plain sequence of the same layers."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def test_parameters(
 
 @pytest.mark.parametrize(("network", "row", "parameters", "shape", "layers"), CASES, ids=[c[0].__name__ for c in CASES])
 @pytest.mark.parametrize("training", [True, False])
-def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, layers, training) -> None:  # type: ignore[no-untyped-def]
-    """Dropout shut off: its masks are drawn in another way."""
+def test_forward_equals_a_sequence_of_layers(network, row, parameters, shape, layers, training) -> None:  # type: ignore[no-untyped-def]
+    """Without dropout, whose masks are drawn differently."""
     model, twin = network().double().train(training), row().double().train(training)
     twin.load_state_dict(dict(zip(twin.state_dict(), model.state_dict().values(), strict=True)))
     for module in twin.modules():
@@ -122,7 +122,7 @@ def test_the_forward_is_the_layers_in_a_row(network, row, parameters, shape, lay
 
 
 class EarlyLeNet(LeNet):
-    """ReLU where the paper has it."""
+    """ReLU before pooling, as in the paper."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = max_pool2d(relu(self.norm1(self.conv1(x))), 3, stride=2, padding=1)
@@ -132,7 +132,7 @@ class EarlyLeNet(LeNet):
 
 
 class EarlyAlexNet(AlexNet):
-    """ReLU where the paper has it, dropout and pooling one after the other."""
+    """ReLU before pooling, as in the paper; dropout and pooling separately."""
 
     def forward(self, x: Tensor) -> Tensor:
         shares = self.dropout_rates
@@ -145,7 +145,7 @@ class EarlyAlexNet(AlexNet):
 
 
 @pytest.mark.parametrize(("network", "early"), [(LeNet, EarlyLeNet), (AlexNet, EarlyAlexNet)], ids=["le", "alex"])
-def test_relu_after_pooling_is_the_same_bit_for_bit(network: type[nn.Module], early: type[nn.Module]) -> None:
+def test_relu_after_pooling_has_the_same_bits(network: type[nn.Module], early: type[nn.Module]) -> None:
     model, twin = network(), early()
     twin.load_state_dict(model.state_dict())
     x = torch.randn(8, 3, 32, 32).to(memory_format=torch.channels_last)
@@ -157,10 +157,9 @@ def test_relu_after_pooling_is_the_same_bit_for_bit(network: type[nn.Module], ea
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_initialisation() -> None:
-    """torch's own, U(±1/√fan-in), but N(0, 2/fan-in) for the network of four convolutions and U(±√(6/fan-in)) for the
-    LeNet of GPM's own code.
-    """
+def test_initialization() -> None:
+    """torch's own, U(±1/√fan-in), except for N(0, 2/fan-in) in the network of four convolutions and U(±√(6/fan-in)) in
+    the LeNet of GPM's code."""
     weight = AlexNet().conv2.weight
     assert float(weight.detach().abs().max()) <= 1 / math.sqrt(576)
     assert float(weight.detach().std()) == pytest.approx(1 / math.sqrt(3 * 576), rel=0.02)
@@ -175,7 +174,7 @@ def test_initialisation() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("channels", [1, 4, 7])
-def test_response_norm_is_torch_s(channels: int, size: int) -> None:
+def test_response_norm_equals_torchs(channels: int, size: int) -> None:
     x = 3 * torch.randn(2, channels, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     own = ResponseNorm(channels, size, 0.3, 0.6, 1.5).double()
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -185,7 +184,7 @@ def test_response_norm_is_torch_s(channels: int, size: int) -> None:
     assert own.state_dict() == {}
 
 
-def test_response_norm_acts_in_mixed_precision_too() -> None:
+def test_response_norm_in_mixed_precision() -> None:
     x = torch.randn(2, 20, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
     own, exact = ResponseNorm(20, 4, 0.001 / 9, 0.75, 1.0), nn.LocalResponseNorm(4, 0.001 / 9, 0.75, 1.0)(x.float())
     with torch.autocast("cpu", torch.bfloat16):
@@ -195,11 +194,11 @@ def test_response_norm_acts_in_mixed_precision_too() -> None:
 
 @pytest.mark.parametrize("size", [19, 23, 31, 32, 33, 64])
 @pytest.mark.parametrize("network", [AlexNet, GPMAlexNet, LeNet, GPMLeNet, FourConv])
-def test_any_size_of_image_fits(network: type[nn.Module], size: int) -> None:
+def test_any_image_size_is_accepted(network: type[nn.Module], size: int) -> None:
     assert network(7, size)(torch.rand(2, 3, size, size)).shape == (2, 7)
 
 
-def test_alexnet_refuses_images_that_pooling_would_use_up() -> None:
+def test_alexnet_rejects_images_too_small_for_its_pooling() -> None:
     with pytest.raises(ModelError, match=r"size = 18.*too small"):
         AlexNet(10, 18)
 
@@ -223,8 +222,8 @@ def test_dropout_drops_its_share_and_scales_the_rest(share: float, layout: torch
 
 
 @pytest.mark.parametrize("share", [1e-5, 0.01, 0.1, 0.2, 1 / 3, 0.5, 0.7, 0.9, 0.99999])
-def test_what_becomes_of_four_elements_is_as_likely_as_if_each_were_drawn_alone(share: float) -> None:
-    """All values of sixteen bits, one after the other, in the place of the draws."""
+def test_outcomes_of_four_elements_have_independent_probabilities(share: float) -> None:
+    """Over all values of sixteen bits, instead of random draws."""
     ways = _table(share).view(torch.uint8).view(-1, 4).double()  # 1: kept
     assert len(ways) == 2**16
     for kept in itertools.product((0.0, 1.0), repeat=4):
@@ -236,8 +235,8 @@ def test_what_becomes_of_four_elements_is_as_likely_as_if_each_were_drawn_alone(
 
 
 @pytest.mark.usefixtures("fast_paths_on")
-def test_every_draw_decides_about_elements_of_its_own() -> None:
-    """Of eleven elements, not one more than once: four draws of sixteen bits, one number of the generator."""
+def test_every_draw_decides_different_elements() -> None:
+    """Of eleven elements, none is decided twice: four draws of sixteen bits, from one number of the generator."""
     torch.manual_seed(5)
     draw = int(torch.empty(1, dtype=torch.int64).random_(-(2**63), None))
     expected = [
@@ -250,8 +249,8 @@ def test_every_draw_decides_about_elements_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_dropout_pool_and_relu_at_once_can_be_differentiated_twice(layout: torch.memory_format) -> None:
-    """As second-order methods and curvature do; beside finite differences, the mask being the same at every call."""
+def test_second_derivative_of_dropout_pool_relu(layout: torch.memory_format) -> None:
+    """As second-order methods and curvature need; against finite differences, with the same mask in every call."""
     chance = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, 5, 4, dtype=torch.float64, generator=chance).to(memory_format=layout).requires_grad_()
 
@@ -262,11 +261,11 @@ def test_dropout_pool_and_relu_at_once_can_be_differentiated_twice(layout: torch
     assert bool((drawn_alike(x) > 0).any())
     assert gradcheck(drawn_alike, (x,))
     assert gradgradcheck(drawn_alike, (x,))
-    # What is linear piece by piece has no second derivative of its own: one that comes from what follows it.
+    # Piecewise linear functions have no second derivative of their own; it comes from the functions after them.
     assert gradgradcheck(lambda x: drawn_alike(x).pow(3), (x,))
 
 
-def test_dropout_follows_the_global_generator_and_rests_in_eval() -> None:
+def test_dropout_uses_the_global_generator_and_is_off_in_eval_mode() -> None:
     x = torch.rand(5, 7)
     torch.manual_seed(3)
     one = dropout(x, 0.5, training=True)
@@ -275,6 +274,6 @@ def test_dropout_follows_the_global_generator_and_rests_in_eval() -> None:
     assert torch.equal(dropout(x, 0.5, training=True), one)
     assert not torch.equal(one, other)
     assert dropout(x, 0.5, training=False) is x
-    for share in (0.0, 1e-6, 0.999999, 1.0):  # below what sixteen bits can tell from all or nothing
+    for share in (0.0, 1e-6, 0.999999, 1.0):  # too close to 0 or 1 for sixteen bits
         assert int((dropout(x, share, training=True) != 0).sum()) == (x.numel() if share < 0.5 else 0)
-    assert dropout(x.T, 0.5, training=True).shape == (7, 5)  # not laid out densely: torch's own
+    assert dropout(x.T, 0.5, training=True).shape == (7, 5)  # not densely laid out: torch's own

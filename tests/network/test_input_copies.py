@@ -1,4 +1,4 @@
-"""Models whose forward changes its input: they learn what they would learn if it began with a copy."""
+"""Models whose forward changes its input learn the same as if the forward began with a copy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METHODS = [
 
 
 class InPlace(nn.Module):
-    """A model that changes its input in one of the modes, or in both; or its copy in the place of the input."""
+    """Changes its input in one mode or in both; or a copy instead, with `spare`."""
 
     def __init__(self, change: Callable[[Tensor], object], modes: tuple[bool, ...], *, spare: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class InPlace(nn.Module):
 
 
 def weights(model: nn.Module, method: steppe.MethodConfig, x: Tensor, **learning: int) -> list[Tensor]:
-    """After two tasks, of which it is tested on both; the inputs must be what they were."""
+    """The weights after two tasks and evaluations on both; the inputs must not change."""
     learner = steppe.Learner(model, method)
     tasks = [steppe.Task((x, Y % 2), (x, Y % 2), head=range(2)), steppe.Task((x, Y % 2 + 2), head=range(2, 4))]
     before = x.clone()
@@ -60,7 +60,7 @@ def weights(model: nn.Module, method: steppe.MethodConfig, x: Tensor, **learning
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("modes", [(True,), (False,), (True, False)], ids=["train", "eval", "both"])
-def test_it_learns_as_with_a_copy(method: steppe.MethodConfig, modes: tuple[bool, ...]) -> None:
+def test_learns_the_same_as_with_a_copy(method: steppe.MethodConfig, modes: tuple[bool, ...]) -> None:
     found = []
     for spare in (False, True):
         torch.manual_seed(0)
@@ -69,14 +69,14 @@ def test_it_learns_as_with_a_copy(method: steppe.MethodConfig, modes: tuple[bool
     assert all(map(torch.equal, *found))
 
 
-def test_dropout_in_place_leaves_the_held_samples_alone() -> None:
+def test_in_place_dropout_does_not_change_stored_samples() -> None:
     learner = steppe.Learner(nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(6, 4)), steppe.ER(buffer=60))
     learner.learn(steppe.Task((X, Y)))
     held = learner.state_dict()["method"]["replay"]["stored"].x
     assert all(bool((sample == X).all(1).any()) for sample in held)
 
 
-def test_samples_that_a_loader_gives_stay_the_user_s() -> None:
+def test_batches_of_a_loader_are_not_changed() -> None:
     x = X.clone()
     batches = [(x[:20], Y[:20]), (x[20:], Y[20:])]
 
@@ -89,8 +89,8 @@ def test_samples_that_a_loader_gives_stay_the_user_s() -> None:
     assert torch.equal(x, X)
 
 
-def test_the_model_gets_the_input_itself_where_it_leaves_it_alone() -> None:
-    """The first forward in a mode gets a copy, and none after it."""
+def test_models_that_do_not_change_their_input_get_no_copies() -> None:
+    """Only the first forward in each mode gets a copy."""
     model = nn.Linear(6, 4)
     given: list[int] = []
     model.register_forward_pre_hook(lambda module, args: given.append(args[0].data_ptr()))
@@ -103,14 +103,14 @@ def test_the_model_gets_the_input_itself_where_it_leaves_it_alone() -> None:
     assert given[-1] != X.data_ptr()
 
 
-def test_who_begins_to_change_it_later_is_told_and_given_copies() -> None:
+def test_model_that_starts_changing_its_input_is_an_error_then_gets_copies() -> None:
     model = InPlace(lambda x: x.add_(0.5), (), spare=False)
     learner = steppe.Learner(copy.deepcopy(model), steppe.Finetune())
     learner.learn(steppe.Task((X, Y)))
     changed = learner.model
     assert isinstance(changed, InPlace)
     changed.modes = (True,)
-    learner.learn(steppe.Task((X, Y)))  # looked at anew
+    learner.learn(steppe.Task((X, Y)))  # checked again
     changed.modes = ()
     copies = InputCopies(changed)
     copies.call(X.clone())
@@ -122,7 +122,7 @@ def test_who_begins_to_change_it_later_is_told_and_given_copies() -> None:
     assert torch.equal(x, X)
 
 
-def test_within_inference_mode_it_is_found_too() -> None:
+def test_detected_within_inference_mode_too() -> None:
     model = InPlace(lambda x: x.add_(0.5), (False,), spare=False)
     learner = steppe.Learner(model, steppe.ER())
     learner.learn(steppe.Task((X, Y)))

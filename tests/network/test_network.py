@@ -1,4 +1,4 @@
-"""The model as the methods see it: gradients at shifted weights, heads, and everything put back as it was found."""
+"""The model as methods see it: gradients at perturbed weights, heads, and everything restored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bits(model: nn.Module) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
 
 
-def test_gradient_at_shifted_weights_is_autograds_there() -> None:
+def test_gradient_at_perturbed_weights_equals_autograd() -> None:
     model, batch = small(), samples(4)
     network = opened(model)
     shift = {name: torch.randn_like(p) for name, p in network.trainable.items()}
@@ -56,7 +56,7 @@ def test_gradient_at_shifted_weights_is_autograds_there() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fails", [False, True])
 def test_weights_come_back_bit_for_bit(dtype: torch.dtype, fails: bool) -> None:
-    """Kept, not recomputed: w + v − v is another number. Also when the forward fails at w + v."""
+    """They are stored, not recomputed: w + v − v would differ. Also if the forward fails at w + v."""
     model = small(dtype)
     network = opened(model)
     before = bits(model)
@@ -75,7 +75,7 @@ def test_weights_come_back_bit_for_bit(dtype: torch.dtype, fails: bool) -> None:
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 1000))
 def test_masked_heads_equal_cross_entropy_on_slices(tasks: list[int], seed: int) -> None:
-    """Samples of several tasks in one batch, one of them without a head of its own; gradients as well."""
+    """Samples of several tasks in one batch, one of them without its own head; gradients too."""
     heads: list[range | None] = [range(0, 2), None, range(2, 6)]
     generator = torch.Generator().manual_seed(seed)
     rows = [heads[task] or range(6) for task in tasks]
@@ -94,7 +94,7 @@ def test_masked_heads_equal_cross_entropy_on_slices(tasks: list[int], seed: int)
 
 
 def test_unused_and_frozen_parameters() -> None:
-    """What the loss does not reach has gradient zero; what is frozen is not a parameter at all."""
+    """Parameters that the loss does not depend on have a zero gradient; frozen ones are no parameters here."""
     model = nn.ModuleDict({"used": nn.Linear(5, 6), "idle": nn.Linear(2, 2), "frozen": nn.Linear(2, 2)})
     model["frozen"].requires_grad_(False)
     model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
@@ -115,7 +115,7 @@ def test_unused_and_frozen_parameters() -> None:
         (nn.Linear(2, 2).bfloat16(), r"torch\.bfloat16"),
     ],
 )
-def test_models_that_cannot_learn_are_refused(model: nn.Module, message: str) -> None:
+def test_models_that_cannot_learn_are_rejected(model: nn.Module, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         Network(model)
 
@@ -140,7 +140,7 @@ def test_inputs_are_prepared_for_the_model(
     assert torch.equal(stored, kept)
 
 
-def test_modes_come_back_module_by_module() -> None:
+def test_each_modules_mode_is_restored() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Sequential(nn.BatchNorm1d(2), nn.Dropout()))
     model[2][0].eval()
     network = Network(model)
@@ -168,7 +168,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "changes"), FORMS)
 def test_exactly_one_forward_of_an_update_moves_running_statistics(name: str, changes: dict[str, Any]) -> None:
-    """In the first task and in one with bases: the first layer's statistics are those of D ∪ N itself, taken once."""
+    """In the first task and in one with bases, the first layer's statistics are those of D ∪ N, counted once."""
     model = nn.Sequential(
         nn.BatchNorm1d(5), nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 6)
     ).double()

@@ -1,4 +1,4 @@
-"""Models whose BatchNorm keeps no running statistics: what they say of a sample depends on the others in its batch."""
+"""Models whose BatchNorm has no running statistics: their output for a sample depends on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(40) % 4
 
 
-def by_batch() -> nn.Sequential:
-    """Without running statistics: in eval mode, too, it normalises by the batch, which one sample is too few for."""
+def without_running_statistics() -> nn.Sequential:
+    """It normalizes by the batch's own statistics in eval mode too, which fails for a single sample."""
     norm = nn.BatchNorm1d(5, track_running_stats=False)
     return nn.Sequential(nn.Linear(6, 5), norm, nn.ReLU(), nn.Linear(5, 4))
 
 
 @pytest.mark.parametrize("method", [steppe.GPM(basis_samples=65), steppe.FSDGPM(buffer=65), steppe.ER(buffer=20)])
 @pytest.mark.parametrize("count", [40, 513])
-def test_a_norm_without_running_statistics_never_meets_a_lone_sample(method: steppe.MethodConfig, count: int) -> None:
-    """Neither when it is looked at, nor at the end of test and validation data or of the samples of a basis."""
+def test_single_samples_are_avoided(method: steppe.MethodConfig, count: int) -> None:
+    """Neither in checks, nor at the end of test or validation data or of the samples for a basis."""
     x = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
     y = torch.arange(count) % 2
-    learner = steppe.Learner(by_batch(), method, seed=0)
+    learner = steppe.Learner(without_running_statistics(), method, seed=0)
     tasks = [
         steppe.Task((x[:80], y[:80]), (x, y), val=(x, y), head=range(2)),
         steppe.Task((x[:80], 2 + y[:80]), head=range(2, 4)),
@@ -45,9 +45,9 @@ def test_a_norm_without_running_statistics_never_meets_a_lone_sample(method: ste
         learner.predict(x[:1])
 
 
-def test_a_task_of_one_sample_is_looked_at_twice() -> None:
-    """Where a batch is normalised by itself."""
-    network = Network(by_batch())
+def test_task_of_one_sample() -> None:
+    """Batches are normalized by their own statistics."""
+    network = Network(without_running_statistics())
     assert min_eval_batch(network.model) == 2
     assert len(probe_inputs(steppe.Task((X[:1], Y[:1])), network)) == 2
     assert torch.equal(probe_inputs(steppe.Task((X, Y)), network), X[:2])
@@ -57,7 +57,7 @@ def test_a_task_of_one_sample_is_looked_at_twice() -> None:
 
 
 class Twice(nn.Module):
-    """Uses a layer's weight outside of the layer as well, behind a norm through which equal samples have no slope."""
+    """Also uses a layer's weight outside the layer, behind a norm whose gradient is zero for equal samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,19 +68,21 @@ class Twice(nn.Module):
         return self.last(self.norm(self.first(x) + nn.functional.linear(x * x, self.first.weight)).relu())
 
 
-def test_a_weight_used_outside_is_seen_behind_a_norm_without_running_statistics() -> None:
+def test_weight_used_outside_its_layer_is_detected_behind_a_norm() -> None:
     learner = steppe.Learner(Twice().double(), steppe.GPM(basis_samples=10), seed=0)
     with pytest.raises(steppe.ModelError, match=r"first\.weight"):
         learner.learn(steppe.Task((X.double(), Y)), batch_size=10)
 
 
-def test_icarl_refuses_a_norm_without_running_statistics() -> None:
-    """Its means of classes would be normalised class by class."""
+def test_icarl_rejects_norms_without_running_statistics() -> None:
+    """Its class means would be normalized class by class."""
     with pytest.raises(steppe.ModelError, match=r"class means.*track_running_stats"):
-        steppe.Learner(by_batch(), steppe.ICaRL(), seed=0).learn(steppe.Task((X, Y % 2), head=range(2)), batch_size=10)
+        steppe.Learner(without_running_statistics(), steppe.ICaRL(), seed=0).learn(
+            steppe.Task((X, Y % 2), head=range(2)), batch_size=10
+        )
 
 
-def test_landscapes_leave_no_lone_sample() -> None:
+def test_landscapes_avoid_single_samples() -> None:
     batch = Batch(torch.zeros(CHUNK + 1, 6), torch.zeros(CHUNK + 1, dtype=torch.int64), torch.zeros(CHUNK + 1))
-    assert [len(part) for part in split_batch(batch, Network(by_batch()))] == [CHUNK - 1, 2]
+    assert [len(part) for part in split_batch(batch, Network(without_running_statistics()))] == [CHUNK - 1, 2]
     assert [len(part) for part in split_batch(batch, Network(nn.Linear(6, 4)))] == [CHUNK, 1]

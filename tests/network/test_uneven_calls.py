@@ -1,4 +1,4 @@
-"""Models that give a layer some of the samples, or none, or one at a time without a batch around it."""
+"""Models that call a layer on some of the samples, on none, or on one at a time without a batch dimension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steppe.tensors.batch import Batch
 
 
 class Experts(nn.Module):
-    """Each sample goes to one of two layers, by its first number: with few samples one of them is given none."""
+    """Routes each sample to one of two layers by its first feature, so that one of them may get none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Experts(nn.Module):
 
 
 class ConvolutionExperts(nn.Module):
-    """The same with convolutions, of which one's patches are multiplied without being made."""
+    """The same with convolutions, one of which uses the fast path for patches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,9 +56,10 @@ MODELS = {"linear": (Experts, (6,)), "convolutions": (ConvolutionExperts, (1, 5,
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("batch_size", [2, 20])
-def test_layers_that_are_given_no_samples(model: str, method: str, batch_size: int) -> None:
-    """In the first task all go to the same one, in the second every other sample to each, in the third as in the
-    first: the basis of what is given none is not made, and where it is there already it stays.
+def test_layers_without_samples(model: str, method: str, batch_size: int) -> None:
+    """In the first and third task all samples go to the same layer, in the second they alternate.
+
+    A layer without samples gets no basis, and keeps an existing one.
     """
     torch.manual_seed(0)
     build, shape = MODELS[model]
@@ -70,12 +71,12 @@ def test_layers_that_are_given_no_samples(model: str, method: str, batch_size: i
         before = own.detach().clone()
         ranks = learner.learn(Task((x.clone(), y)), batch_size=batch_size).diagnostics["ranks"]
         assert set(ranks) == {"a.weight", "head.weight"} | ({"b.weight"} if to_b or learner.num_tasks > 1 else set())
-        assert to_b or "dgpm" in method or torch.equal(own, before)  # which replays what it was given before
+        assert to_b or "dgpm" in method or torch.equal(own, before)  # it replays samples of the second task
     assert all(bool(p.isfinite().all()) for p in learner.network.trainable.values())
 
 
 class Gated(Experts):
-    """Which layer is given a sample is learnt: at first all go to the same one."""
+    """Learns the routing: at first, all samples go to the same layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class Gated(Experts):
 
 
 def test_samples_that_change_their_layer() -> None:
-    """Past tasks' gradients are not taken together: which row of a layer's input is whose would no longer be known."""
+    """Past tasks' gradients are then computed one by one, as rows of a layer's input cannot be assigned to samples."""
     torch.manual_seed(0)
     model = Gated()
     network = Network(model)
@@ -108,7 +109,7 @@ def test_samples_that_change_their_layer() -> None:
 
 
 class OneByOne(nn.Module):
-    """A convolution that is given the samples one at a time, without a batch around them, or all at once."""
+    """A convolution called on one sample at a time, without a batch dimension, or on all at once."""
 
     def __init__(self, one_by_one: bool) -> None:
         super().__init__()
@@ -122,8 +123,8 @@ class OneByOne(nn.Module):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_samples_without_a_batch_around_them(method: str) -> None:
-    """The same bases, and so the same weights after two tasks, as with the batch."""
+def test_calls_without_a_batch_dimension(method: str) -> None:
+    """The bases, and so the weights after two tasks, equal those with the batch dimension."""
     x, y = torch.rand(2, 20, 2, 5, 5, dtype=torch.float64), torch.arange(20) % 4
     found = []
     for one_by_one in (True, False):

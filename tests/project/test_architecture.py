@@ -31,12 +31,12 @@ each_file = pytest.mark.parametrize("path", FILES, ids=relative)
 
 
 def package(name: str) -> str:
-    """The package, or the module at the root, of a file or a dotted name relative to steppe."""
+    """The package of a file or of a dotted name relative to steppe; the module's name if it is at the root."""
     return name.replace("/", ".").split(".")[0]
 
 
 def imports(tree: ast.AST) -> set[str]:
-    """What is imported from steppe, as dotted names without `steppe.`, in functions and for type checkers too."""
+    """The imports from steppe, as dotted names without `steppe.`, also those in functions and for type checkers."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -59,7 +59,7 @@ def import_faults(own: str, tree: ast.AST, plan: architecture.Architecture) -> l
 
 
 def torch_internals(tree: ast.AST) -> Iterator[str]:
-    """Private names of torch in a file: of its namespace, and of modules and tensors that are not `self`."""
+    """A file's private names of torch: in its namespace, and of modules and tensors that are not `self`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in PRIVATE:
             yield str(node.value)
@@ -84,11 +84,11 @@ def test_the_page_lists_every_package() -> None:
 
 
 @each_file
-def test_imports_go_down(path: Path) -> None:
+def test_imports_point_downwards(path: Path) -> None:
     assert import_faults(package(relative(path).removesuffix(".py")), parsed(path), PLAN) == []
 
 
-def test_modules_do_not_import_each_other_in_circles() -> None:
+def test_no_circular_imports() -> None:
     names = {path: relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in FILES}
     modules = set(names.values())
     graph = {}
@@ -106,7 +106,7 @@ def test_few_modules_at_the_root() -> None:
 
 
 @each_file
-def test_private_names_of_torch_stay_where_the_page_says(path: Path) -> None:
+def test_private_torch_names_only_where_the_page_allows(path: Path) -> None:
     if not any(relative(path) == place or relative(path).startswith(f"{place}/") for place in PLAN.torch_internals):
         assert list(torch_internals(parsed(path))) == []
 
@@ -129,7 +129,7 @@ def test_files_the_page_names_exist(name: str) -> None:
 
 
 def test_the_page_is_read_in_full() -> None:
-    """A rule worded so that nothing is read from it would check nothing."""
+    """A rule worded so that nothing can be parsed from it would check nothing."""
     assert len(PLAN.apart) == 2 + 2 * 4
     assert len(PLAN.forbidden) == 5
     assert all(steps and all(steps) for steps in PLAN.ways.values())
@@ -142,8 +142,11 @@ def test_the_page_is_read_in_full() -> None:
     ("own", "source"),
     [
         ("runtime", "from steppe.network.network import Network"),  # up
-        ("data", "from steppe import results"),  # in one row
-        ("methods", "def late():\n    from steppe.benchmarks import PMNIST"),  # down, but apart
+        ("data", "from steppe import results"),  # in the same row
+        (
+            "methods",
+            "def late():\n    from steppe.benchmarks import PMNIST",
+        ),  # down, but to a package that the page excludes
         ("figures", "import steppe.methods.er"),
     ],
 )
@@ -166,5 +169,5 @@ def test_a_private_name_of_torch_is_found(source: str) -> None:
     assert list(torch_internals(ast.parse(source)))
 
 
-def test_private_names_of_our_own_are_not_torchs() -> None:
+def test_our_own_private_names_are_allowed() -> None:
     assert list(torch_internals(ast.parse("self._modules = network._heads\ntorch.relu(self._buffers)"))) == []

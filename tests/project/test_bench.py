@@ -1,4 +1,4 @@
-"""The measurements under bench/ still start: they are run seldom, and what they import may move meanwhile."""
+"""The measurements under bench/ still start: they are run rarely, and what they import may move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steppe.registry import METHODS
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def test_every_measurement_finds_what_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_of_every_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them in this process."""
     names = sorted(file.stem for file in BENCH.glob("*.py"))
     assert "basis_update" in names

@@ -1,7 +1,7 @@
-"""No number in the documents is typed by hand that claims to be a result.
+"""No result in the documents is typed by hand.
 
-Results stand at marked places, which scripts/fill_results.py fills and checks. What is left in the prose with a decimal
-point, or counts points, percent, times, seconds or bytes, must be a setting's value, or stand in code or in a formula,
+Results are at marked places, which scripts/fill_results.py fills and checks. Any other number in the prose that has a
+decimal point, or counts points, percent, times, seconds or bytes, must be a setting's value, be in code or a formula,
 or have its reason here.
 """
 
@@ -53,13 +53,13 @@ _NO_PROSE = [
     re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE),  # code
     re.compile(r"(?<=\n\n)(?: {4}.*\n|\n)+"),  # formulas
     re.compile(r"(`+)[^`]+?\1"),
-    re.compile(r"\]\([^)]*\)"),  # where a link leads
+    re.compile(r"\]\([^)]*\)"),  # link targets
 ]
 _UNIT = r"(?:points?|percent|times|seconds?|minutes?|hours?|ms|[kMG]i?B)\b|%"
 _NUMBER = re.compile(rf"(?<![\w.,])(?:\d[\d,]*)?\.\d+|(?<![\w.,])\d[\d,]*(?=\s*(?:{_UNIT}))")
 
 
-def typed(text: str) -> list[str]:
+def typed_numbers(text: str) -> list[str]:
     """The numbers in a document's prose and tables that no script put there."""
     for pattern in _NO_PROSE:
         text = pattern.sub(lambda place: "\n\n" if "\n" in place[0] else " ", text)
@@ -67,7 +67,7 @@ def typed(text: str) -> list[str]:
 
 
 def settings_on(page: Path) -> set[float]:
-    """The values of settings that a page may name: those of the methods or benchmarks whose page it is."""
+    """The values of settings that a page may mention: those of the methods or benchmarks that it describes."""
     found: list[object] = []
     if page.name in ("landscapes.md", "results.md"):
         found += LandscapeSettings().as_dict().values()
@@ -86,7 +86,7 @@ def settings_on(page: Path) -> set[float]:
 
 
 def _described_on(page: Path) -> list[str]:
-    """The methods or benchmarks that the overview has on this page."""
+    """The methods or benchmarks whose page this is, by the overview."""
     overview = page.parent / "README.md"
     if page.parent.name not in ("methods", "benchmarks"):
         return []
@@ -104,7 +104,7 @@ def _numbers(values: Iterable[object]) -> Iterable[float]:
 def unexplained(page: Path, text: str) -> list[str]:
     """The typed numbers that are neither a setting's value with a decimal point nor have a reason."""
     reasons, settings = REASONS.get(page.relative_to(ROOT).as_posix(), {}), settings_on(page)
-    left = [found for found in typed(text) if found not in reasons]
+    left = [found for found in typed_numbers(text) if found not in reasons]
     return [found for found in left if "." not in found or float(found.replace(",", "")) not in settings]
 
 
@@ -116,11 +116,11 @@ def test_no_result_is_typed_by_hand(page: Path) -> None:
 
 def test_reasons_are_needed() -> None:
     for name, reasons in REASONS.items():
-        assert reasons.keys() <= set(typed((ROOT / name).read_text(encoding="utf-8"))), name
+        assert reasons.keys() <= set(typed_numbers((ROOT / name).read_text(encoding="utf-8"))), name
 
 
 def test_values_are_marked_within_lines() -> None:
-    """A line that begins with a comment is no longer part of its paragraph."""
+    """A line that begins with a comment ends the paragraph in Markdown."""
     for page in DOCUMENTS:
         assert not re.search(r"^\s*(?:[-*] )?<!-- result:", page.read_text(encoding="utf-8"), re.MULTILINE), page
 
@@ -140,7 +140,7 @@ def test_values_are_marked_within_lines() -> None:
         "twice **3.5**",
     ],
 )
-def test_a_claim_in_the_prose_is_seen(sentence: str) -> None:
+def test_typed_claims_are_found(sentence: str) -> None:
     assert len(unexplained(ROOT / "docs" / "concepts.md", f"# A page\n\n{sentence}\n")) == 1
 
 
@@ -155,13 +155,13 @@ def test_a_claim_in_the_prose_is_seen(sentence: str) -> None:
         "v1.2.3",
     ],
 )
-def test_code_formulas_and_links_are_no_claims(text: str) -> None:
-    assert typed(f"# A page\n\n{text}\n") == []
+def test_code_formulas_and_links_are_ignored(text: str) -> None:
+    assert typed_numbers(f"# A page\n\n{text}\n") == []
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_changed_number_is_found_out(page: Path) -> None:
-    """In any marked place; and a value without its mark is a typed one."""
+def test_changed_numbers_are_found(page: Path) -> None:
+    """In any marked place; and a value without its mark counts as typed."""
     text = page.read_text(encoding="utf-8")
     places = [match.span(3) for pattern in (BLOCK, VALUE) for match in pattern.finditer(text)]
     for start, end in places:
@@ -171,11 +171,11 @@ def test_a_changed_number_is_found_out(page: Path) -> None:
         changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
         assert fill_places(changed) != changed
     if any(VALUE.finditer(text)):
-        assert typed(VALUE.sub(lambda place: place[3], text)) != typed(text)
+        assert typed_numbers(VALUE.sub(lambda place: place[3], text)) != typed_numbers(text)
 
 
 def test_what_was_reproduced() -> None:
-    """README and docs/results.md: every ACC within two of the published standard deviations, or better."""
+    """README and docs/results.md: every ACC is within two of the published standard deviations, or better."""
     table = json.loads((ROOT / "results" / "pmnist" / "table.json").read_text(encoding="utf-8"))
     compared = 0
     for row in table["rows"]:
@@ -187,7 +187,7 @@ def test_what_was_reproduced() -> None:
 
 
 def test_the_papers_importances_are_inert() -> None:
-    """docs/results.md: λ never leaves 1 by more than 0.0001, in any run with the paper's rule."""
+    """docs/results.md: λ never differs from 1 by more than 0.0001, in any run with the paper's rule."""
     lowest = []
     for file in sorted((ROOT / "results").rglob("log.jsonl")):
         if read_result(file.parent).config["method"].get("importance") == "sigmoid":

@@ -45,7 +45,7 @@ BUILDING_BLOCKS = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = {**METHODS}, {**BENCHMARKS}
-    with fast_paths(True):  # some examples show them
+    with fast_paths(True):  # some examples show warnings
         results = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     for registered, known in zip((METHODS, BENCHMARKS), before, strict=True):
         for key in registered.keys() - known.keys():
@@ -56,7 +56,7 @@ def test_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("block", BUILDING_BLOCKS)
 def test_building_blocks_document_every_argument(block: type) -> None:
-    """Importance rules, in the protocol that declares their methods."""
+    """Including importance rules, whose methods the protocol documents."""
     for name, method in vars(block).items():
         if name.startswith("_") or not inspect.isfunction(method):
             continue

@@ -1,4 +1,4 @@
-"""The code shown to readers runs as it stands."""
+"""Code in the documents runs as shown, and links and names in them exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def python_blocks(name: str) -> list[str]:
 
 
 def test_main_job_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    """The README's ten lines, shortened in nothing but the number of tasks and samples."""
+    """The README's ten lines, with fewer tasks and samples."""
     main_job = python_blocks("README.md")[0]
     shortened = main_job.replace("steppe.PMNIST()", "steppe.PMNIST(tasks=2, samples=100, test_samples=500)")
     assert shortened != main_job
@@ -68,8 +68,8 @@ def test_a_benchmark_in_one_file(tmp_path: Path) -> None:
     assert len(result["accuracy"]) == 2
 
 
-PLUGINS = {"own-method.md", "own-benchmark.md"}  # run as such above
-PAGES_WITH_CODE = ["docs/concepts.md"] + [
+PLUGINS = {"own-method.md", "own-benchmark.md"}  # run as a plugin above
+PAGES_WITH_CODE = ["docs/concepts.md", "docs/scenarios.md"] + [
     f"docs/recipes/{page.name}"
     for page in sorted((ROOT / "docs" / "recipes").glob("*.md"))
     if page.name not in PLUGINS and "```python" in page.read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ PAGES_WITH_CODE = ["docs/concepts.md"] + [
 def test_code_of_a_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From top to bottom, as a reader would type it, in an empty directory but for a folder of photographs."""
+    """From top to bottom, as a reader would type it, in an empty directory except for a folder of photographs."""
     photographs(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {}
@@ -88,7 +88,7 @@ def test_code_of_a_page_runs(
         exec(compile(block, name, "exec"), space)
     printed = capsys.readouterr().out
     assert printed
-    if name.endswith("keep-learning.md"):  # the page would teach the wrong thing if all of it were refused
+    if name.endswith("keep-learning.md"):  # if all of it were rejected, the page would teach the wrong thing
         assert printed.count("accepted") >= 2
 
 
@@ -105,12 +105,12 @@ DOCUMENTS = [*ROOT.glob("*.md"), ROOT / "results" / "README.md", *sorted((ROOT /
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_have_targets(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
         assert target.startswith("http") or (document.parent / target).exists(), target
 
 
-EXAMPLE_FILES = {"anchor.py", "odd_even.py"}  # that a reader writes
+EXAMPLE_FILES = {"anchor.py", "odd_even.py"}  # files that a reader writes
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -126,8 +126,8 @@ def test_programs_and_names_exist(document: Path) -> None:
         assert pkgutil.resolve_name(name.removesuffix(".safetensors")) is not None, name
 
 
-def test_what_the_source_refers_to_is_there() -> None:
-    """Pages that docstrings and comments name; a specification is none of them."""
+def test_pages_named_in_the_source_exist() -> None:
+    """Pages named in docstrings and comments; a specification does not count."""
     named: set[str] = set()
     for source in sorted((ROOT / "src").rglob("*.py")):
         text = source.read_text()
@@ -158,7 +158,7 @@ PAGES_WITH_COMMANDS = [
 
 @pytest.mark.parametrize("name", PAGES_WITH_COMMANDS)
 def test_commands_shown_can_be_parsed(name: str) -> None:
-    """Every command line of steppe's that a reader may copy."""
+    """Every steppe command line that a reader may copy."""
     text = (ROOT / name).read_text(encoding="utf-8")
     shown = re.findall(r"^\$ (steppe [^#\n]+)", text, re.MULTILINE) + re.findall(r"`(steppe [a-z]+ [^`]+)`", text)
     assert shown
@@ -166,14 +166,14 @@ def test_commands_shown_can_be_parsed(name: str) -> None:
         assert build_parser().parse_args(shlex.split(line.replace("\n", " "))[1:]).action
 
 
-def test_there_are_commands_on_the_pages_that_teach_them() -> None:
+def test_pages_about_commands_show_some() -> None:
     assert {"README.md", "docs/index.md", "docs/recipes/see-forgetting.md"} <= set(PAGES_WITH_COMMANDS)
 
 
 SECTIONS = ("The update", "Settings", "Memory and cost", "When to choose it", "What we measured", "Reference")
 
 
-def test_method_pages_are_of_one_form() -> None:
+def test_method_pages_have_the_same_structure() -> None:
     for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
         if page.name != "README.md":
             found = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -186,14 +186,14 @@ def test_every_benchmark_has_a_page() -> None:
         assert re.search(rf"\[`{benchmark}(:PATH)?`\]\(\S+\.md\)", overview), benchmark
 
 
-DRAWINGS = {  # script: page that shows what it draws
+DRAWINGS = {  # script: the page that shows its drawing
     "draw_architecture.py": "architecture.md",
     "draw_concepts.py": "concepts.md",
 }
 
 
 @pytest.mark.parametrize("script", DRAWINGS)
-def test_drawings_are_what_the_script_draws(script: str, tmp_path: Path) -> None:
+def test_drawings_are_up_to_date(script: str, tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="the drawings need matplotlib: pip install matplotlib")
     subprocess.run([sys.executable, ROOT / "scripts" / script, "--out", tmp_path], check=True, capture_output=True)
     page = (ROOT / "docs" / DRAWINGS[script]).read_text(encoding="utf-8")
@@ -202,26 +202,26 @@ def test_drawings_are_what_the_script_draws(script: str, tmp_path: Path) -> None
     assert drawn.keys() == shown
     for name, svg in drawn.items():
         text = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
-        if f"Matplotlib v{matplotlib.__version__}," in text:  # another version may draw in another way
+        if f"Matplotlib v{matplotlib.__version__}," in text:  # another version may draw differently
             number = r"-?\d+\.\d+"
             assert re.sub(number, "", svg) == re.sub(number, "", text), f"{name}: run scripts/{script}"
             places, others = ([float(value) for value in re.findall(number, each)] for each in (svg, text))
             assert places == pytest.approx(others, abs=0.01), f"{name}: run scripts/{script}"
 
 
-def test_every_drawing_has_its_script() -> None:
+def test_every_drawing_has_a_script() -> None:
     pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in DRAWINGS.values())
     assert all(f"(images/{file.name})" in pages for file in (ROOT / "docs" / "images").glob("*.svg"))
 
 
 def reference_names(page: str | None = None) -> list[str]:
-    """What docs/api.md shows, or a part of it, by its full name."""
+    """The full names in docs/api.md, or in a part of it."""
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8") if page is None else page
     return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
 
 
 def recipes_and_interface() -> str:
-    """The texts that send their readers to the parts."""
+    """The pages that refer to the parts."""
     recipes = [ROOT / "docs" / "recipes" / f"own-{kind}.md" for kind in ("method", "benchmark")]
     return "".join(file.read_text(encoding="utf-8") for file in (*recipes, ROOT / "src/steppe/methods/base.py"))
 
@@ -245,7 +245,7 @@ def test_members_in_the_reference_exist() -> None:
 
 
 def build(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Build the site as `make docs` does. Not with --quiet: warnings that are not printed do not count as errors."""
+    """Build the site like `make docs`. Not with --quiet: warnings that are not printed do not count as errors."""
     for module in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(module, reason="the site needs mkdocs: pip install 'steppe[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out), *options]
@@ -261,7 +261,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_links_that_lead_nowhere_break_the_build(tmp_path: Path) -> None:
+def test_broken_links_break_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     settings = tmp_path / "mkdocs.yml"
     settings.write_text(
@@ -299,8 +299,8 @@ def test_reference_is_filled_from_the_docstrings(site: Path) -> None:
         assert "setting(" not in shown
 
 
-def test_site_is_read_without_a_network(site: Path) -> None:
-    """No script, style, font or picture comes from elsewhere."""
+def test_site_needs_no_network(site: Path) -> None:
+    """No script, style, font or image comes from elsewhere."""
     elsewhere = r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?((?:https?:)?//[^\"> ]+)"
     for page in site.rglob("*.html"):
         for source in re.findall(elsewhere, page.read_text(encoding="utf-8")):

@@ -14,8 +14,8 @@ from torch import Tensor
 from steppe.projection.basis import Representation, Spectrum, select_leading
 
 
-def fed(columns: Tensor, sizes: list[int]) -> Representation:
-    """A representation fed with (groups, n, in) in chunks of the given sizes, then the rest."""
+def feed(columns: Tensor, sizes: list[int]) -> Representation:
+    """A representation to which (groups, n, in) is added in chunks of the given sizes, then the rest."""
     representation = Representation()
     rest = columns
     for size in sizes:
@@ -27,7 +27,7 @@ def fed(columns: Tensor, sizes: list[int]) -> Representation:
 
 
 def bases(representation: Representation, threshold: float) -> list[Tensor]:
-    """The kept directions of every group without their padding."""
+    """The directions of every group without padding."""
     spectrum = representation.spectrum()
     assert spectrum is not None
     kept = select_leading(spectrum, threshold)
@@ -43,8 +43,8 @@ def falling(inputs: int, n: int, rate: float, seed: int = 0) -> Tensor:
     return r.T[None].contiguous()
 
 
-# Singular values 0.1^j: k of them leave out the share 0.01^k, so each threshold has one right answer. The Gram matrix
-# knows directions of energy 1e-10 to about 1e-16 / 1e-10 only, hence the width of the angle.
+# Singular values 0.1^j: the first k miss the share 0.01^k of the energy, so each threshold has one right answer. The
+# Gram matrix resolves directions of energy 1e-10 only to about 1e-16 / 1e-10, hence the tolerance of the angle.
 @pytest.mark.parametrize("n", [9, 60], ids=["columns", "gram"])
 @pytest.mark.parametrize(
     ("threshold", "rank", "angle"),
@@ -59,7 +59,7 @@ def falling(inputs: int, n: int, rate: float, seed: int = 0) -> Tensor:
 )
 def test_basis_equals_the_full_svd(n: int, threshold: float, rank: int, angle: float) -> None:
     columns = falling(12, n, 0.1)
-    (found,) = bases(fed(columns, []), threshold)
+    (found,) = bases(feed(columns, []), threshold)
     expected, _ = leading_directions(columns[0].T, threshold)
     assert found.shape[1] == rank
     assert widest_angle(found, expected) < angle
@@ -74,8 +74,9 @@ def test_basis_equals_the_full_svd(n: int, threshold: float, rank: int, angle: f
 @example([[2, 2, 2, 2], [4, 0, 0, 0]], 768)
 @example([[5, 1, 0, 0], [0, 0, 0, 0]], 1024)
 def test_the_energy_criterion_exactly(values: list[list[int]], numerator: int) -> None:
-    """The fewest k whose energy reaches the share: k do, k − 1 do not. Whole numbers and a binary fraction, so that
-    nothing is rounded and ties are decided as written.
+    """k directions reach the share, and k − 1 do not.
+
+    The values are integers and a binary fraction, so nothing is rounded.
     """
     rows = [sorted(row, reverse=True) for row in values]
     threshold = Fraction(numerator, 1024)
@@ -95,26 +96,26 @@ def test_the_energy_criterion_exactly(values: list[list[int]], numerator: int) -
 
 
 @given(st.integers(1, 30), st.lists(st.integers(1, 9), max_size=5), st.integers(1, 2), st.integers(0, 10_000))
-def test_chunks_equal_feeding_at_once(n: int, sizes: list[int], groups: int, seed: int) -> None:
-    """Whether the chunks stay columns, become a Gram matrix, or cross from one to the other on the way."""
+def test_adding_in_chunks_equals_adding_at_once(n: int, sizes: list[int], groups: int, seed: int) -> None:
+    """Whether the chunks stay columns, become a Gram matrix, or switch from one to the other."""
     columns = torch.randn(groups, n, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    once, chunked = fed(columns, []).spectrum(), fed(columns, sizes).spectrum()
+    once, chunked = feed(columns, []).spectrum(), feed(columns, sizes).spectrum()
     assert once is not None
     assert chunked is not None
     for found in (once, chunked):
         exact = torch.linalg.svdvals(columns)
         torch.testing.assert_close(found.values[:, : exact.shape[-1]], exact, rtol=1e-9, atol=1e-6)
-    for one, other in zip(bases(fed(columns, []), 0.9), bases(fed(columns, sizes), 0.9), strict=True):
+    for one, other in zip(bases(feed(columns, []), 0.9), bases(feed(columns, sizes), 0.9), strict=True):
         assert widest_angle(one, other) < 1e-6
 
 
 @pytest.mark.parametrize("repeats", [1, 5], ids=["columns", "gram"])
 def test_rank_deficient_inputs_and_duplicate_samples(repeats: int) -> None:
-    """Three directions are three, however many samples lie in them, at the highest threshold there is."""
+    """Three directions are three, however many samples lie in them, at the highest threshold."""
     generator = torch.Generator().manual_seed(5)
     plane = orthonormal(10, 3, generator)
     few = torch.randn(7, 3, dtype=torch.float64, generator=generator) @ plane.T
-    (found,) = bases(fed(few.repeat(repeats, 1)[None], [4]), 1 - 1e-11)
+    (found,) = bases(feed(few.repeat(repeats, 1)[None], [4]), 1 - 1e-11)
     assert widest_angle(found, plane) < 1e-7
 
 
@@ -122,7 +123,7 @@ def test_groups_of_different_rank_are_padded_with_zeros() -> None:
     generator = torch.Generator().manual_seed(6)
     planes = [orthonormal(6, rank, generator) for rank in (1, 4, 2)]
     columns = torch.stack([torch.randn(20, p.shape[1], dtype=torch.float64, generator=generator) @ p.T for p in planes])
-    spectrum = fed(columns, []).spectrum()
+    spectrum = feed(columns, []).spectrum()
     assert spectrum is not None
     kept = select_leading(spectrum, 1 - 1e-10)
     assert kept.vectors.shape == (3, 6, 4)
@@ -133,28 +134,28 @@ def test_groups_of_different_rank_are_padded_with_zeros() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 20], ids=["columns", "gram"])
-def test_an_all_zero_input_needs_nothing(n: int) -> None:
-    spectrum = fed(torch.zeros(2, n, 6), []).spectrum()
+def test_all_zero_input_has_an_empty_basis(n: int) -> None:
+    spectrum = feed(torch.zeros(2, n, 6), []).spectrum()
     assert spectrum is not None
     assert select_leading(spectrum, 1 - 1e-11).vectors.shape == (2, 6, 0)
 
 
-def test_nothing_fed_gives_nothing() -> None:
+def test_empty_representation_has_no_spectrum() -> None:
     assert Representation().spectrum() is None
 
 
-def test_float32_inputs_are_taken_in_as_float64() -> None:
-    """In float32 the Gram matrix would lose directions of energy 1e-8, which the threshold asks for."""
+def test_float32_inputs_are_added_as_float64() -> None:
+    """In float32, the Gram matrix would lose directions of energy 1e-8, which the threshold requires."""
     columns = falling(8, 40, 0.01).float()
-    (found,) = bases(fed(columns, [10, 10]), 1 - 1e-10)
+    (found,) = bases(feed(columns, [10, 10]), 1 - 1e-10)
     assert found.dtype == torch.float64
     assert widest_angle(found, leading_directions(columns[0].double().T, 1 - 1e-10)[0]) < 1e-4
 
 
 @pytest.mark.parametrize("threshold", [0.9, 0.97, 0.997])
 @pytest.mark.parametrize("rows", [40, 200], ids=["fewer columns than rows", "more"])
-def test_coarse_numbers_give_the_same_directions_where_it_does_not_matter(threshold: float, rows: int) -> None:
-    """In float32, chunk by chunk, against the SVD of the whole in float64: the same rank, the same subspace."""
+def test_low_thresholds_give_the_same_directions_in_float32(threshold: float, rows: int) -> None:
+    """In float32, chunk by chunk, against the SVD of the whole in float64: the same rank and the same subspace."""
     generator = torch.Generator().manual_seed(1)
     decay = torch.logspace(0, -2, 64, dtype=torch.float64)
     mixing = torch.linalg.qr(torch.randn(64, 64, dtype=torch.float64, generator=generator)).Q
@@ -172,8 +173,8 @@ def test_coarse_numbers_give_the_same_directions_where_it_does_not_matter(thresh
     torch.testing.assert_close(found @ found.T, expected @ expected.T, rtol=0, atol=1e-3)
 
 
-def test_a_threshold_near_one_keeps_to_float64() -> None:
-    """Directions of a millionth of the energy come out right only so."""
+def test_thresholds_near_1_use_float64() -> None:
+    """Directions with a millionth of the energy need it."""
     generator = torch.Generator().manual_seed(2)
     weak = torch.zeros(300, 20)
     weak[:, 0], weak[:, 1] = torch.randn(300, generator=generator), 1e-4 * torch.randn(300, generator=generator)
@@ -194,10 +195,10 @@ def test_a_threshold_near_one_keeps_to_float64() -> None:
 @pytest.mark.parametrize("threshold", [0.9, 1.0], ids=["coarse", "precise"])
 @pytest.mark.parametrize("n", [1, 60], ids=["columns", "gram"])
 @pytest.mark.parametrize("value", [1.0, 1e16, 1.5e19, torch.inf, torch.nan])
-def test_what_cannot_be_decomposed_is_seen(value: float, n: int, threshold: float) -> None:
-    """Also where the inputs are finite, but their product, in numbers as coarse as theirs, is not."""
+def test_non_finite_representation_is_detected(value: float, n: int, threshold: float) -> None:
+    """Also if the inputs are finite, but their product overflows in their precision."""
     representation = Representation(threshold)
-    assert representation.is_finite()  # nothing was taken in
+    assert representation.is_finite()  # nothing was added
     for part in (torch.ones(1, n, 4), torch.full((1, n, 4), value)):
         representation.add(part)
     coarse = n == 60 and threshold < 1
@@ -210,11 +211,10 @@ def test_what_cannot_be_decomposed_is_seen(value: float, n: int, threshold: floa
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_faint_directions_of_the_smaller_product_count_as_none(groups: int, scale: float) -> None:
-    """Where the columns are fewer than the rows and the threshold leaves much out, u = R v / σ comes from RᵀR, whose
-    rounding is a share of the strongest energy: a direction of a billionth of it is still the SVD's, one of less is
-    none, rather than rounding noise that has been divided by next to nothing.
-    """
+def test_faint_directions_of_the_smaller_product_are_dropped(groups: int, scale: float) -> None:
+    """If there are fewer columns than rows and the threshold is low, u = R v / σ comes from RᵀR, whose rounding error
+    is relative to the strongest energy. A direction with a billionth of that energy is still the SVD's; a weaker one is
+    dropped, because it would be amplified rounding noise."""
     energies = torch.tensor([1.0, 1e-3, 1e-6, 3e-9, 3e-10, 1e-14, 1e-20], dtype=torch.float64)
     generator = torch.Generator().manual_seed(3)
     columns = torch.stack(
@@ -240,8 +240,8 @@ def test_faint_directions_of_the_smaller_product_count_as_none(groups: int, scal
             assert float((found @ expected).abs()) == pytest.approx(1, abs=1e-5)
 
 
-def test_how_strongly_columns_point_along_directions_they_do_not_have() -> None:
-    """By the Gram matrix, whose rounding may leave less than nothing, as by the columns."""
+def test_strengths_along_missing_directions() -> None:
+    """From the Gram matrix, whose rounding may give less than 0, as from the columns."""
     below = False
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
@@ -251,6 +251,6 @@ def test_how_strongly_columns_point_along_directions_they_do_not_have() -> None:
         gram = columns[0].T @ columns[0]
         below |= bool(((basis * (gram @ basis)).sum(0) < 0).any())
         expected = torch.linalg.vector_norm(columns[0] @ basis, dim=0)
-        found = fed(columns, [7]).strengths_along(basis[None])
+        found = feed(columns, [7]).strengths_along(basis[None])
         torch.testing.assert_close(found, expected[None], rtol=1e-9, atol=1e-6)
     assert below, "else the case does not show it"

@@ -23,7 +23,7 @@ Y = torch.arange(3) % 4
 
 
 class Encoded(nn.Module):
-    """An encoder, whatever is done with its weight, and a head."""
+    """An encoder, some use of its weight, and a head."""
 
     def __init__(self, use: Callable[[nn.Linear, Tensor], Tensor], kind: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Encoded(nn.Module):
 
 
 class Scaled(nn.Linear):
-    """Something else is computed with the weight, but inside."""
+    """Computes something else with the weight, but within the layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, 2 * self.weight)
@@ -60,7 +60,7 @@ INSIDE = {
 
 
 def share_outside_the_span(model: Encoded) -> float:
-    """The slow twin: how much of the encoder's gradient no combination of the inputs of its calls gives."""
+    """The slow reference: the part of the encoder's gradient outside the span of its calls' inputs."""
     inputs: list[Tensor] = []
     model.e.register_forward_pre_hook(lambda layer, args: inputs.append(args[0].detach()))
     loss = nn.functional.cross_entropy(model(X), Y)
@@ -71,7 +71,7 @@ def share_outside_the_span(model: Encoded) -> float:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_weight_used_outside_its_layer_is_refused_or_left_out(name: str) -> None:
+def test_weight_used_outside_its_layer_is_rejected_unless_excluded(name: str) -> None:
     model = Encoded(OUTSIDE[name])
     assert find_weights_used_outside(model, projected_weights(model), X) == ["e.weight"]
     with pytest.raises(ModelError, match=r"'e.weight' is used outside .*exclude=\('e.weight',\)"):
@@ -113,9 +113,9 @@ def test_layers_that_share_a_weight_and_convolutions() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_left_as_it_was(fails: bool) -> None:
+def test_model_is_not_changed(fails: bool) -> None:
     def use(e: nn.Linear, x: Tensor) -> Tensor:
-        e.weight.requires_grad_(False)  # as if broken off within the call
+        e.weight.requires_grad_(False)  # as if the call were interrupted
         raise RuntimeError("broken")
 
     model = Encoded(use if fails else OUTSIDE["transposed"])
@@ -128,8 +128,8 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def rows_shared(one: range | None, other: range | None) -> bool:
-    """The slow twin: a row that is in both."""
+def overlaps(one: range | None, other: range | None) -> bool:
+    """The slow reference: whether an output belongs to both."""
     return bool(set(range(4) if one is None else one) & set(range(4) if other is None else other))
 
 
@@ -139,7 +139,7 @@ SHARED = "head, outputs 0 to 1, overlaps task 1's, which is not protected.*omit 
 @pytest.mark.parametrize(
     "method", [steppe.GPM(), steppe.SGP(), steppe.FSDGPM()], ids=lambda method: type(method).__name__
 )
-def test_heads_that_share_rows_are_warned_of_at_the_users_line(method: steppe.MethodConfig) -> None:
+def test_overlapping_heads_give_a_warning_at_the_users_line(method: steppe.MethodConfig) -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double()
     learner = steppe.Learner(model, method)
     with warnings.catch_warnings():
@@ -153,16 +153,19 @@ def test_heads_that_share_rows_are_warned_of_at_the_users_line(method: steppe.Me
 
 
 @pytest.mark.parametrize("head", [range(start, stop) for start in range(4) for stop in range(start + 1, 5)] + [None])
-def test_which_heads_share_rows(head: range | None) -> None:
+def test_which_heads_overlap(head: range | None) -> None:
     for earlier in ([range(0, 2)], [range(0, 1), range(2, 3)], [range(1, 2), None], [range(3, 4), range(0, 1)]):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             warn_shared_head("digits", head, earlier, 4)
-        assert len(found) == any(rows_shared(head, other) for other in earlier)
+        assert len(found) == any(overlaps(head, other) for other in earlier)
 
 
-def test_no_warning_where_nothing_is_left_unprotected() -> None:
-    """One head for all: the last layer is covered. No projection: none. Learned together: nothing is forgotten."""
+def test_no_warning_if_nothing_is_unprotected() -> None:
+    """With one head for all, the last layer is covered.
+
+    Without projection, nothing is. Learned together, nothing is forgotten.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for method, first, together in (

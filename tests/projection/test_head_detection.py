@@ -1,4 +1,4 @@
-"""Which layer gives a model's output: what may follow the head, and what makes it no single layer's."""
+"""Which layer computes a model's output: what may follow the head, and which models have no single head."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from own_models import Table
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize, softmax
 
@@ -20,7 +21,7 @@ X = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
 
 
 class Finished(nn.Module):
-    """A body, a head, another layer of its size, and whatever is done with them."""
+    """A body, a head, another layer of the same size, and a function of them."""
 
     def __init__(self, use: Callable[[Finished, Tensor], Tensor], size: int = 4) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ ONE = {
     "weights times zero": lambda m, x: 2 * m.out(x) + 0 * m.matrix.sum(),
     "the input": lambda m, x: m.out(x) + x[:, :1],
 }
-MANY_ROWS = {  # with four rows these cannot be told from a matrix
+MANY_ROWS = {  # with four outputs these cannot be distinguished from a matrix
     "unit length and log_softmax": lambda m, x: log_softmax(10 * normalize(m.out(x)), 1),
     "a layer norm": lambda m, x: m.layer_norm(m.out(x)),
 }
@@ -108,7 +109,7 @@ def test_what_may_follow_the_head(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", [4, 7, 30])
 @pytest.mark.parametrize("name", NONE)
-def test_outputs_of_no_single_layer(name: str, size: int) -> None:
+def test_outputs_without_a_single_head(name: str, size: int) -> None:
     model = Finished(NONE[name], size).eval()
     assert find_head_weight(model, coverable_weights(model), X) is None
     with pytest.raises(steppe.ModelError, match=r"no single layer computes the model's output: .*exclude=\("):
@@ -117,7 +118,7 @@ def test_outputs_of_no_single_layer(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["cosines", "a learned matrix", "distances to learned points"])
-def test_a_learned_matrix_is_the_head_however_few_rows_there_are(name: str) -> None:
+def test_trainable_matrix_is_the_head_even_with_few_outputs(name: str) -> None:
     model = Finished(NONE[name], 2).eval()
     assert find_head_weight(model, coverable_weights(model), X) is None
 
@@ -134,8 +135,8 @@ def test_a_frozen_skip_does_not_hide_the_head() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:these weights belong")
-def test_a_head_that_is_no_layer_is_named_and_everything_else_covered() -> None:
-    """Of a cosine classifier, the layer that gives the features must be protected."""
+def test_head_that_is_not_a_layer_can_be_named() -> None:
+    """In a cosine classifier, the layer that computes the features must be protected."""
     model, y = Finished(NONE["cosines"]), torch.arange(2)
     for exclude, covered in ((("matrix",), {"body", "head"}), (("head",), {"body"})):
         learner = steppe.Learner(model, steppe.GPM(), exclude=exclude)
@@ -146,8 +147,8 @@ def test_a_head_that_is_no_layer_is_named_and_everything_else_covered() -> None:
     assert set(result.diagnostics["ranks"]) == {"body.weight"}
 
 
-def test_layers_whose_calls_are_not_seen() -> None:
-    """As in a compiled model, which goes around all hooks."""
+def test_hidden_layer_calls_are_an_error() -> None:
+    """As in a compiled model, which bypasses all hooks."""
     model = Finished(lambda m, x: m.head.forward(torch.tanh(m.body.forward(x))))
     with pytest.raises(
         steppe.ModelError, match=r"the model hides the calls of its layers.*before torch.compile \(model._orig"
@@ -156,24 +157,16 @@ def test_layers_whose_calls_are_not_seen() -> None:
 
 
 def test_nothing_to_cover_is_an_error_with_heads_too() -> None:
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scores = nn.Parameter(torch.zeros(6, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.scores
-
     with (
         pytest.warns(UserWarning, match="cannot cover"),
         pytest.raises(steppe.ModelError, match="no layer that a gradient memory can cover"),
     ):
-        steppe.Learner(Table(), steppe.GPM()).learn(steppe.Task((X, torch.arange(2)), head=range(2)))
+        steppe.Learner(Table(6), steppe.GPM()).learn(steppe.Task((X, torch.arange(2)), head=range(2)))
 
 
 @pytest.mark.parametrize("size", [5, 6, 12])
 def test_mixing_by_the_jacobian_alone(size: int) -> None:
-    """Against Jacobians that are made by hand: a diagonal, a common scale, a common shift, and a matrix."""
+    """Against hand-made Jacobians: a diagonal, a common scale, a common shift, and a matrix."""
     draw = torch.Generator().manual_seed(size)
     diagonal, u, v, w = (torch.randn(size, dtype=torch.float64, generator=draw) for _ in range(4))
     matrix = torch.randn(size, size, dtype=torch.float64, generator=draw)
@@ -185,8 +178,8 @@ def test_mixing_by_the_jacobian_alone(size: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])
-def test_a_little_mixing_is_mixing_and_rounding_is_not(scale: float) -> None:
-    """What lies off the diagonal of a Jacobian in float32 may be some millionths of what lies on it, by rounding."""
+def test_small_mixing_is_distinguished_from_rounding(scale: float) -> None:
+    """Rounding in float32 may make off-diagonal entries some millionths of the diagonal."""
     generator = torch.Generator().manual_seed(2)
     rows = list(range(8))
     beside = torch.randn(8, 8, dtype=torch.float64, generator=generator).fill_diagonal_(0)

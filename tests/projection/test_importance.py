@@ -18,7 +18,7 @@ VALUES = torch.tensor([[8.0, 2.0, 0.5], [3.0, 1.0, 0.0]], dtype=torch.float64)
 @pytest.mark.parametrize("scale", [0.01, 5.0], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("temperature", [10.0, 1.5])
 def test_sigmoid_rule(sign: int, scale: float, temperature: float) -> None:
-    """λ ← σ(temperature · (λ ∓ lr · g)), g shortened to norm 2 over all layers together, not layer by layer."""
+    """λ ← σ(temperature · (λ ∓ lr · g)), with g clipped to norm 2 over all layers together, not layer by layer."""
     rule = Sigmoid(0.3, temperature, sign=sign)
     gradient = scale * torch.randn(10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     importance = torch.rand_like(gradient)
@@ -31,8 +31,8 @@ def test_sigmoid_rule(sign: int, scale: float, temperature: float) -> None:
     torch.testing.assert_close(importance, torch.tensor(expected).to(importance), rtol=1e-6, atol=0)
 
 
-def test_the_papers_rule_is_inert_at_the_papers_step() -> None:
-    """σ(10·λ) has one fixed point, 0.99995: gradients of the paper's size do not show."""
+def test_papers_rule_is_inert_at_the_papers_step_size() -> None:
+    """σ(10·λ) has one fixed point, 0.99995: gradients of the paper's size have no visible effect."""
     rule, values = Sigmoid(0.01), torch.ones(5, dtype=torch.float64)
     for _ in range(50):
         rule.update(values, torch.full_like(values, 0.05))
@@ -41,7 +41,7 @@ def test_the_papers_rule_is_inert_at_the_papers_step() -> None:
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=1, max_size=3), st.floats(0.01, 1000))
 def test_spectral_rule(values: list[list[float]], alpha: float) -> None:
-    """(α + 1) σ / (α σ + σ_max) per group: 1 at the top, never above, 0 for padding."""
+    """(α + 1) σ / (α σ + σ_max) per group: 1 for the strongest direction, never above 1, and 0 for padding."""
     found = Spectral(alpha).initial(torch.tensor(values, dtype=torch.float64))
     for row, group in zip(found.tolist(), values, strict=True):
         top = max(group)
@@ -53,7 +53,7 @@ def test_spectral_rule(values: list[list[float]], alpha: float) -> None:
 
 
 @pytest.mark.parametrize("rule", [Ones(), Spectral(3.0)])
-def test_rules_that_do_not_move(rule: Ones | Spectral) -> None:
+def test_fixed_rules_do_not_move(rule: Ones | Spectral) -> None:
     assert not rule.dynamic
     importance = rule.initial(VALUES).view(-1)
     before = importance.clone()

@@ -1,4 +1,4 @@
-"""Rules of layers with several weights or arguments, or weights in another layout, against slow twins."""
+"""Rules of layers with several weights or arguments, or weights in another layout, against slow references."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def numbers(call: Call) -> Tensor:
 
 
 def projector_of(weight: ProjectedWeight, columns: Tensor) -> Any:
-    """Onto all that a weight multiplies."""
+    """A projector onto everything that a weight multiplies."""
     if weight.layout is Layout.TABLE:
         counts = RowCounts(len(weight.parameter))
         counts.add(columns)
@@ -63,7 +63,7 @@ def projector_of(weight: ProjectedWeight, columns: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_all_weights_are_found_and_gradients_lie_in_the_span_of_what_they_multiply(case: str) -> None:
+def test_gradients_lie_in_the_span_of_the_inputs(case: str) -> None:
     call = made(case)
     found = collected(call)
     assert set(found) == {
@@ -79,8 +79,11 @@ def test_all_weights_are_found_and_gradients_lie_in_the_span_of_what_they_multip
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_outputs_stay_where_a_step_is_orthogonal_and_each_weight_has_room_for_one(case: str) -> None:
-    """All weights move at once. Along what they multiply, the outputs move too: nothing is held in vain."""
+def test_orthogonal_steps_preserve_the_outputs(case: str) -> None:
+    """All weights move at once.
+
+    Steps along what they multiply change the outputs, so no direction is protected unnecessarily.
+    """
     call = made(case)
     found = collected(call)
     before = numbers(call).detach()
@@ -103,7 +106,7 @@ def test_outputs_stay_where_a_step_is_orthogonal_and_each_weight_has_room_for_on
 
 
 @pytest.mark.parametrize("case", [case for case in CALLS if case != "embedding, bounded"])
-def test_layers_that_are_not_known_are_tried(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_layers_are_tested(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steppe.projection.true_inputs._is_known", lambda layer, names: False)
     call = made(case)
 
@@ -133,7 +136,7 @@ def test_layers_that_are_not_known_are_tried(case: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("case", TRANSPOSED)
 def test_patches_of_transposed_convolutions_are_those_a_loop_over_inputs_finds(case: str) -> None:
-    """The loop scatters: every place of the input adds to as many places of the output as the kernel has taps."""
+    """The loop scatters: every position of the input adds to as many positions of the output as the kernel has taps."""
     call = made(case)
     layer: Any = call.layer
     ((_, columns),) = collected(call).values()
@@ -170,7 +173,7 @@ def sequences(layer: Any, x: Any) -> list[Tensor]:
 
 
 def stepped(layer: Any, suffix: str, x: Tensor, h: Tensor, c: Tensor) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """One sample through one layer and direction by torch's own layer, one step at a time, each from its last state."""
+    """One sample through one layer and direction by torch's own layer, step by step, each from the previous state."""
     reduced = type(layer)(x.shape[1], layer.hidden_size, bias=layer.bias, dtype=x.dtype, **settings_of(layer))
     for name in list(reduced.state_dict()):
         getattr(reduced, name).data = getattr(layer, name.removesuffix("_l0") + suffix).data
@@ -328,8 +331,8 @@ def test_the_rows_of_tables_are_those_that_a_change_shows_in(case: str) -> None:
     assert set(rows.tolist()) == shown - {layer.padding_idx}
 
 
-def test_half_precision_is_widened() -> None:
-    """Autocast hands a layer bfloat16; bases are those of what comes in, in full precision."""
+def test_bfloat16_inputs_are_widened() -> None:
+    """Under autocast a layer gets bfloat16 inputs; bases are computed from them in full precision."""
     layer = nn.GRU(4, 3)
     x = torch.randn(5, 2, 4).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):

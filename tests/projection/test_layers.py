@@ -1,4 +1,4 @@
-"""Layer rules against a plain loop over windows and against the layers' own arithmetic; which weights are covered."""
+"""Layer rules against a plain loop over windows and against the layers' own arithmetic; and the covered weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def columns_of(layer: nn.Module, x: Tensor) -> Tensor:
     return weight.rule(layer, x)
 
 
-def batched(layer: Any, x: Tensor) -> Tensor:
-    """What a convolution takes or gives, with a batch around it if it was a lone sample."""
+def add_batch(layer: Any, x: Tensor) -> Tensor:
+    """A convolution's input or output, with a batch dimension if it was a single sample."""
     return x if x.ndim == len(layer.kernel_size) + 2 else x[None]
 
 
@@ -28,27 +28,27 @@ def spread(layer: Any, output: Tensor) -> Tensor:
     """A layer's output (or its gradient) as (groups, out / groups, n), in the order of the columns."""
     if isinstance(layer, nn.Linear):
         return output.reshape(1, -1, output.shape[-1]).mT
-    output = batched(layer, output)
+    output = add_batch(layer, output)
     by_channel = output.transpose(0, 1).reshape(output.shape[1], -1)
     return by_channel.reshape(layer.groups, -1, by_channel.shape[-1])
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("case", LAYERS)
-def test_columns_are_the_windows_a_loop_finds(case: str) -> None:
+def test_columns_equal_windows_found_by_a_loop(case: str) -> None:
     layer, shape = LAYERS[case]
     x = torch.randn(*shape, **F64)
     if isinstance(layer, nn.Linear):
         vectors = x if x.ndim == 2 else [row for sequence in x for row in sequence]
         expected = torch.stack(list(vectors))[None]
     else:
-        expected = windows(layer, batched(layer, x))
+        expected = windows(layer, add_batch(layer, x))
     assert torch.equal(columns_of(layer, x), expected)
 
 
 @pytest.mark.parametrize("case", LAYERS)
 def test_weight_times_columns_is_the_layers_output(case: str) -> None:
-    """And the weight's gradient is δ times the columns, so each of its rows lies in their span."""
+    """The weight's gradient is δ times the columns, so each of its rows lies in their span."""
     layer, shape = LAYERS[case]
     x = torch.randn(*shape, **F64)
     columns = columns_of(layer, x)
@@ -64,7 +64,7 @@ def test_weight_times_columns_is_the_layers_output(case: str) -> None:
 
 
 class Tied(nn.Module):
-    """Two linear layers with one weight, and layers a memory cannot cover."""
+    """Two linear layers that share a weight, and layers that a memory cannot cover."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ ALL = {"table.weight", "first.weight", "block.conv.weight", "block.inner.weight"
     ],
 )
 def test_covered_weights_and_exclusions(exclude: tuple[str, ...], left_out: set[str]) -> None:
-    """Layers, weights and whole blocks can be named; a name's beginning is not the name."""
+    """Layers, weights and whole blocks can be named; a prefix of a name does not count."""
     assert set(projected_weights(Tied(), exclude)) == ALL - left_out
 
 
@@ -136,7 +136,7 @@ def test_the_rule_of_the_nearest_type_counts() -> None:
 
 
 @pytest.mark.parametrize("exclude", [(), ("head",)])
-def test_a_weight_shared_with_an_embedding_is_refused_unless_left_out(exclude: tuple[str, ...]) -> None:
+def test_weight_shared_with_an_embedding_is_rejected_unless_excluded(exclude: tuple[str, ...]) -> None:
     model = Tied()
     model.head.weight = model.table.weight
     if exclude:
@@ -146,7 +146,7 @@ def test_a_weight_shared_with_an_embedding_is_refused_unless_left_out(exclude: t
         projected_weights(model, exclude)
 
 
-def test_a_new_layer_type_is_one_registered_function() -> None:
+def test_new_layer_type_needs_one_registered_function() -> None:
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()

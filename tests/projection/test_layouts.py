@@ -1,4 +1,4 @@
-"""Projectors and counts of weights in other layouts, against dense matrices and one-hot vectors."""
+"""Projectors and counts for weights in other layouts, against dense matrices and one-hot vectors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_hot(rows: Tensor, size: int) -> Tensor:
 
 @st.composite
 def projectors(draw: st.DrawFn) -> tuple[SoftProjector, Tensor, Tensor]:
-    """A projector in either layout, a gradient, and the same as the memory's formulas see it, out first."""
+    """A projector in either layout, a gradient, and the same as in the memory's formulas, with outputs first."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     out, inputs = draw(st.integers(1, 3)), draw(st.integers(2, 5))
     if draw(st.booleans()):
@@ -60,7 +60,7 @@ def as_seen(p: SoftProjector, tensor: Tensor) -> Tensor:
 
 
 @given(projectors())
-def test_they_equal_dense_matrices(case: tuple[SoftProjector, Tensor, Tensor]) -> None:
+def test_projectors_equal_dense_matrices(case: tuple[SoftProjector, Tensor, Tensor]) -> None:
     p, g, seen = case
     within = projected_rows(seen.contiguous(), dense(p))
     before = g.clone()
@@ -83,7 +83,7 @@ def test_they_equal_dense_matrices(case: tuple[SoftProjector, Tensor, Tensor]) -
 
 @given(projectors())
 def test_importances_get_the_gradient_that_the_coordinates_give(case: tuple[SoftProjector, Tensor, Tensor]) -> None:
-    """What the dynamic rule uses, and what a second-order ascent differentiates, are the same."""
+    """The dynamic rule and a second-order ascent use the same gradient."""
     p, g, _ = case
     other = torch.randn_like(g)
     leaf = p.importance.clone().requires_grad_()
@@ -102,7 +102,7 @@ def test_importances_get_the_gradient_that_the_coordinates_give(case: tuple[Soft
 def test_counts_keep_the_rows_that_one_hot_vectors_span(
     tasks: list[list[int]], threshold: float, first_is_empty: bool
 ) -> None:
-    """Rows looked up equally often may be chosen in either order; how often those held were looked up is the same."""
+    """Of rows with equal counts, either may come first; the counts of those held are the same."""
     old: Tensor | None = None
     dense_old: Tensor | None = None
     for place, looked_up in enumerate(tasks):
@@ -128,7 +128,7 @@ def test_counts_keep_the_rows_that_one_hot_vectors_span(
         assert len(set(old.tolist())) == len(old)
 
 
-def test_rows_of_another_table_are_refused() -> None:
+def test_rows_of_another_table_are_rejected() -> None:
     for rows, importance, reason in (
         ([0, 7], torch.ones(1, 2), "does not have all"),
         ([0, -1], torch.ones(1, 2), "does not have all"),
@@ -145,8 +145,8 @@ def test_rows_of_another_table_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("second_order", [False, True])
 @pytest.mark.parametrize("name", ["gru", "autoencoder", "encoder layer"])
-def test_a_saved_learner_goes_on_with_the_same_bits(name: str, second_order: bool, tmp_path: Path) -> None:
-    """With importances that move."""
+def test_saved_learner_continues_with_the_same_bits(name: str, second_order: bool, tmp_path: Path) -> None:
+    """With dynamic importances."""
     tasks = [steppe.Task(MODELS[name][1](task)) for task in range(2)]
     method = steppe.FSDGPM(lr=0.1, threshold=0.99, basis_samples=6, importance_lr=0.3, second_order=second_order)
     learner = steppe.Learner(build(name), method)

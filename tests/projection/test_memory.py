@@ -1,4 +1,4 @@
-"""The gradient memory of a network: capture, UpdateGPM, and what passes through it."""
+"""The gradient memory of a network: recording inputs, UpdateGPM, and what passes through unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steppe.projection.memory import GradientMemory
 
 
 class Net(nn.Module):
-    """A convolution, a normalised and dropped-out hidden layer used twice, a layer never used, a head."""
+    """A convolution, a hidden layer with BatchNorm and dropout that is used twice, an unused layer, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,8 +45,10 @@ def pictures(n: int) -> Tensor:
 
 @pytest.mark.parametrize("chunk", [64, 3])
 def test_rebuild_equals_svds_of_the_layers_inputs(chunk: int) -> None:
-    """In eval mode (no dropout, running statistics unmoved), a reused layer with the inputs of both its calls, keyword
-    arguments too; a layer the forward never reached stays unprotected; found modes and no hooks afterwards.
+    """In eval mode (no dropout, running statistics unchanged).
+
+    A reused layer contributes the inputs of both calls, keyword arguments too; a layer that the forward does not use
+    stays unprotected. Modes are restored and hooks removed.
     """
     model, x = Net(), pictures(7)
     model.norm.eval()
@@ -90,14 +92,14 @@ def test_rebuild_replaces_the_old_bases_and_restarts_the_importances() -> None:
 
 
 @pytest.mark.parametrize("rule", [Ones(), Sigmoid(0.01)])
-def test_a_layer_that_saw_only_zeros_has_no_projector(rule: ImportanceRule) -> None:
+def test_layer_with_all_zero_inputs_has_no_projector(rule: ImportanceRule) -> None:
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)).double()
     memory = GradientMemory(rule, projected_weights(model))
     memory.rebuild(Network(model), torch.zeros(5, 3, dtype=torch.float64), 0.99)
     assert not memory
 
 
-def test_bases_take_the_weights_number_type() -> None:
+def test_bases_have_the_weights_dtype() -> None:
     model = nn.Linear(6, 2)
     memory = GradientMemory(Ones(), projected_weights(model))
     memory.rebuild(Network(model), torch.randint(0, 255, (9, 6), dtype=torch.uint8), 0.99)
@@ -106,8 +108,8 @@ def test_bases_take_the_weights_number_type() -> None:
     assert projector.basis.is_contiguous()
 
 
-def test_weights_without_a_projector_pass_through_both_parts_unchanged() -> None:
-    """Biases, layers without a rule and everything in the first task, factors too."""
+def test_gradients_without_a_projector_are_unchanged() -> None:
+    """Biases, layers without a rule, and everything in the first task; factored gradients too."""
     model = Net()
     memory = GradientMemory(Ones(), projected_weights(model))
     gradient: dict[str, Tensor | FactoredGrad] = {name: torch.randn_like(p) for name, p in model.named_parameters()}
@@ -121,7 +123,7 @@ def test_weights_without_a_projector_pass_through_both_parts_unchanged() -> None
         assert unchanged == set(gradient) - {"conv.weight", "hidden.weight", "head.weight"}
 
 
-def test_capture_removes_its_hooks_after_an_error() -> None:
+def test_hooks_are_removed_after_an_error() -> None:
     model = Net()
     with pytest.raises(RuntimeError), capture_inputs(projected_weights(model), lambda weight, layer, x: None):
         model(torch.zeros(1, 5, 5, 5, dtype=torch.float64))
@@ -129,28 +131,28 @@ def test_capture_removes_its_hooks_after_an_error() -> None:
 
 
 class Scaled(Net):
-    """The head's output is scaled by an operation that is no layer."""
+    """An operation that is not a layer scales the head's output."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3.0 * super().forward(x)
 
 
 class Summed(Net):
-    """No single layer gives the output: it is narrower than the last layer."""
+    """No single layer computes the output, which is narrower than the last layer's."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[:, :2]
 
 
 @pytest.mark.parametrize(("kind", "head"), [(Net, "head.weight"), (Scaled, "head.weight"), (Summed, None)])
-def test_the_head_is_found_by_a_forward(kind: type[Net], head: str | None) -> None:
+def test_head_is_detected_by_a_forward(kind: type[Net], head: str | None) -> None:
     model = kind().eval()
     assert find_head_weight(model, projected_weights(model), pictures(2)) == head
     assert no_hooks(model)
 
 
 class TwoTypes(nn.Module):
-    """A layer in float32, another in float64."""
+    """A float32 layer and a float64 layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +163,7 @@ class TwoTypes(nn.Module):
         return output
 
 
-def test_weights_of_several_types_have_importances_of_their_own() -> None:
+def test_mixed_weight_dtypes_have_separate_importances() -> None:
     network = Network(TwoTypes())
     for rule in (Ones(), Sigmoid(0.01)):
         with nullcontext() if rule.dynamic is False else pytest.raises(ModelError, match="several types"):
@@ -171,14 +173,14 @@ def test_weights_of_several_types_have_importances_of_their_own() -> None:
 
 
 class Third(Spectral):
-    """λ = 1/3 for every column, padding too."""
+    """λ = 1/3 for every column, padding included."""
 
     def initial(self, singular_values: Tensor) -> Tensor:
         return torch.full_like(singular_values, 1 / 3)
 
 
-def test_a_new_direction_has_nothing_of_the_padding_whose_place_it_takes() -> None:
-    """Groups may hold different numbers of directions; λ adds up for those that were there."""
+def test_new_direction_does_not_inherit_the_importance_of_padding() -> None:
+    """Groups may have different numbers of directions; λ accumulates only for existing ones."""
     network = Network(nn.Conv1d(6, 2, 1, groups=2, bias=False).double())
     memory = GradientMemory(Third(1.0), projected_weights(network.model))
     for first, energies in ((True, [8, 8, 1, 9, 1, 0]), (False, [8, 8, 0, 8, 8, 0])):  # two and one, then two and two
@@ -193,14 +195,14 @@ def test_a_new_direction_has_nothing_of_the_padding_whose_place_it_takes() -> No
 
 
 def faint(task: int) -> steppe.Task:
-    """Two strong directions, and in all others noise that holds a hundred-thousandth of the energy."""
+    """Two strong directions, and noise in all others with a hundred-thousandth of the energy."""
     generator = torch.Generator().manual_seed(task)
     y = torch.arange(80) % 2
     return steppe.Task((nn.functional.one_hot(y, 6) + 2e-3 * torch.randn(80, 6, generator=generator), y))
 
 
 @pytest.mark.parametrize("kind", [steppe.FSDGPM, steppe.GPM])
-def test_thresholds_that_come_to_1_fill_the_bases_with_noise_and_it_is_said(
+def test_thresholds_near_1_fill_the_bases_and_give_a_remark(
     kind: type[steppe.FSDGPM] | type[steppe.GPM],
 ) -> None:
     named = "threshold" if kind is steppe.FSDGPM else "thresholds"
@@ -212,8 +214,8 @@ def test_thresholds_that_come_to_1_fill_the_bases_with_noise_and_it_is_said(
         assert remarked == [False, False, step > 0, False]
 
 
-def closed_by_hand(memory: GradientMemory) -> set[str]:
-    """The slow twin: of an arbitrary gradient hardly anything is left outside."""
+def saturated_slow(memory: GradientMemory) -> set[str]:
+    """The slow reference: almost nothing of an arbitrary gradient is left outside."""
     found = set()
     for name, projector in memory.projectors.items():
         g = torch.randn(3 * projector.basis.shape[0], projector.basis.shape[1], dtype=projector.basis.dtype)
@@ -226,21 +228,21 @@ def closed_by_hand(memory: GradientMemory) -> set[str]:
 
 @pytest.mark.parametrize("rule", [Ones(), Sigmoid(0.01), Spectral(3.0), Spectral(1e9)], ids=repr)
 @pytest.mark.parametrize("grows", [False, True])
-def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: ImportanceRule, grows: bool) -> None:
+def test_saturated_weight_gives_one_remark(rule: ImportanceRule, grows: bool) -> None:
     torch.manual_seed(0)
     network = Network(nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2)).double())
     memory = GradientMemory(rule, projected_weights(network.model))
     remarks = []
     for task in range(4):
         x = torch.randn(50, 6, dtype=torch.float64)
-        x[:, 5] *= task > 1  # until the third task, one direction of six is left
+        x[:, 5] *= task > 1  # until the third task, one direction of six is free
         threshold = 1 - 1e-9
         if grows:
             found = memory.extend(network, x, dict.fromkeys(memory.covered, threshold), first=task == 0)
         else:
             found = memory.rebuild(network, x, threshold)
         remarks += [(task, remark) for remark in found]
-        assert memory.saturated() == closed_by_hand(memory)
+        assert memory.saturated() == saturated_slow(memory)
     about = [task for task, remark in remarks if "'0.weight' holds all 6 directions" in remark]
     held_softly = rule == Spectral(3.0) and not grows
     assert about == [] if held_softly else len(about) == 1 and about[0] >= 2
@@ -248,8 +250,8 @@ def test_a_weight_that_can_no_longer_learn_is_remarked_upon_once(rule: Importanc
 
 
 @pytest.mark.parametrize(("rule", "open_again"), [(Sigmoid(0.01), False), (Ones(), True), (Spectral(1e9), True)])
-def test_importances_that_move_do_not_open_a_weight(rule: ImportanceRule, open_again: bool) -> None:
-    """They begin every task at 1: what they have come to within one does not count, and no remark is made twice."""
+def test_dynamic_importances_do_not_unfreeze_a_weight(rule: ImportanceRule, open_again: bool) -> None:
+    """They start every task at 1: their current values do not count, and no remark is repeated."""
     network = Network(nn.Linear(5, 3, bias=False).double())
     memory = GradientMemory(rule, projected_weights(network.model))
     x = torch.randn(30, 5, dtype=torch.float64)
@@ -260,7 +262,7 @@ def test_importances_that_move_do_not_open_a_weight(rule: ImportanceRule, open_a
     assert len(memory.rebuild(network, x, 1 - 1e-9)) == (1 if open_again else 0)
 
 
-def test_remarks_on_full_bases_are_not_made_again_by_a_saved_learner(tmp_path: Path) -> None:
+def test_saved_learner_does_not_repeat_remarks_on_saturated_weights(tmp_path: Path) -> None:
     x, y = torch.randn(80, 6), torch.arange(80) % 4
     full = [f"the basis of {name!r} holds all" for name in ("0.weight", "2.weight")]
     learner = steppe.Learner(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), steppe.FSDGPM(threshold=1.0))

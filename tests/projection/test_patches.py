@@ -1,4 +1,4 @@
-"""R Rᵀ of patches that are never cut, against the patches themselves."""
+"""R Rᵀ of patches that are never extracted, against the patches themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS: dict[str, nn.Conv2d] = {
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_product_is_that_of_the_patches(name: str, layout: torch.memory_format) -> None:
+def test_product_equals_that_of_the_patches(name: str, layout: torch.memory_format) -> None:
     layer = LAYERS[name]
     x = torch.randn(2, layer.in_channels, 7, 6, **F64).to(memory_format=layout)
     columns = convolution_patches(layer, x)
@@ -43,15 +43,15 @@ def test_the_product_is_that_of_the_patches(name: str, layout: torch.memory_form
     [nn.Conv2d(1, 1, 3, stride=2), nn.Conv2d(1, 1, 2, dilation=2), nn.Conv2d(1, 1, 4), nn.Conv1d(1, 1, 2)],
     ids=["step down", "gaps down", "image hardly larger than the kernel", "one dimension"],
 )
-def test_where_strips_share_nothing_patches_are_left_to_others(layer: nn.Module) -> None:
+def test_not_used_if_strips_share_nothing(layer: nn.Module) -> None:
     shape = (1, 1, 6) if isinstance(layer, nn.Conv1d) else (1, 1, 6, 6)
     assert patch_product(layer, torch.randn(shape)) is None
 
 
 @pytest.mark.parametrize("threshold", [0.9, 1.0], ids=["coarse", "precise"])
 @pytest.mark.parametrize("sizes", [(4,), (1, 3), (3, 1)], ids=str)
-def test_a_representation_is_the_same_by_calls_as_by_columns(sizes: tuple[int, ...], threshold: float) -> None:
-    """One sample has 12 patches of 18 numbers, so it is kept as columns; three have enough for the product."""
+def test_adding_calls_equals_adding_columns(sizes: tuple[int, ...], threshold: float) -> None:
+    """One sample has 12 patches of size 18, so it is stored as columns; three are enough for the Gram matrix."""
     layer = nn.Conv2d(2, 3, 3, **F64)
     (weight,) = projected_weights(nn.Sequential(layer)).values()
     x = torch.randn(sum(sizes), 2, 6, 5, **F64)

@@ -15,7 +15,7 @@ from steppe.projection.projector import SoftProjector
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def made(groups: int, inputs: int, ranks: list[int], seed: int) -> SoftProjector:
+def random_projector(groups: int, inputs: int, ranks: list[int], seed: int) -> SoftProjector:
     """A projector with random importances whose groups have the given ranks, padded to the largest."""
     generator = torch.Generator().manual_seed(seed)
     basis = torch.zeros(groups, inputs, max(ranks), dtype=torch.float64)
@@ -26,7 +26,7 @@ def made(groups: int, inputs: int, ranks: list[int], seed: int) -> SoftProjector
 
 @st.composite
 def projectors(draw: st.DrawFn) -> tuple[SoftProjector, Tensor]:
-    """A projector of any grouping and rank, and a gradient of a weight's shape (convolution weights too)."""
+    """A projector with any groups and ranks, and a gradient of a weight's shape (convolutions too)."""
     groups = draw(st.integers(1, 3))
     kernel = draw(st.sampled_from([(), (2,), (2, 3)]))
     channels = draw(st.integers(1, 4))
@@ -35,7 +35,7 @@ def projectors(draw: st.DrawFn) -> tuple[SoftProjector, Tensor]:
     seed = draw(st.integers(0, 10_000))
     rows = groups * draw(st.integers(1, 3))
     gradient = torch.randn(rows, channels, *kernel, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return made(groups, inputs, ranks, seed + 1), gradient
+    return random_projector(groups, inputs, ranks, seed + 1), gradient
 
 
 @given(projectors())
@@ -57,13 +57,13 @@ def test_dense_gradients_equal_dense_matrices(case: tuple[SoftProjector, Tensor]
 
 @given(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7), st.integers(0, 10_000), st.data())
 def test_factors_equal_their_product(n: int, rows: int, inputs: int, seed: int, data: st.DataObject) -> None:
-    """A gradient given as factors comes out as the same matrix, and its coordinates stay factors."""
+    """A factored gradient gives the same matrix, and its coordinates stay factored."""
     generator = torch.Generator().manual_seed(seed)
     factors = FactoredGrad(
         torch.randn(n, rows, dtype=torch.float64, generator=generator),
         torch.randn(n, inputs, dtype=torch.float64, generator=generator),
     )
-    p = made(1, inputs, [data.draw(st.integers(1, inputs))], seed)
+    p = random_projector(1, inputs, [data.draw(st.integers(1, inputs))], seed)
     g = factors.dense()
     known = p.coordinates(factors)
     assert isinstance(known, FactoredGrad)
@@ -76,7 +76,8 @@ def test_factors_equal_their_product(n: int, rows: int, inputs: int, seed: int, 
 
 @given(projectors())
 def test_properties(case: tuple[SoftProjector, Tensor]) -> None:
-    """The two parts make up the whole; λ = 1 projects (twice is once, and the parts are orthogonal); λ = 0 nothing."""
+    """The two parts add up to the gradient; λ = 1 projects (twice is once, and the parts are orthogonal); λ = 0 does
+    nothing."""
     p, g = case
     torch.testing.assert_close(p.project_onto(g) + p.project_out(g), g, **CLOSE)
     hard = p.with_importance(torch.ones_like(p.importance))
@@ -88,8 +89,8 @@ def test_properties(case: tuple[SoftProjector, Tensor]) -> None:
     assert torch.equal(none.project_out(g), g)
 
 
-def test_the_gradient_given_is_left_as_it_is() -> None:
-    p, g = made(2, 6, [3, 2], 0), torch.randn(4, 3, 2, dtype=torch.float64)
+def test_input_gradient_is_not_changed() -> None:
+    p, g = random_projector(2, 6, [3, 2], 0), torch.randn(4, 3, 2, dtype=torch.float64)
     before = g.clone()
     p.project_onto(g)
     p.project_out(g)
@@ -99,7 +100,7 @@ def test_the_gradient_given_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("ranks", "rank", "held"), [([3], 3, [0, 1, 2]), ([2, 3], 5, [0, 1, 3, 4, 5]), ([0, 2], 2, [2, 3])]
 )
-def test_rank_and_importances_leave_padding_out(ranks: list[int], rank: int, held: list[int]) -> None:
-    p = made(len(ranks), 4, ranks, 1)
+def test_rank_and_importances_ignore_padding(ranks: list[int], rank: int, held: list[int]) -> None:
+    p = random_projector(len(ranks), 4, ranks, 1)
     assert (p.rank, p.max_rank) == (rank, 4 * len(ranks))
     assert torch.equal(p.active_importance, p.importance.flatten()[held])

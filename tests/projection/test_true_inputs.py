@@ -1,4 +1,5 @@
-"""A covered layer is covered for what its weight really multiplies: whole models whose old outputs stay, and others."""
+"""Coverage claims only layers whose weight multiplies the recorded inputs: whole models whose old outputs stay, and
+others."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ SIZE = 18  # of a vector, and of a patch
 
 
 def own(use: Callable[[nn.Linear, Tensor], Tensor]) -> Callable[[], nn.Module]:
-    """A linear layer with a forward of its own."""
+    """A linear layer with its own forward."""
 
     class Own(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
@@ -34,8 +35,8 @@ def own(use: Callable[[nn.Linear, Tensor], Tensor]) -> Callable[[], nn.Module]:
     return lambda: Own(SIZE, 7, **F64)
 
 
-def own_convolution(use: Callable[[nn.Conv2d, Tensor], Tensor], inside: bool = False) -> Callable[[], nn.Module]:
-    """A convolution with a forward, or with an inner part of it, of its own."""
+def custom_convolution(use: Callable[[nn.Conv2d, Tensor], Tensor], inside: bool = False) -> Callable[[], nn.Module]:
+    """A convolution with its own forward or `_conv_forward`."""
 
     class Own(nn.Conv2d):
         def forward(self, input: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ def with_hook(before: Any = None, after: Any = None, kind: type[nn.Module] = nn.
 
 
 def with_forward(use: Callable[[nn.Linear, Tensor], Tensor]) -> Callable[[], nn.Module]:
-    """Another forward in place of the class's own."""
+    """Replaces the class's forward on the instance."""
 
     def build() -> nn.Module:
         layer = nn.Linear(SIZE, 7, **F64)
@@ -72,25 +73,25 @@ def with_forward(use: Callable[[nn.Linear, Tensor], Tensor]) -> Callable[[], nn.
 
 
 class Called(nn.Linear):
-    """Called in a way of its own."""
+    """Overrides `__call__`."""
 
     def __call__(self, x: Tensor) -> Tensor:
         output: Tensor = super().__call__(x)
         return output * self.weight.detach().square().sum()
 
 
-def rounded(w: Tensor) -> Tensor:
-    """A quarter at a time; the gradient does not know."""
+def round_to_quarters(w: Tensor) -> Tensor:
+    """Rounds to quarters, with the identity as gradient."""
     return w + (torch.round(4 * w) / 4 - w).detach()
 
 
-def bounded(layer: nn.Module, args: object) -> None:
-    """Rows of length 1, whenever the layer is called."""
+def bound_rows(layer: nn.Module, args: object) -> None:
+    """Normalizes the rows to length 1 whenever the layer is called."""
     assert isinstance(layer, nn.Linear)
     layer.weight.data = normalize(layer.weight.data, dim=1)
 
 
-def standardised(layer: nn.Conv2d, x: Tensor) -> Tensor:
+def standardize(layer: nn.Conv2d, x: Tensor) -> Tensor:
     w = layer.weight
     return conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), keepdim=True))
 
@@ -108,20 +109,20 @@ TRUE: dict[str, Callable[[], nn.Module]] = {
     "inputs changed by a hook": with_hook(lambda layer, args: (torch.sin(3 * args[0]),)),
     "patches changed by a hook": with_hook(lambda layer, args: (torch.sin(3 * args[0]),), kind=nn.Conv2d),
     "outputs changed by a hook": with_hook(after=lambda layer, args, output: output.cos()),
-    "a convolution scaled": own_convolution(lambda m, x: 3 * conv2d(x, m.weight)),
+    "a convolution scaled": custom_convolution(lambda m, x: 3 * conv2d(x, m.weight)),
 }
 FALSE: dict[str, Callable[[], nn.Module]] = {
     "cosines": own(lambda m, x: linear(normalize(x), normalize(m.weight))),
     "other inputs": own(lambda m, x: linear(torch.sin(3 * x), m.weight)),
     "other inputs beside": own(lambda m, x: linear(x, m.weight) + linear(0.1 * torch.sin(3 * x), m.weight)),
     "replaced": with_forward(lambda m, x: linear(torch.sin(3 * x), m.weight)),
-    "rounded weights": own(lambda m, x: linear(x, rounded(m.weight))),
-    "weights of bounded length": with_hook(bounded),
+    "rounded weights": own(lambda m, x: linear(x, round_to_quarters(m.weight))),
+    "weights of bounded length": with_hook(bound_rows),
     "a hook with the weight": with_hook(after=lambda layer, args, output: output * layer.weight.square().mean()),
     "called in its own way": lambda: Called(SIZE, 7, **F64),
-    "standardised convolution": own_convolution(standardised),
-    "standardised within": own_convolution(standardised, inside=True),
-    "patches of another image": own_convolution(
+    "standardized convolution": custom_convolution(standardize),
+    "standardized within": custom_convolution(standardize, inside=True),
+    "patches of another image": custom_convolution(
         lambda m, x: conv2d(avg_pool2d(x, 3, stride=1, padding=1), m.weight),
     ),
 }
@@ -139,10 +140,9 @@ def data(layer: nn.Module, seed: int) -> tuple[Tensor, Tensor]:
     return x, torch.arange(3)
 
 
-def movement(build: Callable[[], nn.Module]) -> tuple[float, set[str], str]:
-    """By how much a first task's outputs move while a second one is learned with λ = 1 and all directions kept; which
-    weights are covered, and what is warned of.
-    """
+def output_change(build: Callable[[], nn.Module]) -> tuple[float, set[str], str]:
+    """How much a first task's outputs change while a second one is learned with λ = 1 and all directions kept; which
+    weights are covered, and which the warning names."""
     torch.manual_seed(0)
     layer = build()
     model = whole(layer)
@@ -160,36 +160,36 @@ def movement(build: Callable[[], nn.Module]) -> tuple[float, set[str], str]:
 
 
 @pytest.mark.parametrize("name", TRUE)
-def test_outputs_of_what_is_covered_stay(name: str) -> None:
-    moved, covered, warned = movement(TRUE[name])
+def test_outputs_of_covered_layers_stay(name: str) -> None:
+    moved, covered, warned = output_change(TRUE[name])
     assert covered == {"0.weight", "3.weight"}
     assert warned == ""
     assert moved < 1e-9
 
 
 @pytest.mark.parametrize("name", FALSE)
-def test_what_cannot_be_covered_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved, covered, warned = movement(FALSE[name])
+def test_uncoverable_weights_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, covered, warned = output_change(FALSE[name])
     assert covered == {"3.weight"}
     assert "without protection: 0.weight" in warned
-    # And rightly so: taken for an ordinary layer, it would not keep what it has learned.
+    # rightly so: if covered, it would not preserve what it learned
     monkeypatch.setattr("steppe.projection.coverage.find_misread_weights", lambda *_: [])
-    moved, covered, warned = movement(FALSE[name])
+    moved, covered, warned = output_change(FALSE[name])
     assert covered == {"0.weight", "3.weight"}
     assert warned == ""
     assert moved > 1e-4
 
 
-def test_parametrised_weights_are_named() -> None:
+def test_parametrized_weights_are_named() -> None:
     build: Callable[[], nn.Module] = lambda: nn.utils.parametrizations.weight_norm(nn.Linear(SIZE, 7, **F64))  # noqa: E731
-    _, covered, warned = movement(build)
+    _, covered, warned = output_change(build)
     assert covered == {"3.weight"}
     assert "protection: 0.parametrizations.weight.original0, 0.parametrizations.weight.original1" in warned
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*TRUE, *FALSE])
-def test_they_are_told_apart_in_either_precision_and_mode(name: str, dtype: torch.dtype) -> None:
+def test_detection_in_either_precision_and_mode(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer = {**TRUE, **FALSE}[name]()
     model, x = whole(layer).to(dtype), data(layer, 1)[0].to(dtype)
@@ -204,16 +204,16 @@ def test_they_are_told_apart_in_either_precision_and_mode(name: str, dtype: torc
             assert ("0.weight" in found) == (name in TRUE)
             assert "3.weight" in found
             assert all(module.training == mode for module in model.modules())
-    if name != "weights of bounded length":  # which the layer itself changes
+    if name != "weights of bounded length":  # the layer itself changes it
         assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("case", LAYERS)
-def test_every_kind_of_layer_passes_as_what_it_is(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layers that are not tried because torch's forward is known, tried."""
+def test_every_supported_layer_passes_the_test(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the layers that are normally trusted because torch's forward is known."""
     monkeypatch.setattr("steppe.projection.true_inputs._is_known", lambda layer, names: False)
-    layer, shape = copy.deepcopy(LAYERS[case])  # others use it, and hooks are set here
+    layer, shape = copy.deepcopy(LAYERS[case])  # other code uses it, and hooks are set here
     model = nn.Sequential(layer)
     x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert find_misread_weights(model, projected_weights(model), x) == []
@@ -223,7 +223,7 @@ def test_every_kind_of_layer_passes_as_what_it_is(case: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_registered_rule_is_tried_too(right: bool) -> None:
+def test_registered_rules_are_tested_too(right: bool) -> None:
     class Dense(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -242,14 +242,14 @@ def test_a_registered_rule_is_tried_too(right: bool) -> None:
 
 
 class Picky(nn.Linear):
-    """Takes its input by another name."""
+    """Its input has another parameter name."""
 
     def forward(self, *, features: Tensor) -> Tensor:  # type: ignore[override]
         return linear(features, self.weight)
 
 
 class Uses(nn.Module):
-    """Layers of one's own, called in ways of one's own."""
+    """Custom layers, called in custom ways."""
 
     def __init__(self, layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -270,15 +270,15 @@ class Uses(nn.Module):
     ],
     ids=["another name", "noise", "no use", "never called", "no numbers"],
 )
-def test_what_cannot_be_tried_is_not_claimed(layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
+def test_untestable_layers_are_not_covered(layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
     x = torch.randn(3, SIZE, dtype=torch.float64)
     with pytest.warns(UserWarning, match=r"without protection: layer\.weight$"):
         found = coverage.find_covered_weights(Network(Uses(layer, use)), x, (), multi_head=False)
     assert set(found) == {"head.weight"}
 
 
-def test_a_cosine_classifier_may_be_the_head_of_several() -> None:
-    """Which is not covered anyhow."""
+def test_cosine_classifier_can_be_the_multi_head_output() -> None:
+    """It is not covered anyway."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, SIZE, **F64), nn.Tanh(), FALSE["cosines"]())
     with warnings.catch_warnings():
@@ -290,8 +290,8 @@ def test_a_cosine_classifier_may_be_the_head_of_several() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_attention_in_steps_is_no_business_of_the_process() -> None:
-    """Padding stays, and torch's own switch is not touched."""
+def test_unfused_attention_does_not_change_the_process() -> None:
+    """Padding is respected, and torch's global switch is not touched."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
     x, mask = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [False, False, True]])
     seen: list[tuple[bool, bool]] = []
@@ -305,4 +305,4 @@ def test_attention_in_steps_is_no_business_of_the_process() -> None:
     assert seen == [(False, True)] * 2
     with torch.no_grad(), capture_inputs(weights, sink):
         model(x, src_key_padding_mask=mask)
-    assert seen[2:] == [(True, True)] * 2  # else there would be nothing to keep it from
+    assert seen[2:] == [(True, True)] * 2  # otherwise there would be nothing to prevent

@@ -1,4 +1,4 @@
-"""What is covered stays: with λ = 1 and all directions held, outputs on memorized inputs move by rounding only."""
+"""With λ = 1 and all directions held, outputs on memorized inputs change only by rounding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METHODS: dict[str, MethodConfig] = {
 
 
 def learned(name: str, method: MethodConfig) -> tuple[steppe.Learner, list[steppe.Task], set[str]]:
-    """A model that has learned two tasks, of which the second is in the memory entirely."""
+    """A model that has learned two tasks, of which the memory holds the second completely."""
     model, data = build(name), MODELS[name][1]
     learner = steppe.Learner(model, method)
     tasks = [steppe.Task(data(task)) for task in range(3)]
@@ -45,7 +45,7 @@ def test_old_outputs_stay(name: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_they_would_not_stay_without_the_memory(name: str) -> None:
+def test_old_outputs_change_without_the_memory(name: str) -> None:
     learner, tasks, _ = learned(name, METHODS["gpm"])
     free = steppe.Learner(learner.model, steppe.Finetune(lr=0.1))
     old = tasks[1].train.first()[0]

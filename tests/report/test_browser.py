@@ -1,4 +1,4 @@
-"""The page in a real browser: what it draws, how it answers, that it keeps to its width and runs nothing foreign."""
+"""The page in a real browser: what it draws, how it responds, that it fits its width and executes nothing foreign."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three methods with three seeds, two with landscapes, a lone seed, and a second benchmark with hostile names."""
+    """Three methods with three seeds, two with landscapes, one with a single seed, and a second benchmark with hostile
+    names."""
     root = tmp_path_factory.mktemp("report")
     for seed in range(3):
         for method, lift, sharpness in (("fs-dgpm", 3.0 + seed / 7, 1.0), ("er", 0.0, 2.0)):
@@ -62,7 +63,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Any, study: Path) -> Iterator[Any]:
-    """The page freshly opened at desktop width; whatever a test does, the console stays clean."""
+    """The page, newly opened at desktop width; the console must stay free of errors."""
     show(browser, study, 1280)
     yield browser
     assert [entry["message"] for entry in browser.get_log("browser")] == []
@@ -79,7 +80,7 @@ def show(browser: Any, path: Path, width: int, theme: str = "light", *, settled:
 
 
 def settle(browser: Any) -> None:
-    """Charts that have just come into view are drawn anew in the next frame: wait until they are."""
+    """Wait until charts that have just come into view are redrawn, in the next frame."""
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
 
@@ -88,7 +89,8 @@ def part(browser: Any, name: str, section: int = 0) -> Any:
 
 
 def hover(browser: Any, place: Any, across: float = 0.0, down: float = 0.0) -> str:
-    """Move over a chart, by shares of its half width and half height from its middle; gives the tooltip's text."""
+    """Move the pointer over a chart, by fractions of its half width and height from its center; returns the tooltip's
+    text."""
     chart = place.find_element("css selector", ".chart svg")
     settle(browser)
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
@@ -102,14 +104,14 @@ def lines(place: Any) -> int:
     return len(place.find_elements("css selector", "path.line:not(.back)"))
 
 
-def test_curves_answer_to_hovering_and_choosing(opened: Any) -> None:
+def test_curves_respond_to_hovering_and_selection(opened: Any) -> None:
     place = part(opened, "curves")
     assert lines(place) == 4
     told = hover(opened, place, across=0.97)
     assert "after task 3: third" in told
-    assert told.splitlines()[1::2] == ["fs-dgpm", "gpm", "er", "lone"]  # as high as they are
+    assert told.splitlines()[1::2] == ["fs-dgpm", "gpm", "er", "lone"]  # in the order of their heights
     assert " ± " in told
-    assert len(place.find_elements("css selector", ".band")) == 3  # the lone seed has none
+    assert len(place.find_elements("css selector", ".band")) == 3  # the method with one seed has none
     place.find_element("xpath", ".//label[normalize-space()='er']/input").click()
     assert lines(place) == 3
     assert "er" not in hover(opened, place, across=0.97).splitlines()
@@ -120,7 +122,7 @@ def test_curves_answer_to_hovering_and_choosing(opened: Any) -> None:
     assert "task 2: second" in place.find_element("css selector", "svg[role='img']").get_attribute("aria-label")
 
 
-def test_choosing_all_and_none(opened: Any) -> None:
+def test_select_all_and_none(opened: Any) -> None:
     place = part(opened, "curves")
     every, none = place.find_elements("css selector", "button")
     none.click()
@@ -130,7 +132,7 @@ def test_choosing_all_and_none(opened: Any) -> None:
     assert lines(place) == 4
 
 
-def test_charts_answer_to_the_keyboard(opened: Any) -> None:
+def test_charts_respond_to_the_keyboard(opened: Any) -> None:
     chart = part(opened, "curves").find_element("css selector", ".chart svg")
     tooltip = part(opened, "curves").find_element("css selector", ".tooltip")
     chart.send_keys(Keys.END)
@@ -145,7 +147,7 @@ def test_charts_answer_to_the_keyboard(opened: Any) -> None:
     assert "task 2: second, after task 3" in part(opened, "matrix").find_element("css selector", ".tooltip").text
 
 
-def test_heat_map_shows_its_numbers_and_changes_its_method(opened: Any) -> None:
+def test_heat_map_shows_numbers_and_switches_methods(opened: Any) -> None:
     place = part(opened, "matrix")
     before = place.find_element("css selector", ".chart text.on-dark, .chart text.on-light").text
     told = hover(opened, place, across=-0.75, down=0.1)
@@ -156,7 +158,7 @@ def test_heat_map_shows_its_numbers_and_changes_its_method(opened: Any) -> None:
     assert len(place.find_elements("css selector", ".chart")) == 2
 
 
-def test_landscape_slides_over_tasks(opened: Any) -> None:
+def test_landscape_slider(opened: Any) -> None:
     place = part(opened, "landscape")
     assert lines(place) == 2
     assert place.find_element("css selector", "output").text == "after task 1"
@@ -171,7 +173,7 @@ def test_landscape_slides_over_tasks(opened: Any) -> None:
     assert place.find_element("css selector", "output").text == "after task 3"
 
 
-def test_differences_change_their_reference(opened: Any) -> None:
+def test_differences_switch_their_reference(opened: Any) -> None:
     place = part(opened, "differences")
     assert [body.is_displayed() for body in place.find_elements("css selector", "tbody")] == [True, False, False, False]
     assert "too few seeds" in place.text
@@ -229,7 +231,7 @@ def test_nothing_is_wider_than_the_page(opened: Any, study: Path, width: int) ->
         assert max(drawn) <= width
 
 
-def test_the_view_stays_when_the_window_changes(opened: Any, study: Path) -> None:
+def test_view_is_kept_when_the_window_is_resized(opened: Any, study: Path) -> None:
     chart = part(opened, "curves").find_element("css selector", ".chart svg")
     chart.send_keys(Keys.HOME)
     before = chart.get_dom_attribute("viewBox")

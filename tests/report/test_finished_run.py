@@ -1,4 +1,4 @@
-"""What a report reads, what it puts together, and what it averages."""
+"""What a report reads, combines and averages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_finished_run_once_and_unfinished_ones_named(tmp_path: Path) -> No
     assert found.runs[0].log.diagnostics[1]["ranks"]["first.weight"] == {"rank": 20, "of": 100}
 
 
-def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
+def test_directories_without_runs_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains no runs"):
         collect([tmp_path])
     with pytest.raises(UsageError, match="is not a directory"):
@@ -65,7 +65,7 @@ def test_nothing_to_show_is_refused(tmp_path: Path) -> None:
         ("method", 3),
     ],
 )
-def test_a_result_of_another_shape_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
+def test_invalid_result_fields_are_named(tmp_path: Path, key: str, value: object) -> None:
     write_run(tmp_path / "er", **{key: value} if key not in ("method",) else {})
     if key == "method":
         result = json.loads((tmp_path / "er" / "result.json").read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ def test_a_result_of_another_shape_is_refused_by_name(tmp_path: Path, key: str, 
         collect([tmp_path])
 
 
-def test_a_broken_log_costs_no_more_than_its_lines(tmp_path: Path) -> None:
+def test_unreadable_log_lines_are_skipped(tmp_path: Path) -> None:
     write_run(tmp_path / "er")
     log = tmp_path / "er" / "log.jsonl"
     log.write_text("not json\n[]\n" + log.read_text(encoding="utf-8") + '{"event": "TaskEn', encoding="utf-8")
@@ -105,7 +105,7 @@ def test_invalid_log_entries_are_not_drawn(tmp_path: Path) -> None:
         (None, []),
     ],
 )
-def test_remarks_of_a_log_are_texts_that_can_be_shown(told: object, kept: list[str], tmp_path: Path) -> None:
+def test_invalid_log_remarks_are_ignored(told: object, kept: list[str], tmp_path: Path) -> None:
     write_run(tmp_path / "er")
     event = {"event": "TaskEnded", "task": 0, "name": "cats\udcff", "remarks": told}
     (tmp_path / "er" / "log.jsonl").write_text(json.dumps(event), encoding="utf-8")
@@ -133,7 +133,7 @@ def test_names_that_are_not_utf_8_reach_the_page(tmp_path: Path) -> None:
     "given",
     [{"format": 2}, {"profiles": {}}, {"profiles": {"1": {"1": [[1.0]]}}}, {"settings": {}}],
 )
-def test_a_landscape_that_cannot_be_read_is_left_out_with_a_remark(tmp_path: Path, given: dict[str, object]) -> None:
+def test_unreadable_landscape_is_left_out_with_a_remark(tmp_path: Path, given: dict[str, object]) -> None:
     write_run(tmp_path / "er")
     write_landscape(tmp_path / "er", **given)
     run = collect([tmp_path]).runs[0]
@@ -233,12 +233,12 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     found = only_section(tmp_path)
     assert [each.label for each in found.variants] == ["together", "better", "er", "lone"]
     assert default_reference(found) == 1
-    for seed in range(3):  # sees every earlier task again, and has a BWT all the same
+    for seed in range(3):  # sees every earlier task again, but has a BWT
         write_run(tmp_path / f"oracle-{seed}", "oracle", seed, lift=9 + seed)
     with_oracle = only_section(tmp_path)
     assert [each.label for each in with_oracle.variants][:3] == ["oracle", "together", "better"]
     assert default_reference(with_oracle) == 2
-    for seed in range(3):  # a plugin's, which says so itself
+    for seed in range(3):  # a plugin's, which declares it
         write_run(tmp_path / f"own-{seed}", "own", seed, lift=20 + seed, schedule="retrain")
     with_own = only_section(tmp_path)
     assert [each.label for each in with_own.variants][:4] == ["own", "oracle", "together", "better"]
@@ -248,7 +248,7 @@ def test_differences_are_taken_from_the_best_that_learns_in_order(tmp_path: Path
     (acc, p), (bwt, _) = rows["er"].comparisons
     assert acc.mean == pytest.approx(-1.1)
     assert acc.p is not None
-    assert p == pytest.approx(2 * acc.p)  # two comparisons, this one the clearer; the lone seed is not tested
+    assert p == pytest.approx(2 * acc.p)  # two comparisons, of which this one is clearer; a single seed is not tested
     assert rows["together"].comparisons[1][0].mean is None
     assert bwt.mean == pytest.approx(0, abs=1e-9)
     assert rows["lone"].comparisons[0][0].reason == TOO_FEW

@@ -1,4 +1,4 @@
-"""The page as text: complete in itself, closed to the network, and nothing that files hold becomes markup."""
+"""The page as text: self-contained, without network access, and nothing from files becomes markup."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pmnist() -> str:
     return render_page(collect([RESULTS / "pmnist"]), "steppe report results/pmnist")
 
 
-def test_the_page_is_small_and_asks_nothing_of_the_network(pmnist: str) -> None:
+def test_page_is_small_and_loads_nothing(pmnist: str) -> None:
     assert len(pmnist.encode()) < 1_000_000
     elements = Elements(pmnist)
     for tag, attributes in elements.found:
@@ -62,7 +62,7 @@ def test_the_page_is_small_and_asks_nothing_of_the_network(pmnist: str) -> None:
     assert "url(" not in pmnist
 
 
-def test_the_policy_admits_the_pages_own_style_and_script_alone(pmnist: str) -> None:
+def test_policy_allows_only_the_pages_own_style_and_script(pmnist: str) -> None:
     policy = html.unescape(re.search(r'Content-Security-Policy" content="(.*?)"', pmnist)[1])  # type: ignore[index]
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
@@ -74,7 +74,7 @@ def test_the_policy_admits_the_pages_own_style_and_script_alone(pmnist: str) -> 
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_the_table_stands_without_script(pmnist: str) -> None:
+def test_table_needs_no_script(pmnist: str) -> None:
     row = re.search(r"<tr><th scope='row'>fs-dgpm</th>(.*?)</tr>", pmnist)
     assert row is not None
     cells = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row[1])]
@@ -90,7 +90,7 @@ def test_the_table_stands_without_script(pmnist: str) -> None:
 
 @pytest.mark.parametrize("bound", ["oracle", "multitask"])
 def test_a_method_that_sees_earlier_tasks_again_is_not_the_best(bound: str, tmp_path: Path) -> None:
-    """Oracle has a BWT as others do: by it alone it would be the best that learns in order."""
+    """Oracle has a BWT too, and by that alone would be the best sequential method."""
     for method, lift in ((bound, 9.0), ("somebodys-own", 2.0), ("er", 1.0)):
         write_run(tmp_path / method, method, lift=lift, bwt=lift)
     table = render_page(collect([tmp_path]), "").partition("<table class='results'>")[2].partition("</table>")[0]
@@ -105,7 +105,7 @@ def test_recorded_methods_are_not_compared_with_oracle() -> None:
     assert chosen[1] not in ("oracle", "multitask")
 
 
-def test_changed_settings_stand_in_front(tmp_path: Path) -> None:
+def test_changed_settings_come_first(tmp_path: Path) -> None:
     both = " --set training.epochs=3 --set benchmark.tasks=3"
     write_run(tmp_path / "er", "er", changes=both)
     write_run(tmp_path / "gpm", "gpm", changes=f"{both} --set method.lr=0.5", settings={"lr": 0.5})
@@ -117,13 +117,15 @@ def test_changed_settings_stand_in_front(tmp_path: Path) -> None:
 def test_all_results_fit_on_one_page() -> None:
     text = render_page(collect([RESULTS]), "steppe report results")
     assert len(text.encode()) < 6_000_000
-    titles = {str(section["title"]).partition(" ")[0] for section in data_of(text)}  # without what tells two apart
+    titles = {
+        str(section["title"]).partition(" ")[0] for section in data_of(text)
+    }  # without settings that distinguish two variants
     assert {"pmnist", "cifar100-superclass", "cifar100-split", "tiny-imagenet"} <= titles
     names = [method["name"] for section in data_of(text) for method in section["methods"]]  # type: ignore[attr-defined]
     assert {"gem (lr=0.01)", "gem (lr=0.010000001)"} <= set(names)
 
 
-def test_hostile_names_become_no_markup(tmp_path: Path) -> None:
+def test_hostile_names_do_not_become_markup(tmp_path: Path) -> None:
     harmless, hostile = tmp_path / "harmless", tmp_path / "hostile"
     for seed in range(2):
         write_run(harmless / f"{seed}", "name", seed, benchmark="name", tasks=("name", "other"), remarks=["name"])
@@ -160,7 +162,7 @@ def test_data_cannot_leave_its_element() -> None:
 
 
 @pytest.mark.parametrize("name", [path.name for path in ASSETS.iterdir() if path.name.endswith(".js")])
-def test_the_script_makes_text_not_markup(name: str) -> None:
+def test_script_creates_text_not_markup(name: str) -> None:
     text = ASSETS.joinpath(name).read_text(encoding="utf-8")
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "fetch("):
         assert word not in text
@@ -192,7 +194,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ("arguments", "named"),
     [(["study", "-o", "study"], "is a directory"), (["study", "-o", "no/where.html"], "no/where.html"), (["no"], "no")],
 )
-def test_refusals(
+def test_invalid_commands_are_rejected(
     arguments: list[str],
     named: str,
     tmp_path: Path,
@@ -206,12 +208,12 @@ def test_refusals(
     assert not (tmp_path / "report.html").exists()
 
 
-def test_one_run_is_quick_and_needs_neither_scipy_nor_matplotlib(
+def test_one_run_is_fast_and_needs_neither_scipy_nor_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "run")
     for name in ("scipy", "scipy.special", "scipy.stats", "matplotlib"):
-        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
+        monkeypatch.setitem(sys.modules, name, None)  # importing it fails
     started = time.process_time()
     write_report([tmp_path / "run"], tmp_path / "report.html", "steppe run")
     assert time.process_time() - started < 0.5
@@ -219,7 +221,7 @@ def test_one_run_is_quick_and_needs_neither_scipy_nor_matplotlib(
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "report.html").read_bytes()
 
 
-def test_forward_transfer_has_a_column_where_it_was_measured(tmp_path: Path) -> None:
+def test_forward_transfer_has_a_column_if_measured(tmp_path: Path) -> None:
     write_run(tmp_path / "without" / "er", "er")
     write_run(tmp_path / "with" / "er", "er", forward_transfer=-3.25)
     write_run(tmp_path / "with" / "gpm", "gpm")
@@ -230,4 +232,4 @@ def test_forward_transfer_has_a_column_where_it_was_measured(tmp_path: Path) -> 
     assert "Forward transfer: mean accuracy on a task before it is learned" in text
     table = text.partition("<table class='results'>")[2].partition("</table>")[0]
     rows = re.findall(r"<tr><th scope='row'>(?:er|gpm)</th>(.*?)</tr>", table)
-    assert [row.count("<td") for row in rows] == [11, 11]  # the method that has none leaves a place
+    assert [row.count("<td") for row in rows] == [11, 11]  # empty for the method without it

@@ -1,4 +1,4 @@
-"""A damaged result.json costs one run: it is named with what to do, and the others are shown."""
+"""A damaged result.json affects one run only: an error names it and the remedy, and the other runs are shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORT = ["--set", "samples=20", "--set", "test_samples=20", "--tasks", "2", "--s
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study of made-up runs, one of them damaged; the current directory is the one that it lies in."""
+    """A study of synthetic runs, one of them damaged; the current directory is its parent."""
     monkeypatch.chdir(tmp_path)
     for seed in range(3):
         report_runs.write_run(Path("s/er") / f"seed-{seed}", "er", seed)
@@ -29,7 +29,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "command",
     ["show s", "show s --details", "report s", "report s s/er", "figures matrix s -o m.png", "figures --list s"],
 )
-def test_the_others_are_shown(command: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_runs_are_shown(command: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if command.startswith("figures"):
         pytest.importorskip("matplotlib")
     assert main(shlex.split(command)) == 0
@@ -46,7 +46,7 @@ def test_the_others_are_shown(command: str, study: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("command", ["show", "report", "figures matrix"])
-def test_a_directory_without_any_other_is_refused(
+def test_directory_with_only_damaged_runs_is_an_error(
     command: str, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command.split(), "s/er/seed-1"]) == 1
@@ -55,13 +55,13 @@ def test_a_directory_without_any_other_is_refused(
     assert told.out == ""
 
 
-def test_a_damaged_run_does_not_hide_those_within_it(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_run_does_not_hide_nested_runs(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(Path("s/er/seed-1/gpm"), made_result("gpm"))
     assert main(["show", "s/er/seed-1"]) == 0
     assert "| gpm | 1 |" in capsys.readouterr().out
 
 
-def test_without_a_configuration_there_is_nothing_to_do_again(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_rerun_advice_without_a_configuration(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("s/er/seed-1/config.toml").unlink()
     assert main(["show", "s/er/seed-1"]) == 1
     assert capsys.readouterr().err.endswith("; remove it.\n")
@@ -71,7 +71,7 @@ def test_without_a_configuration_there_is_nothing_to_do_again(study: Path, capsy
 def test_advised_command_works(
     whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the run as the message says, and by the study as well."""
+    """For the run, as the message says, and for the study."""
     monkeypatch.chdir(tmp_path)
     assert main(["study", "pmnist", "finetune", *SHORT, "--out", "s"]) == 0
     file = Path("s/finetune/seed-1/result.json")

@@ -1,4 +1,4 @@
-"""The table of details, against numbers taken from made-up runs by hand."""
+"""The table of details, against numbers computed by hand from synthetic runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def detailed(runs: Iterable[Path]) -> str:
     return details({path: read_result(path) for path in runs})
 
 
-def told(path: Path, method: Any) -> None:
-    """Replace what the log says at the last task's end."""
+def replace_last_record(path: Path, method: Any) -> None:
+    """Replace the log's record of the last task."""
     log = path / "log.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines()
     lines[-1] = json.dumps({**json.loads(lines[-1]), "method": method})
@@ -47,8 +47,8 @@ def table(text: str) -> dict[str, dict[str, str]]:
 
 def test_means_over_seeds_of_everything(tmp_path: Path) -> None:
     runs = {tmp_path / f"{seed}": write_run(tmp_path / f"{seed}", "fs-sgpm", seed) for seed in range(2)}
-    told(tmp_path / "0", recorded(10, 0.5, 0.3))
-    told(tmp_path / "1", recorded(13, 0.7, 0.4))
+    replace_last_record(tmp_path / "0", recorded(10, 0.5, 0.3))
+    replace_last_record(tmp_path / "1", recorded(13, 0.7, 0.4))
     row = table(detailed(runs))["fs-sgpm"]
     values = [result["learning_acc"] for result in runs.values()]
     assert row["learning accuracy"] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
@@ -68,7 +68,7 @@ def test_runs_are_averaged_only_where_they_differ_in_their_seed(
         made_result("er", 0, level=80, buffer=50),
         made_result("er", 1, level=80, buffer=50),
         made_result("er", 0, level=60, buffer=200),
-        made_result("er", 0, level=80, buffer=50),  # the same once more
+        made_result("er", 0, level=80, buffer=50),  # the same again
         made_result("gpm", 0, level=70),
         made_result("gpm", 1, level=70, tasks=2),
     ]
@@ -92,7 +92,7 @@ def test_values_just_below_one_are_not_shown_as_one(tmp_path: Path) -> None:
     runs = {tmp_path / "run": write_run(tmp_path / "run", "fs-dgpm")}
     for mean, shown in ((0.999954, "0.99995"), (1.0, "1.000"), (0.9994, "0.999")):
         layers = {"only": {"mean": mean, "deciles": [mean] * 11}}
-        told(tmp_path / "run", {"importances": layers})
+        replace_last_record(tmp_path / "run", {"importances": layers})
         row = table(detailed(runs))["fs-dgpm"]
         assert (row["λ"], row["λ, first decile"]) == (shown, shown)
         assert "ranks" not in row
@@ -110,18 +110,18 @@ def test_values_just_below_one_are_not_shown_as_one(tmp_path: Path) -> None:
 )
 def test_missing_or_invalid_log_entries_give_empty_cells(method: Any, tmp_path: Path) -> None:
     runs = {tmp_path / name: write_run(tmp_path / name, name) for name in ("er", "gpm")}
-    told(tmp_path / "er", method)
-    told(tmp_path / "gpm", recorded(10, 0.5, 0.3))
+    replace_last_record(tmp_path / "er", method)
+    replace_last_record(tmp_path / "gpm", recorded(10, 0.5, 0.3))
     row = table(detailed(runs))["er"]
     assert (row["ranks"], row["λ"], row["λ, first decile"]) == ("", "", "")
     (tmp_path / "er" / "log.jsonl").unlink()
     assert table(detailed(runs))["er"] == row
     (tmp_path / "gpm" / "log.jsonl").unlink()
-    assert not {"ranks", "λ", "λ, first decile"} & table(detailed(runs))["er"].keys()  # nobody has any
+    assert not {"ranks", "λ", "λ, first decile"} & table(detailed(runs))["er"].keys()  # no method has any
 
 
-@pytest.mark.parametrize("left", [0, 1, 100])  # bytes of the last record
-def test_a_log_that_is_cut_short_does_not_tell_of_another_task(left: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [0, 1, 100])  # the number of bytes left of the last record
+def test_truncated_log_does_not_show_another_task(left: int, tmp_path: Path) -> None:
     runs = {tmp_path / name: write_run(tmp_path / name, name) for name in ("fs-dgpm", "fs-sgpm")}
     log = tmp_path / "fs-dgpm" / "log.jsonl"
     *before, last = log.read_bytes().splitlines(keepends=True)
@@ -132,7 +132,7 @@ def test_a_log_that_is_cut_short_does_not_tell_of_another_task(left: int, tmp_pa
     assert rows["fs-sgpm"]["ranks"] == "30/100"
 
 
-def test_published_figures_beside_full_length_alone(tmp_path: Path) -> None:
+def test_published_figures_only_for_canonical_runs(tmp_path: Path) -> None:
     long = {tmp_path / "long": write_run(tmp_path / "long", "er", benchmark="pmnist")}
     short = {tmp_path / "short": write_run(tmp_path / "short", "er", benchmark="pmnist", full_length=False)}
     assert table(detailed(long))["er"]["paper ACC"] == "68.31 ± 0.56"
@@ -149,8 +149,8 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert table(capsys.readouterr().out).keys() == {"er"}
 
 
-def test_several_studies_have_a_table_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What differs in more than the seed is not averaged; nor does a run hide those that lie within it."""
+def test_several_studies_have_separate_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs that differ in more than the seed are not averaged, and a run does not hide those nested in it."""
     top = tmp_path / "top"
     write_run(top, "gpm")
     for study in ("small", "large"):
@@ -161,22 +161,20 @@ def test_several_studies_have_a_table_each(tmp_path: Path, capsys: pytest.Captur
     (top / "result.json").unlink()
     for options in ([], ["--details"]):
         assert main(["show", str(top), *options]) == 0
-        told = capsys.readouterr().out
-        assert told.count("| er | 2 |") == 2
-        assert f"{top / 'small'}: " in told
+        replace_last_record = capsys.readouterr().out
+        assert replace_last_record.count("| er | 2 |") == 2
+        assert f"{top / 'small'}: " in replace_last_record
 
 
-def test_runs_beside_each_other_have_one_table_and_others_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sibling_runs_share_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, place in enumerate(("mine/one", "mine/two", "yours/one")):
         write_run(tmp_path / place, "er", seed)
     assert main(["show", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert (told.count("| er | 2 |"), told.count("| er | 1 |")) == (1, 1)
+    replace_last_record = capsys.readouterr().out
+    assert (replace_last_record.count("| er | 2 |"), replace_last_record.count("| er | 1 |")) == (1, 1)
 
 
-def test_a_log_without_end_is_not_read(tmp_path: Path) -> None:
+def test_endless_log_is_not_read(tmp_path: Path) -> None:
     runs = {tmp_path / "er": write_run(tmp_path / "er", "er")}
     (tmp_path / "er" / "log.jsonl").unlink(missing_ok=True)
     os.mkfifo(tmp_path / "er" / "log.jsonl")

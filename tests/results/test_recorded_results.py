@@ -1,4 +1,4 @@
-"""The files under results/: tables agree with the runs beside them, and the overview says what there is."""
+"""The files under results/: tables agree with the runs beside them, and the overview is up to date."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.rglob("table.json")), ids=lambda file: str(file.parent.name))
-def test_tables_are_those_of_the_runs(file: Path) -> None:
+def test_tables_agree_with_the_runs(file: Path) -> None:
     table = json.loads(file.read_text(encoding="utf-8"))
     runs = [file.parent / row["method"] / f"seed-{seed}" for row in table["rows"] for seed in row["seeds"]]
     results = [read_result(run) for run in runs]
@@ -33,7 +33,7 @@ def test_tables_are_those_of_the_runs(file: Path) -> None:
 
 
 def write_study(out: Path, benchmark: str, methods: list[str], seeds: int, *changes: str, **given: object) -> None:
-    """A study as `steppe` leaves it, with one real result's numbers in every run."""
+    """A study as `steppe` leaves it, with the numbers of one real result in every run."""
     real = json.loads((RESULTS / "pmnist" / "er" / "seed-0" / "result.json").read_text(encoding="utf-8"))
     results = []
     for method in methods:
@@ -95,7 +95,7 @@ def test_machines_and_commits_with_their_runs(tmp_path: Path) -> None:
     assert "`0123456+changes` (1 run), " in page
 
 
-def test_a_study_that_is_not_finished_is_there(tmp_path: Path) -> None:
+def test_unfinished_study_is_listed(tmp_path: Path) -> None:
     write_study(tmp_path / "study", "split-mnist", ["er"], 1)
     for name in ("table.json", "table.md", "table.tex"):
         (tmp_path / "study" / name).unlink()

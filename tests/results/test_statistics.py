@@ -1,4 +1,4 @@
-"""Means over seeds and tests of differences, against scipy and against Holm's procedure done step by step."""
+"""Means over seeds and tests of differences, against scipy and against Holm's procedure step by step."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_without_spread_there_is_no_test() -> None:
 def test_rounding_errors_are_not_a_spread(first: dict[int, float], second: dict[int, float]) -> None:
     found = compare_means(first, second)
     assert (found.p, found.reason) == (None, NO_SPREAD)
-    clear = compare_means({**first, 0: first[0] + 1e-9}, second)  # little, but far above rounding
+    clear = compare_means({**first, 0: first[0] + 1e-9}, second)  # small, but far above rounding
     assert clear.p is not None
 
 
@@ -89,11 +89,11 @@ HITS = st.lists(st.integers(0, 2000), min_size=3, max_size=3)  # of 2,000 test s
 
 
 @given(st.lists(st.tuples(HITS, HITS), min_size=2, max_size=6), st.booleans())
-def test_equal_differences_are_found_as_in_exact_arithmetic(
+def test_equal_differences_are_detected_as_in_exact_arithmetic(
     counts: list[tuple[list[int], list[int]]], level: bool
 ) -> None:
-    """Accuracies in percent, and their mean, are rounded; the twin counts in fractions."""
-    if level:  # each seed has the first one's gap on every task, as far as there is room
+    """Accuracies in percent, and their means, are rounded; the reference computes with fractions."""
+    if level:  # each seed has the first one's difference on every task, as far as possible
         gap = min(2000 - max(hits) for hits, _ in counts)
         counts = [(hits, [hit + gap for hit in hits]) for hits, _ in counts]
     means = [[sum(100 * hit / 2000 for hit in hits) / 3 for hits in pair] for pair in counts]
@@ -109,7 +109,7 @@ def test_equal_differences_are_found_as_in_exact_arithmetic(
 
 
 def rejected(values: list[float], level: float) -> list[bool]:
-    """Holm's procedure as it is told: go up from the smallest p, stop at the first that is too large."""
+    """Holm's procedure as published: ascend from the smallest p, and stop at the first that is too large."""
     order = sorted(range(len(values)), key=lambda place: values[place])
     found = [False] * len(values)
     for rank, place in enumerate(order):

@@ -1,4 +1,4 @@
-"""Seconds of the processor beside those on the wall, in results and in what is made of them."""
+"""CPU seconds beside wall-clock seconds, in results and everything computed from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def busy(seconds: float) -> None:
         sum(range(1000))
 
 
-def test_sleeping_takes_no_processor(one_thread: None) -> None:
+def test_sleeping_takes_no_cpu_time(one_thread: None) -> None:
     clock = Stopwatch()
     time.sleep(0.2)
     wall, cpu = clock.elapsed
@@ -52,8 +52,8 @@ def test_sleeping_takes_no_processor(one_thread: None) -> None:
     assert cpu < 0.1
 
 
-def test_another_thread_s_work_is_not_counted(one_thread: None) -> None:
-    """With one thread for torch, all of a run's work is in the thread that it was started in."""
+def test_work_of_other_threads_is_not_counted(one_thread: None) -> None:
+    """With one torch thread, all of a run's work is in the thread that it was started in."""
     clock = Stopwatch()
     other = threading.Thread(target=busy, args=(0.3,))
     other.start()
@@ -63,7 +63,7 @@ def test_another_thread_s_work_is_not_counted(one_thread: None) -> None:
     assert (clock.elapsed.cpu or 0) >= 0.2
 
 
-def test_with_more_threads_all_of_them_are_counted(one_thread: None) -> None:
+def test_with_several_torch_threads_the_whole_process_counts(one_thread: None) -> None:
     torch.set_num_threads(2)
     clock = Stopwatch()
     other = threading.Thread(target=busy, args=(0.2,))
@@ -72,7 +72,7 @@ def test_with_more_threads_all_of_them_are_counted(one_thread: None) -> None:
     assert (clock.elapsed.cpu or 0) >= 0.2
 
 
-def test_what_was_not_recorded_stays_unknown() -> None:
+def test_unrecorded_times_stay_unknown() -> None:
     assert Stopwatch(Elapsed(5.0, None)).elapsed.cpu is None
     assert split_wall_cpu({"train": Elapsed(2.0, 1.0), "memory": Elapsed(3.0, None)}) == (
         {"train": 2.0, "memory": 3.0},
@@ -81,7 +81,7 @@ def test_what_was_not_recorded_stays_unknown() -> None:
     assert split_wall_cpu({"train": Elapsed(2.0, 1.0)}) == ({"train": 2.0}, {"train": 1.0})
 
 
-def test_a_run_records_both(tmp_path: Path) -> None:
+def test_runs_record_both_times(tmp_path: Path) -> None:
     result = run(RunConfig.make("pmnist", "gpm", SMALL), tmp_path / "run")
     assert result == RunResult.from_dict(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")))
     kinds = {"train", "evaluate", "memory"}
@@ -96,7 +96,7 @@ def test_a_run_records_both(tmp_path: Path) -> None:
     assert [event["cpu_seconds"].keys() for event in ended if event["event"] == "TaskEnded"] == [kinds] * 2
 
 
-def test_a_run_that_an_older_version_began_has_only_those_on_the_wall(tmp_path: Path) -> None:
+def test_resumed_run_of_an_older_version_has_only_wall_clock_time(tmp_path: Path) -> None:
     config, out = RunConfig.make("pmnist", "er", SMALL), tmp_path / "run"
 
     def stop(event: steppe.api.Event) -> None:
@@ -120,12 +120,12 @@ def test_a_run_that_an_older_version_began_has_only_those_on_the_wall(tmp_path: 
 
 
 @pytest.mark.parametrize("wrong", [5, {}, {**CPU, "train": "1"}, {"train": 1.0}])
-def test_a_result_with_something_else_there_is_refused(wrong: object) -> None:
+def test_results_with_invalid_times_are_rejected(wrong: object) -> None:
     with pytest.raises(ValueError, match="'cpu_seconds'"):
         RunResult.from_dict({**made_result(), "cpu_seconds": wrong})
 
 
-def test_tables_and_figures_take_those_of_the_processor_where_all_have_them(tmp_path: Path) -> None:
+def test_tables_and_figures_use_cpu_time_if_all_runs_have_it(tmp_path: Path) -> None:
     made = [write_run(tmp_path / "all" / "old", made_result("er"))]
     made.append(write_run(tmp_path / "all" / "new", {**made_result("gpm"), "cpu_seconds": CPU}))
     old, new = (each.result for each in made)
@@ -144,7 +144,7 @@ def test_tables_and_figures_take_those_of_the_processor_where_all_have_them(tmp_
     assert "training time without testing" in details({each.path: each.result for each in made})
 
 
-def test_the_report_does_so_too(tmp_path: Path) -> None:
+def test_report_uses_cpu_time_if_all_runs_have_it(tmp_path: Path) -> None:
     for name, result in {"old": made_result("er"), "new": {**made_result("gpm"), "cpu_seconds": CPU}}.items():
         write_run(tmp_path / "both" / name, result)
     write_run(tmp_path / "new", {**made_result("gpm"), "cpu_seconds": CPU})
@@ -155,13 +155,13 @@ def test_the_report_does_so_too(tmp_path: Path) -> None:
         assert [method["seconds"]["all"][0] for method in series["methods"]] == [train] * len(section.variants)
 
 
-def test_where_a_gpu_computed_the_processor_s_tell_nothing() -> None:
+def test_cpu_time_is_not_used_for_gpu_runs() -> None:
     result = {**made_result(), "cpu_seconds": CPU}
     result["config"]["run"]["device"] = "cuda"
     assert common_time_measure([RunResult.from_dict(result)]) == "seconds"
 
 
-def test_learning_tells_both() -> None:
+def test_learn_returns_both_times() -> None:
     learnt = steppe.Learner(torch.nn.Linear(6, 4), steppe.ER()).learn(
         steppe.Task((torch.rand(20, 6), torch.arange(20) % 4))
     )

@@ -1,6 +1,5 @@
-"""What is done for CUDA, as far as it shows without one: torch's fake tensors say that they are there, and have a shape
-and no numbers; what asks for the GPU itself is told that there is one.
-"""
+"""CUDA code, as far as it can be tested without a GPU. torch's fake tensors have a device and a shape, but no values;
+code that asks for the GPU itself is told that there is one."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class Recorded(TorchDispatchMode):
-    """Every call of torch's inside: its name, the devices of the tensors it is given, and its options."""
+    """Records every call of torch inside: its name, the devices of its tensors, and its options."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +55,14 @@ class Recorded(TorchDispatchMode):
 
     @property
     def copies(self) -> list[tuple[str, str, bool]]:
-        """Of copies: from where, to where, and whether nobody waits."""
+        """The copies: source, target, and whether they do not wait."""
         found = [(devices[0], options) for name, devices, options in self.calls if name == "_to_copy"]
         return [(source, options["device"].type, bool(options.get("non_blocking"))) for source, options in found]
 
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine has one, to whoever asks."""
+    """Pretends that the machine has one GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Model 7")
@@ -71,7 +70,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def flags_kept() -> Iterator[None]:
-    """What is told to cuDNN is taken back after the test."""
+    """Restores cuDNN's flags after the test."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     yield
@@ -87,7 +86,7 @@ def test_only_a_copy_to_the_cpu_is_waited_for(source: torch.device, target: torc
 
 
 class Held:
-    """In the place of a tensor on a device, which only the device could pick from: gives back what it is to pick."""
+    """Stands for a tensor on a device that only the device could index: returns the indices."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -97,7 +96,7 @@ class Held:
 
 
 @pytest.mark.parametrize(("where", "labels"), [(CUDA, CUDA), (CUDA, CPU), (CPU, CUDA)])
-def test_samples_on_the_gpu_are_picked_without_waiting(where: torch.device, labels: torch.device) -> None:
+def test_samples_on_the_gpu_are_indexed_without_waiting(where: torch.device, labels: torch.device) -> None:
     samples: Any = TensorSamples(torch.rand(6, 2), torch.arange(6))
     samples.x, samples.y = Held(where), Held(labels)
     with FakeTensorMode(), Recorded() as recorded:
@@ -107,33 +106,33 @@ def test_samples_on_the_gpu_are_picked_without_waiting(where: torch.device, labe
     assert all(copy == ("cpu", "cuda", True) for copy in recorded.copies)
 
 
-def test_running_sums_are_added_up_on_the_cpu() -> None:
+def test_cumulative_sums_are_computed_on_the_cpu() -> None:
     with FakeTensorMode(), Recorded() as recorded:
         found = running_sums(torch.empty(2, 5, device=CUDA))
     assert found.device == CUDA
     assert [devices for name, devices, _ in recorded.calls if name == "cumsum"] == [["cpu"]]
 
 
-def test_a_gem_asks_the_gpu_nothing() -> None:
-    with FakeTensorMode():  # which refuses whoever wants a number
+def test_a_gem_reads_nothing_from_the_gpu() -> None:
+    with FakeTensorMode():  # raises if a value is read
         g = {"weight": torch.empty(2, 3, device=CUDA)}
         assert remove_conflict(g, {"weight": torch.empty(2, 3, device=CUDA)})["weight"].device == CUDA
 
 
 @pytest.mark.usefixtures("one_gpu")
-@pytest.mark.parametrize(("device", "told"), [("cuda:1", "has 1 CUDA device"), ("mps", "not supported")])
-def test_devices_that_are_refused(device: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("device", "message"), [("cuda:1", "has 1 CUDA device"), ("mps", "not supported")])
+def test_unsupported_devices_are_rejected(device: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Learner(nn.Linear(2, 2), steppe.ER(), device=device)
     check_device("cuda:0")
 
 
-def test_a_model_that_is_on_a_device_not_served_is_refused() -> None:
+def test_model_on_an_unsupported_device_is_rejected() -> None:
     with pytest.raises(UsageError, match="device meta"):
         Learner(nn.Linear(2, 2), steppe.ER(), device="meta")
 
 
-def test_a_model_moved_after_its_learner_was_made_is_refused() -> None:
+def test_model_moved_after_creating_its_learner_is_an_error() -> None:
     model = nn.Linear(2, 2)
     parameters = dict(model.named_parameters())
     check_unchanged(model, parameters, CPU)
@@ -142,7 +141,7 @@ def test_a_model_moved_after_its_learner_was_made_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("flags_kept")
-def test_runs_on_cuda_repeat_themselves() -> None:
+def test_runs_on_cuda_are_deterministic() -> None:
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.allow_tf32
     make_deterministic("cpu")
@@ -153,7 +152,7 @@ def test_runs_on_cuda_repeat_themselves() -> None:
 
 
 class Recurrent(nn.Module):
-    """A linear layer, a recurrent one, a linear one; it notes whether cuDNN may be taken for its forwards."""
+    """A linear, a recurrent and a linear layer; records whether cuDNN is enabled in its forwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +179,7 @@ def test_recurrent_layers_are_not_fused_inside() -> None:
 
 @pytest.mark.filterwarnings("ignore:these weights belong to layers")  # the recurrent one
 def test_gradients_in_eval_mode_go_through_unfused_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuDNN's recurrent layers have none."""
+    """cuDNN's recurrent layers do not support it."""
     seen = []
     whole = coverage.find_factorable
 
@@ -232,12 +231,12 @@ def test_a_study_on_the_gpu_takes_one_run_at_a_time(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_methods_are_looked_at_without_the_gpu() -> None:
-    """There is none, so that a model would not get there."""
+def test_methods_are_validated_without_the_gpu() -> None:
+    """There is none, so moving a model to it would fail."""
     validate_configs([RunConfig.make("pmnist", "fs-dgpm", ["tasks=2"], seed=0, device="cuda")])
 
 
-def test_a_run_begun_on_the_gpu_says_why_it_cannot_go_on(
+def test_run_started_on_a_gpu_cannot_resume_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -254,8 +253,8 @@ def test_the_gpu_is_named() -> None:
     machine_info.cache_clear()
 
 
-def test_generators_of_the_device_are_left_as_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = torch.Generator()  # in the place of the GPU's
+def test_the_devices_generators_are_restored_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.Generator()  # stands for the GPU's
     monkeypatch.setattr("steppe.runtime.rng._global_generators", lambda device: [torch.default_generator, own])
     before = copy.deepcopy([torch.get_rng_state(), own.get_state()])
     with preserve_global_rng(CUDA):
@@ -266,13 +265,13 @@ def test_generators_of_the_device_are_left_as_found_too(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_whoever_computes_there_does_it_repeatably(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Runs and landscapes both: seen by the devices that they ask for."""
+def test_runs_and_landscapes_are_deterministic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Seen by the devices that they request deterministic computation for."""
     asked: list[str] = []
 
     def noted(device: str) -> None:
         asked.append(device)
-        raise KeyboardInterrupt  # before anything gets there
+        raise KeyboardInterrupt  # before anything is moved there
 
     monkeypatch.setattr("steppe.experiments.run.make_deterministic", noted)
     monkeypatch.setattr("steppe.runtime.devices.make_deterministic", noted)
@@ -291,13 +290,13 @@ def test_whoever_computes_there_does_it_repeatably(monkeypatch: pytest.MonkeyPat
     assert asked == ["cuda", "cuda"]
 
 
-@pytest.mark.parametrize(("device", "told"), [("cpu", ""), ("cuda", " --device cuda")])
-def test_a_landscape_tells_its_device(device: str, told: str) -> None:
+@pytest.mark.parametrize(("device", "message"), [("cpu", ""), ("cuda", " --device cuda")])
+def test_landscape_records_its_device(device: str, message: str) -> None:
     options = argparse.Namespace(after=None, task=None, surface=False, hessian=False)
-    assert landscape._command(options, LandscapeSettings(), device) == f"steppe landscape RUN{told}"
+    assert landscape._command(options, LandscapeSettings(), device) == f"steppe landscape RUN{message}"
 
 
-def test_predictions_are_where_the_inputs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_are_on_the_inputs_device(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner(nn.Linear(2, 2), steppe.ER())
     learner.learn(Task((torch.rand(4, 2), torch.arange(4) % 2)))
     moved: list[torch.device] = []

@@ -1,7 +1,7 @@
-"""Updates elsewhere than on a CPU: nobody waits for the device.
+"""Updates on other devices never wait for the device.
 
-On torch's meta device there are no numbers. Whoever asks for one fails there, where on a GPU the program would wait for
-it, and whoever makes a tensor on a CPU by mistake fails as well.
+Tensors on torch's meta device have no values. Code that reads a value fails there, where on a GPU it would wait, and so
+does code that creates a tensor on the CPU by mistake.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES = [
 
 
 def elsewhere(found: Any) -> Any:
-    """The same with its tensors on the other device, containers and objects of the library included."""
+    """The same with its tensors on the other device, including those in containers and the library's objects."""
     if isinstance(found, Tensor):
         return found.to("meta")
     if isinstance(found, dict):
@@ -53,7 +53,7 @@ def elsewhere(found: Any) -> Any:
 
 
 def moved_away(learner: Learner, method: Any) -> None:
-    """Network and method as they would be on another device."""
+    """Network and method, as they would be on another device."""
     network = learner.network
     moved = Network(network.model.to("meta"))
     for head in network.heads.ranges:
@@ -66,7 +66,7 @@ def moved_away(learner: Learner, method: Any) -> None:
 
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_update_waits_for_no_device(name: str, net: str) -> None:
+def test_updates_do_not_wait_for_the_device(name: str, net: str) -> None:
     build, shape = NETS[net]
     entry = METHODS[name]
     values = {**entry.values("pmnist"), **entry.variant}

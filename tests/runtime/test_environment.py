@@ -20,7 +20,7 @@ MADE = {"processor": "an abacus", "cores": 1, "memory_gib": 0.5, "system": "wood
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> None:
+def uncached() -> None:
     machine_info.cache_clear()
 
 
@@ -32,7 +32,7 @@ def test_this_machine() -> None:
     assert all(str(value) in format_machine(found) for value in found.values())
 
 
-def test_nobody_is_named() -> None:
+def test_no_host_or_user_names() -> None:
     told = json.dumps(machine_info())
     for name in (platform.node(), getpass.getuser(), str(Path.home())):
         assert len(name) < 5 or name not in told
@@ -47,7 +47,7 @@ def test_nobody_is_named() -> None:
         (None, "by platform"),
     ],
 )
-def test_the_processor_by_what_the_system_tells(
+def test_processor_from_the_systems_information(
     text: str | None, processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CPUINFO", tmp_path / "cpuinfo")
@@ -57,7 +57,7 @@ def test_the_processor_by_what_the_system_tells(
     assert machine_info()["processor"] == processor
 
 
-def test_what_is_not_told_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_properties_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sysconf")
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {})
     found = machine_info()
@@ -66,7 +66,7 @@ def test_what_is_not_told_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert format_machine({}) == format_machine(None) == NOT_RECORDED
 
 
-def test_it_is_shown_where_versions_are(tmp_path: Path) -> None:
+def test_shown_with_the_versions(tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", "er", 0, machine=MADE)
     old = write_run(tmp_path / "old", "er", 1)
     words = "an abacus, 1 core, 0.5 GiB, wood"

@@ -1,4 +1,4 @@
-"""Files that `steppe` writes where it is told to: through links, and in the place of nothing that is no file."""
+"""Writing files where the user says: through links, and never over a device, pipe or socket."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from steppe.landscape.settings import LandscapeSettings
 from steppe.runtime.files import explain_write_errors, read_bounded, read_json, write_atomic
 
 
-def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
+def test_links_are_kept_and_their_targets_written(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     real, link, hop = tmp_path / "there" / "real", tmp_path / "link", tmp_path / "hop"
     link.symlink_to("there/real")
     hop.symlink_to(link)
-    for path, content in ((link, b"new"), (hop, b"newer"), (real, b"newest")):  # the first one leads nowhere yet
+    for path, content in (
+        (link, b"new"),
+        (hop, b"newer"),
+        (real, b"newest"),
+    ):  # the first link's target does not exist yet
         write_atomic(path, content)
         assert real.read_bytes() == content
     assert link.is_symlink()
@@ -30,8 +34,8 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["hop", "link", "real", "there"]
 
 
-def test_the_draft_lies_beside_the_real_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link may lead to another file system, to which nothing can be moved."""
+def test_temporary_file_is_beside_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link may point to another file system, to which a file cannot be renamed."""
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there/real")
     moved: list[tuple[Path, Path]] = []
@@ -41,12 +45,12 @@ def test_the_draft_lies_beside_the_real_file(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("pipe", [False, True])
-def test_a_draft_that_somebody_put_there_is_not_written_to(pipe: bool, tmp_path: Path) -> None:
+def test_existing_temporary_file_is_not_written_to(pipe: bool, tmp_path: Path) -> None:
     draft, precious = tmp_path / ".real.part", tmp_path / "precious"
     precious.write_bytes(b"precious")
     if pipe:
         os.mkfifo(draft)
-        reader = os.open(draft, os.O_RDONLY | os.O_NONBLOCK)  # else it would wait for one
+        reader = os.open(draft, os.O_RDONLY | os.O_NONBLOCK)  # otherwise it would wait for one
     else:
         draft.symlink_to(precious)
     write_atomic(tmp_path / "real", b"new")
@@ -58,26 +62,26 @@ def test_a_draft_that_somebody_put_there_is_not_written_to(pipe: bool, tmp_path:
         os.close(reader)
 
 
-def test_a_file_that_has_no_end_is_not_read() -> None:
+def test_endless_file_is_not_read() -> None:
     with pytest.raises(OSError, match="it is a device, not a file"):
         read_bounded(Path("/dev/zero"))
 
 
-def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path: Path) -> None:
+def test_files_are_read_up_to_their_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert read_bounded(tmp_path / "file", 5) == read_bounded(tmp_path / "file", None) == b"12345"
     with pytest.raises(ValueError, match="more than 4 bytes"):
         read_bounded(tmp_path / "file", 4)
 
 
-def test_json_is_what_it_was(tmp_path: Path) -> None:
-    """With brackets and quotes in its texts, and a byte order mark."""
+def test_json_round_trip(tmp_path: Path) -> None:
+    """With brackets and quotes in its strings, and a byte order mark."""
     value = {"a": ["[" * 500, '\\"{{', "ü\u2028"], "b": [[[1.5, None]], {}], "c": "\\"}
     (tmp_path / "file").write_bytes(b"\xef\xbb\xbf" + json.dumps(value, ensure_ascii=False).encode())
     assert read_json(tmp_path / "file") == value
 
 
-def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+def test_circular_links_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with (
@@ -89,7 +93,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_what_is_no_file_stays_what_it_is(linked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_and_pipes_are_not_replaced(linked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     path = tmp_path / "link.png" if linked else pipe
@@ -109,8 +113,8 @@ def test_what_is_no_file_stays_what_it_is(linked: bool, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_landscape_is_not_measured_for_a_pipe(resume: bool, tmp_path: Path) -> None:
-    """Nor read from it, which would never end."""
+def test_landscape_rejects_a_pipe_as_output(resume: bool, tmp_path: Path) -> None:
+    """It is not read from either, which would never end."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is a device, pipe or socket"):
         _open_landscape(tmp_path / "pipe", [{}], LandscapeSettings(), "", resume)

@@ -1,4 +1,4 @@
-"""Named streams: independent of one another, of the global generators, and the same from the same seed."""
+"""Named streams: independent of one another and of the global generators, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_a_name_gives_the_same_object_every_time() -> None:
     assert streams.generator("order") is not streams.generator("other")
 
 
-def test_streams_do_not_shift_one_another() -> None:
-    """What one purpose draws, or whether it exists at all, is nothing to another."""
+def test_streams_are_independent() -> None:
+    """Draws from one stream, or its existence, do not affect another."""
     busy, quiet = Streams(3), Streams(3)
     torch.rand(100, generator=busy.generator("a"))
     busy.python_rng("b").random()
@@ -38,8 +38,8 @@ def test_seeds_and_names_give_different_streams() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_ambient_gives_the_global_generator_back(fails: bool) -> None:
-    """And goes on where it stopped, whatever happened outside; Python's generator is not touched."""
+def test_as_global_rng_restores_the_global_generator(fails: bool) -> None:
+    """The stream continues where it stopped, whatever happened outside; Python's generator is not affected."""
     streams, twin = Streams(3), Streams(3)
     with twin.as_global_rng(CPU):
         expected = torch.rand(6)

@@ -11,7 +11,7 @@ from steppe.runtime.signals import Terminated, deferred_signals, raise_on_termin
 
 @pytest.fixture(autouse=True)
 def _usual_handlers() -> Iterator[None]:
-    """As in a program of its own: tests in the background inherit SIGINT ignored."""
+    """As in a program of its own: background tests inherit an ignored SIGINT."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -20,7 +20,7 @@ def _usual_handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("number", "meant"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
-def test_the_first_signal_is_noted_and_the_second_ends_it(number: signal.Signals, meant: type[BaseException]) -> None:
+def test_first_signal_is_recorded_and_second_raises(number: signal.Signals, meant: type[BaseException]) -> None:
     with deferred_signals() as stop:
         assert stop() is None
         signal.raise_signal(number)
@@ -30,28 +30,28 @@ def test_the_first_signal_is_noted_and_the_second_ends_it(number: signal.Signals
         assert type(stop()) is meant
 
 
-def test_termination_is_raised_as_ctrl_c_is() -> None:
+def test_sigterm_raises_like_ctrl_c() -> None:
     with pytest.raises(Terminated), raise_on_termination():
         signal.raise_signal(signal.SIGTERM)
     assert issubclass(Terminated, KeyboardInterrupt)
 
 
-def test_handlers_are_given_back() -> None:
+def test_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with raise_on_termination(), deferred_signals():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with deferred_signals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop() is None
 
 
-def test_other_threads_leave_signals_alone() -> None:
-    """Only the main thread may handle them: a run elsewhere is not refused for that."""
+def test_other_threads_do_not_change_handlers() -> None:
+    """Only the main thread may set them, but runs in other threads work."""
     found: list[object] = []
 
     def elsewhere() -> None:

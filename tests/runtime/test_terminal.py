@@ -1,4 +1,4 @@
-"""Names and other people's errors, shown on a terminal that would obey some of their characters."""
+"""Text from outside, shown on a terminal that would interpret some of its characters."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ CLEARS = "\x1b[2J"
         ("👩‍🔬", "👩‍🔬"),
     ],
 )
-def test_what_a_terminal_would_obey_is_written_out(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert escape_controls(text) == shown
 
 
-def test_values_are_printed_visibly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_are_printed_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     say(CLEARS, 5, end="!")
     assert capsys.readouterr().out == "\\x1b[2J 5!"
 
 
-def test_lines_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     display = LineDisplay([f"er {CLEARS}"])
     display(0, RunStarted(1, 1, [f"remark {CLEARS}"]))
     display(0, Failed(f"reason {CLEARS}", ""))
@@ -47,7 +47,7 @@ def test_lines_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.count("\\x1b[2J") == 4
 
 
-def test_bars_of_runs() -> None:
+def test_progress_bars_are_escaped() -> None:
     stream = io.StringIO()
     display = BarDisplay([f"er {CLEARS}"], Console(file=stream, width=200))
     display(0, RunStarted(1, 1, [f"remark {CLEARS}"]))

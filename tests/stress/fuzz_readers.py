@@ -10,7 +10,6 @@ than 300 MB. Prints JSON; exits with 1 otherwise.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recording import record
+from recording import option_parser, record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -47,7 +46,7 @@ ODD: tuple[Any, ...] = (None, True, -1, 0, 10**15, 2**70, -0.5, math.inf, "", "x
 
 
 def place(chance: random.Random, length: int) -> int:
-    """Somewhere in a file, more often near its ends, where lengths and instructions stand."""
+    """A random index, more often near the ends, where lengths and headers are."""
     near = min(length, 200)
     return chance.choice([chance.randrange(length), chance.randrange(near), length - 1 - chance.randrange(near)])
 
@@ -67,7 +66,7 @@ def changed(raw: bytes, chance: random.Random) -> bytes:
             del data[at:]
         elif kind == 3:
             del data[at : at + chance.randint(1, 16)]
-        elif kind == 4:  # a splice of another place
+        elif kind == 4:  # a splice from elsewhere in the file
             start = place(chance, len(data))
             data[at:at] = data[start : start + chance.randint(1, 64)]
         elif kind == 5:
@@ -80,7 +79,7 @@ def changed(raw: bytes, chance: random.Random) -> bytes:
 
 
 def changed_header(raw: bytes, chance: random.Random) -> bytes:
-    """A state whose header says something else of a tensor or of itself."""
+    """A state whose header is changed in one place."""
     header, numbers = opened(raw)
     name = chance.choice(list(header))
     entry = header[name]
@@ -99,7 +98,7 @@ def changed_header(raw: bytes, chance: random.Random) -> bytes:
 
 
 def changed_tree(tree: Any, chance: random.Random) -> Any:
-    """A tree of which a part is something else, or is not there, or is there twice."""
+    """A tree with a part replaced, removed or duplicated."""
     if isinstance(tree, (dict, list)) and tree and chance.random() < 0.8:
         copy = dict(tree) if isinstance(tree, dict) else list(tree)
         key = chance.choice(list(tree)) if isinstance(tree, dict) else chance.randrange(len(tree))
@@ -117,7 +116,7 @@ def changed_tree(tree: Any, chance: random.Random) -> Any:
 
 
 class Readers:
-    """The readers by name: each makes an input of its own and reads it."""
+    """The readers by name; each makes its own inputs and reads them."""
 
     def __init__(self, folder: Path) -> None:
         self.images, self.labels = small_set(100, 0)
@@ -137,7 +136,7 @@ class Readers:
 
     @staticmethod
     def _states(method: steppe.MethodConfig) -> list[Any]:
-        """A learner's state in the middle of a task, with validation, and after it."""
+        """A learner's states: within a task, with validation, and after it."""
         learner, states = steppe.Learner(mlp(), method), []
 
         def callback(event: object) -> None:
@@ -184,12 +183,12 @@ def small_cifar(readers: Readers) -> Iterator[None]:
 
 
 def megabytes() -> float:
-    """The most memory that the process ever held."""
+    """The process's peak memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def fuzz(inputs: int, seed: int) -> dict[str, Any]:
-    """Give the readers so many inputs in all, and tell what became of them."""
+    """Feed this many inputs to the readers, and return what happened."""
     with tempfile.TemporaryDirectory() as folder:
         readers = Readers(Path(folder))
         before = megabytes()
@@ -236,11 +235,9 @@ def _fuzz(name: str, read: Callable[[random.Random], object], inputs: int, seed:
 
 
 def main() -> int:
-    """Fuzz, and write what was found."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Fuzz, and write the results."""
+    parser = option_parser(__doc__, "the changes")
     parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="inputs in all (default: 100000)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides the changes (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
     started = time.process_time()

@@ -13,7 +13,6 @@ SIGALRM and a handler that raises, or with an exception raised by another thread
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import random
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recording import record
+from recording import option_parser, record
 from torch import Tensor, nn
 
 import steppe
@@ -42,26 +41,24 @@ SMALLER = {"buffer": 20, "memory": 20, "exemplars": 20, "basis_samples": 10, "ta
 
 
 class StruckError(BaseException):
-    """What is raised from outside."""
+    """Raised from another thread."""
 
 
 def main() -> int:
-    """Interrupt, print and write the figures; 1 if a learner was broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Interrupt, and print and write the counts; 1 if a learner was broken."""
+    parser = option_parser(__doc__, "the instants and the cases")
     parser.add_argument("--interrupts", type=int, default=2000, metavar="N", help="how many (default: 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants and the cases (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as directory:
-        figures = tortured(options.interrupts, options.seed, Path(directory))
+        figures = run_trials(options.interrupts, options.seed, Path(directory))
     record(options.out, figures=[figures])
     return 1 if figures["broken"] else 0
 
 
-def tortured(interrupts: int, seed: int, directory: Path) -> dict[str, int]:
-    """Trial after trial until there were so many interrupts; what happened, counted."""
+def run_trials(interrupts: int, seed: int, directory: Path) -> dict[str, int]:
+    """Run trials until there were this many interrupts; return the counts."""
     choice, count = random.Random(seed), Counter[str]()
     made = [(method, model) for method in sorted(METHODS) for model in (convolutional, chain)]
     cases = [Case(method, model, directory) for method, model in made]
@@ -96,12 +93,12 @@ def convolutional() -> nn.Module:
 
 
 def chain() -> nn.Module:
-    """Taken the quick way."""
+    """Uses the fast path."""
     return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 8))
 
 
 def task(number: int) -> steppe.Task:
-    """The n-th task, on a head of its own."""
+    """The n-th task, with its own head."""
     generator = torch.Generator().manual_seed(number)
     y = torch.arange(24) % 2 + 2 * number
     x = torch.rand(24, 16, generator=generator) + 0.3 * y[:, None]
@@ -113,7 +110,8 @@ LABELS = {tuple(x.tolist()): int(y) for task in TASKS for x, y in zip(task.train
 
 
 class Case:
-    """A method with a model: a learner that has learnt one task, in a file, and what the next leads through."""
+    """A method with a model: a learner that has learned one task, saved in a file, and the weights that the next task
+    passes through."""
 
     def __init__(self, method: str, model: Callable[[], nn.Module], directory: Path) -> None:
         self.method, self.model, self.name = method, model, f"{method} on {model.__name__}"
@@ -136,7 +134,7 @@ class Case:
         learner.learn(TASKS[:2] if self.apart else TASKS[1], **HOW)
 
     def _walked(self) -> tuple[set[bytes], dict[str, float]]:
-        """The weights after each update, and how long each act takes."""
+        """The weights after each update, and how long each action takes."""
         learner = self.loaded()
         method = learner.validate(TASKS[:2] if self.apart else TASKS[1])
         found, observe = {weights(learner)}, method.observe
@@ -162,10 +160,10 @@ class Case:
         }
 
     def trial(self, kind: str, act: str, choice: random.Random, count: Counter[str]) -> None:
-        """One learner, interrupted once."""
+        """Interrupt one learner once."""
         learner = self.loaded()
         learner.model.eval()
-        learner.model[-1].train()  # a mode of its user's
+        learner.model[-1].train()  # a mode that the user has set
         before, torch_before = state_of(learner.model), state_of_process()
         if not interrupted(kind, self.acts(learner)[act], choice.uniform(0, 1.1 * self.seconds[act])):
             return
@@ -198,7 +196,7 @@ class Case:
 
 
 def interrupted(kind: str, act: Callable[[], object], delay: float) -> bool:
-    """Whether an act was interrupted, after so many seconds, before it came to its end."""
+    """Whether an action was interrupted after this many seconds, before it finished."""
     main, over, struck = threading.get_ident(), threading.Event(), threading.Event()
 
     def strike() -> None:
@@ -223,7 +221,7 @@ def interrupted(kind: str, act: Callable[[], object], delay: float) -> bool:
         over.set()
     except (StruckError, KeyboardInterrupt):
         hit = True
-    for _ in range(3):  # what comes too late for the act comes here
+    for _ in range(3):  # an exception that is too late for the action arrives here
         with suppress(StruckError, KeyboardInterrupt):
             over.set()
             striker.join()
@@ -259,7 +257,7 @@ def state_of_process() -> list[Any]:
 
 
 def check_memory(learner: steppe.Learner) -> None:
-    """Every sample that is held was shown, with its label; every number is one."""
+    """Every stored sample was shown with its label, and every number is finite."""
     assert all(bool(p.isfinite().all()) for p in learner.model.parameters()), "weights"
     for batch in batches(learner.state_dict()["method"]):
         for x, y in zip(batch.x, batch.y, strict=True):

@@ -8,16 +8,14 @@ but the bits that the same call gives alone.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from recording import record
+from recording import option_parser, record
 from torch import Tensor, nn
 
 from steppe import ER, FSDGPM, GPM, Learner, MethodConfig, Task
@@ -31,7 +29,7 @@ def convolutional() -> nn.Module:
 
 
 def attentive() -> nn.Module:
-    """Without dropout: what is drawn in threads is another matter."""
+    """Without dropout: random numbers drawn in threads are tested elsewhere."""
     encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     return nn.Sequential(nn.Unflatten(1, (4, 4)), encoder, nn.Flatten(), nn.Linear(16, 3))
 
@@ -45,19 +43,18 @@ LEARNERS: tuple[tuple[Model, MethodConfig], ...] = (
 
 
 def main() -> int:
-    """Torture, print and write the figures; 1 if anything failed or was different."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Torture, and print and write the counts; 1 if a call failed or gave a different result."""
+    parser = option_parser(__doc__)
     parser.add_argument("--calls", type=int, default=10_000, metavar="N", help="how many at least (default: 10000)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    figures = tortured(options.calls)
+    figures = run_threads(options.calls)
     record(options.out, figures=[figures])
     return 1 if figures["errors"] or figures["different"] else 0
 
 
-def tortured(calls: int) -> dict[str, int | str]:
-    """Four threads until there were so many calls, a tenth of them `learn`; what happened, counted."""
+def run_threads(calls: int) -> dict[str, int | str]:
+    """Run four threads until there were this many calls, a tenth of them `learn`; return the counts."""
     learnt = [weights_learnt(place) for place in range(len(LEARNERS))]
     original = learner(0, tasks=1)
     served = copy.deepcopy(original)
@@ -71,7 +68,9 @@ def tortured(calls: int) -> dict[str, int | str]:
 
     def repeatedly(kind: str, same: Callable[[int], bool]) -> None:
         nonlocal failed
-        torch.set_num_threads(1)  # else a thread's first product is shared with others, and rounded otherwise
+        torch.set_num_threads(
+            1
+        )  # otherwise a thread's first product may be split among threads, and rounded differently
         place = 0
         while not done.is_set():
             found = Counter({kind: 1})
@@ -92,7 +91,7 @@ def tortured(calls: int) -> dict[str, int | str]:
 
     def learns(first: int) -> Callable[[int], bool]:
         def learn(place: int) -> bool:
-            if first == 0 and place % 5 == 4:  # what the copy was made of learns on
+            if first == 0 and place % 5 == 4:  # the original of the copy continues to learn
                 original.learn(Task((inputs(), torch.arange(12) % 3)), batch_size=4)
                 return True
             mine = (first + place) % len(LEARNERS)
@@ -111,7 +110,7 @@ def tortured(calls: int) -> dict[str, int | str]:
     work += [("predict calls", answers_alike), ("plain calls", runs_alike)]
     threads = [threading.Thread(target=repeatedly, args=each, daemon=True) for each in work]
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # so that threads meet in the middle of everything
+    sys.setswitchinterval(1e-5)  # so that threads switch in the middle of everything
     try:
         for thread in threads:
             thread.start()
@@ -125,12 +124,12 @@ def tortured(calls: int) -> dict[str, int | str]:
 
 
 def inputs() -> Tensor:
-    """The same every time, drawn from nobody's generator."""
+    """The same every time, without using a shared generator."""
     return (torch.arange(12 * 16) * 0.7).sin().reshape(12, 16)
 
 
 def learner(place: int, tasks: int) -> Learner:
-    """One of the learners, after it has learnt so many tasks."""
+    """One of the learners, after this many tasks."""
     build, settings = LEARNERS[place]
     model = build()
     with torch.no_grad():

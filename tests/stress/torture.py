@@ -10,7 +10,6 @@ not its start; some go through the command line.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -25,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from recording import record
+from recording import option_parser, record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -46,20 +45,18 @@ PLUGIN = Path(pictures.__file__).resolve().with_name("pictures_plugin.py")
 
 
 def main() -> int:
-    """Torture, print and write the figures; 1 if anything was lost or different."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Torture, and print and write the counts; 1 if a run was lost or different."""
+    parser = option_parser(__doc__, "the instants, the cases and the damage")
     parser.add_argument("--kills", type=int, default=300, metavar="N", help="how often to kill at least (default: 300)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants, the cases and the damage (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        figures = tortured(options.kills, options.seed, Path(directory))
+        figures = run_trials(options.kills, options.seed, Path(directory))
     record(options.out, figures=[figures])
     return 1 if figures["lost"] or figures["different"] else 0
 
 
-def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
-    """Trial after trial until there were so many kills; what happened, counted."""
+def run_trials(kills: int, seed: int, directory: Path) -> dict[str, int]:
+    """Run trials until there were this many kills; return the counts."""
     torch.set_num_threads(1)
     pictures.register()
     choice, count = random.Random(seed), Counter[str]()
@@ -90,7 +87,7 @@ class Trial:
         self.out = Path(tempfile.mkdtemp(dir=directory)) / "run"
 
     def killed_and_damaged(self) -> None:
-        """Kill up to five times, damage now and then what is left, and go on to the end."""
+        """Kill it up to five times, sometimes damage its checkpoints, and finish it."""
         for _ in range(self.choice.randint(1, 5)):
             if self._killed_once() == 0:
                 break
@@ -99,7 +96,7 @@ class Trial:
         shutil.rmtree(self.out.parent)
 
     def on_a_full_disk(self) -> None:
-        """A disk too small for the run, on which room is then made."""
+        """Run on a disk that is too small, then free some space."""
         size = self.choice.randint(16, 1000) * 4096
         with small_disk(self.out.parent / "disk", size) as made:
             self.out = self.out.parent / "disk" / "run"
@@ -131,7 +128,7 @@ class Trial:
         return code
 
     def _damage(self) -> None:
-        """Cut a checkpoint short, or flip a bit of it; sometimes of both that are there."""
+        """Truncate a checkpoint or flip a bit in it; sometimes in both."""
         states = sorted((self.out / CHECKPOINTS).glob("state-*"))
         if not states or self.choice.random() > 0.4:
             return
@@ -147,7 +144,7 @@ class Trial:
         self.count["both checkpoints damaged"] += len(chosen) > 1
 
     def _finish(self) -> None:
-        """To the end, and compare."""
+        """Finish the run, and compare."""
         if self._ended(self._started(self.out)) != 0 or not (self.out / RESULT).exists():
             self.count["lost"] += 1
             return
@@ -158,7 +155,7 @@ class Trial:
             self.count["different"] += 1
 
     def _started(self, out: Path, before: Callable[[], None] = lambda: None) -> int:
-        """The run, or what is left of it, in a process of its own that checkpoints at every chance."""
+        """The run, started or resumed in its own process, with checkpoints as often as possible."""
         process = os.fork()
         if process:
             return process
@@ -174,7 +171,7 @@ class Trial:
             os._exit(code)
 
     def _commanded(self) -> int:
-        """The same by the command line."""
+        """The same, through the command line."""
         words = [self.config.benchmark, self.config.method, "--out", str(self.out), "--resume", "--plugin", str(PLUGIN)]
         changes = [part for key, value in self.config.changes().items() for part in ("--set", f"{key}={value}")]
         command = [sys.executable, "-m", "steppe", "run", *words, *changes, "--checkpoint-every", "0"]
@@ -186,9 +183,8 @@ class Trial:
 
 
 def kill_at_step(number: int) -> None:
-    """End this process by SIGKILL at its n-th step of putting a file in place: before and after it is flushed, moved to
-    its place, and an old one taken away.
-    """
+    """Kill this process at its n-th step of writing a file: before and after it is flushed and renamed, and when an old
+    one is removed."""
     left = iter(range(number))
 
     def stepping(found: Callable[..., object]) -> Callable[..., object]:
@@ -206,7 +202,7 @@ def kill_at_step(number: int) -> None:
 
 
 def limit_files(size: int, *, deadly: bool) -> None:
-    """No file of this process grows beyond the size: trying to kills it in the middle of the write, or is refused."""
+    """Limit the size of this process's files: exceeding it kills the process, or is an error."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if deadly else signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -214,7 +210,7 @@ def limit_files(size: int, *, deadly: bool) -> None:
 
 @contextlib.contextmanager
 def small_disk(place: Path, size: int) -> Iterator[bool]:
-    """A disk of so many bytes at the place, where we may make one; whether we may."""
+    """Mount a disk of this size, if that is allowed; return whether it is."""
     place.mkdir(parents=True)
     if not mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)):
         yield False

@@ -23,34 +23,32 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from recording import record
+from recording import option_parser, record
 
 from steppe.experiments.config import RunConfig
 from steppe.experiments.study import Job, run_all
 
 PLUGIN = Path(__file__).resolve().parents[1] / "support" / "dying_plugin.py"
-SEEDS = [seed for seed in range(96) if seed % 4]  # those with which the plugin does not die by itself
+SEEDS = [seed for seed in range(96) if seed % 4]  # seeds for which the plugin does not die by itself
 LONGEST = 300.0  # seconds
 
 
 def main() -> int:
-    """Torture, print and write the figures; 1 if a study hung, or a run was unnamed or different."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Torture, and print and write the counts; 1 if a study hung, or a run was unnamed or different."""
+    parser = option_parser(__doc__, "the instants and of the workers to kill")
     parser.add_argument("--kills", type=int, default=200, metavar="N", help="how often to kill at least (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants and of who is killed (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     parser.add_argument("--study", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.study is not None:
         return study(options.study)
     with tempfile.TemporaryDirectory() as directory:
-        figures = tortured(options.kills, options.seed, Path(directory))
+        figures = run_studies(options.kills, options.seed, Path(directory))
     record(options.out, figures=[figures])
     return 1 if figures["hung"] or figures["unnamed"] or figures["different"] else 0
 
 
 def study(out: Path) -> int:
-    """One study, in this process, gone on with where it is there; prints what came of each run."""
+    """Run or resume a study in this process, and print the outcome of each run."""
     changes = ["benchmark.samples=40", "benchmark.test_samples=20", "benchmark.tasks=3", "told=1000000"]
     jobs = [
         Job(RunConfig.make("pmnist", "dying", changes, seed=seed, plugins=[str(PLUGIN)]), out / str(seed))
@@ -63,8 +61,8 @@ def study(out: Path) -> int:
     return 0
 
 
-def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
-    """Study after study until there were so many kills; what happened, counted."""
+def run_studies(kills: int, seed: int, directory: Path) -> dict[str, int]:
+    """Run studies until there were this many kills; return the counts."""
     choice, count = random.Random(seed), Counter[str]()
     whole = told_by(started(directory / "whole"), choice, count, kill=False)
     assert whole is not None, "the study that nothing happens to does not end"
@@ -72,14 +70,14 @@ def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
     while count["workers killed"] < kills:
         count["studies"] += 1
         out = directory / str(count["studies"])
-        for _ in range(3):  # what was killed is resumed, and killed again
+        for _ in range(3):  # killed runs are resumed, and killed again
             found = told_by(started(out), choice, count, kill=True)
             if found is None:
                 continue
             named = {seed for seed, reason in found["failures"].items() if "process" in reason}
             count["runs named"] += len(named)
             count["unnamed"] += len(SEEDS) - len(found["results"].keys() | named)
-        for _ in range(3):  # a worker that outlived its server may still be at work in its directory
+        for _ in range(3):  # a worker that outlived its server may still use its directory
             resumed = told_by(started(out), choice, count, kill=False)
             if resumed is None or not resumed["failures"]:
                 break
@@ -90,7 +88,7 @@ def tortured(kills: int, seed: int, directory: Path) -> dict[str, int]:
 
 
 def started(out: Path) -> subprocess.Popen[str]:
-    """A study in a process of its own."""
+    """A study in its own process."""
     command = [sys.executable, __file__, "--study", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
@@ -98,7 +96,7 @@ def started(out: Path) -> subprocess.Popen[str]:
 def told_by(
     process: subprocess.Popen[str], choice: random.Random, count: Counter[str], *, kill: bool
 ) -> dict[str, dict[str, object]] | None:
-    """What a study prints at its end; None if it does not come to one."""
+    """What a study prints at its end; None if it does not finish."""
     end = time.monotonic() + LONGEST
     while process.poll() is None and time.monotonic() < end:
         time.sleep(choice.uniform(0, 0.3))
@@ -118,7 +116,7 @@ def told_by(
 
 
 def killed(pid: int) -> bool:
-    """Whether there was such a process to kill."""
+    """Kill a process; return whether it existed."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -127,7 +125,7 @@ def killed(pid: int) -> bool:
 
 
 def children(parents: Sequence[int], word: str = "") -> list[int]:
-    """The processes that these have started, with this in their command line; ended ones have none."""
+    """The child processes of these, with this word in their command line; exited ones do not count."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

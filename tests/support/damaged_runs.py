@@ -16,7 +16,7 @@ DEEP = 100_000
 
 
 class Row(NamedTuple):
-    """One bad input."""
+    """One invalid input."""
 
     command: str
     says: str
@@ -46,7 +46,7 @@ def _change_json(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def state(change: Callable[[Any], Any]) -> Callable[[], object]:
-    """Change the state that a stopped run would go on from, and let its hash be right."""
+    """Change the state that a stopped run would resume from, with a correct hash."""
     return lambda: hostile.forged(max(Path(STOPPED).glob("checkpoints/state-*")), "run", change)
 
 

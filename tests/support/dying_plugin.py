@@ -1,4 +1,4 @@
-"""A plugin whose method tells much after each task and, with every fourth seed, is killed while it does."""
+"""A plugin whose method records a lot after each task and is killed while doing so, for every fourth seed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from steppe.runtime.rng import Streams
 
 @dataclass(frozen=True)
 class Dying(Finetune):
-    """Settings of the dying method: those of Finetune, and what it tells and when it dies."""
+    """Settings of the dying method: Finetune's, how much it records, and when it dies."""
 
     told: int = steppe.setting(3_000_000, "bytes that it tells after each task", at_least=0)
     after: float = steppe.setting(1.0, "seconds from the first telling to the end", at_least=0)
 
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> steppe.Method:
-        """Finetune that dies with every fourth seed."""
+        """Finetune, killed for every fourth seed."""
         method = super().start(network, covered, streams)
 
         def record() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A case for each kind of layer that uses its weights in other ways than by multiplying the rows of its input."""
+"""A case for each kind of layer that does more with its weights than multiply the rows of its input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ F64: dict[str, Any] = {"dtype": torch.float64}
 
 
 class Call(NamedTuple):
-    """A layer, and what it is called with."""
+    """A layer, and the arguments of its call."""
 
     layer: nn.Module
     args: tuple[Any, ...]
@@ -35,7 +35,7 @@ def packed(size: int, *lengths: int) -> Any:
 def attention(**settings: Any) -> nn.Module:
     layer = nn.MultiheadAttention(24, 2, **settings, **F64)
     for name, parameter in layer.named_parameters():
-        if "bias" in name:  # they are 0 at first
+        if "bias" in name:  # they are 0 initially
             nn.init.normal_(parameter)
     return layer
 

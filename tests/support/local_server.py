@@ -1,4 +1,4 @@
-"""A server on this machine whose answers a test decides."""
+"""A local server whose responses a test decides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = Callable[[BaseHTTPRequestHandler], object]
 
 
 class Server:
-    """Answers by path, and remembers what was asked: path and range."""
+    """Responds by path, and records the path and range of each request."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
@@ -42,7 +42,7 @@ class Server:
 
 
 def send(handler: BaseHTTPRequestHandler, content: bytes, start: int = 0, stop: int | None = None) -> None:
-    """The content from `start`, announced whole but cut at `stop`."""
+    """The content from `start`, with its full length announced but cut at `stop`."""
     handler.send_response(206 if start else 200)
     handler.send_header("Content-Length", str(len(content) - start))
     if start:

@@ -1,4 +1,4 @@
-"""Run directories with made-up numbers, for figures: nothing is trained."""
+"""Run directories with synthetic numbers, for figures; nothing is trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIRECTIONS, POINTS = 2, 5
 
 
 def accuracy(tasks: int, level: float) -> list[list[float | None]]:
-    """R[i][j]: the level, a point more for every later task, four points less for every task since."""
+    """R[i][j]: the level, plus a point for every later task, minus four points for every task since."""
     return [
         [level + column - 4 * (row - column) if column <= row else None for column in range(tasks)]
         for row in range(tasks)
@@ -59,14 +59,14 @@ def made_result(
 
 
 def together(result: dict[str, Any]) -> dict[str, Any]:
-    """The same of a method that learns all tasks at once."""
+    """The same for a method that learns all tasks at once."""
     size = len(result["accuracy"])
     matrix = [[None] * size] * (size - 1) + [result["accuracy"][-1]]
     return {**result, "accuracy": matrix, "bwt": None}
 
 
 def write_run(path: Path, result: dict[str, Any], records: Sequence[dict[str, Any]] | None = None) -> FinishedRun:
-    """Write result.json and, with records of the method, log.jsonl."""
+    """Write result.json and, if there are records of the method, log.jsonl."""
     path.mkdir(parents=True)
     (path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     if records is not None:
@@ -79,7 +79,7 @@ def write_run(path: Path, result: dict[str, Any], records: Sequence[dict[str, An
 
 
 def losses(after: int, task: int, height: float) -> list[list[float]]:
-    """Parabolas over α, steeper along the second direction, lifted by the number of tasks since."""
+    """Parabolas over α, steeper along the second direction, and higher by the number of tasks since."""
     alphas = LandscapeSettings(points=POINTS, directions=DIRECTIONS, radius=1.0).alphas
     return [
         [height + after - task + steepness * alpha**2 for alpha in alphas] for steepness in range(1, DIRECTIONS + 1)
@@ -95,9 +95,8 @@ def write_landscape(
     points: int = POINTS,
     **settings: Any,
 ) -> FinishedRun:
-    """Write landscape.json with these pairs (after, task), or all; gives the run read anew. `settings` are those of the
-    landscape.
-    """
+    """Write landscape.json with these pairs (after, task), or all, and return the run read again; `settings` are the
+    landscape's."""
     found = Landscape(
         identities(run.result)[0],
         LandscapeSettings(points=points, directions=DIRECTIONS, radius=1.0, **settings),

@@ -1,4 +1,4 @@
-"""For tests of products by oneDNN: all of them are its, whatever their size and the processor, and are counted."""
+"""For tests of oneDNN: it computes all products, whatever their size and the processor, and they are counted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def every_product_by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of those that it will have done."""
+    """The shapes of the products that it computed."""
     made: list[tuple[int, ...]] = []
     multiply = products._onednn_product()
     assert multiply is not None
 
     def counted(a: Tensor, b: Tensor, *rest: object) -> Tensor:
-        assert b.is_contiguous() or b.t().is_contiguous()  # others are multiplied number by number
+        assert b.is_contiguous() or b.t().is_contiguous()  # others are multiplied elementwise
         made.append((a.shape[0], a.shape[1], b.shape[0]))
         return multiply(a, b, *rest)
 

@@ -1,4 +1,4 @@
-"""Small sets of images that tell by their pixels where they belong."""
+"""Small image sets whose pixels identify each image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSES, EACH, TESTS = 100, 10, 2
 
 
 def synthetic(classes: int = CLASSES, shape: tuple[int, ...] = (3, 32, 32), each: int = EACH) -> ImageArrays:
-    """Every image tells its class by its first pixel, its number by its second, its part by its third."""
+    """Each image's first pixel is its class, the second its number, and the third its part."""
 
     def part(count: int, marker: int) -> tuple[Tensor, Tensor]:
         y = torch.arange(classes).repeat(count)  # classes mixed

@@ -1,4 +1,4 @@
-"""Models as users have them, and data they can learn: each class of samples is bright in its own places."""
+"""Models like users', and data they can learn: each class of samples is bright in its own positions."""
 
 from __future__ import annotations
 
@@ -35,6 +35,30 @@ def convolutional() -> nn.Module:
     )
 
 
+class Table(nn.Module):
+    """Weights, but no layer that a gradient memory could cover."""
+
+    def __init__(self, inputs: int = 8) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(inputs, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.scores
+
+
+class BreaksAt(nn.Module):
+    """An MLP whose output is broken in one forward in training, counted from 1."""
+
+    def __init__(self, at: int, broken: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.left, self.broken = mlp(), at, broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= self.training
+        output: Tensor = self.inner(x)
+        return self.broken(output) if self.left == 0 and self.training else output
+
+
 class Sequence(nn.Module):
     """Conv1d over a signal, the mean over time, a linear head."""
 
@@ -48,7 +72,7 @@ class Sequence(nn.Module):
 
 
 class Words(nn.Module):
-    """An embedding, averaged, through a hidden layer; `tied` shares the table with the head."""
+    """An embedding, averaged, then a hidden layer; `tied` shares the table with the head."""
 
     def __init__(self, tied: bool = False) -> None:
         super().__init__()
@@ -63,7 +87,7 @@ class Words(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over the rows of a picture."""
+    """Self-attention over the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +101,7 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One encoder layer over the rows of a picture."""
+    """One encoder layer over the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +114,7 @@ class Transformer(nn.Module):
 
 
 class Padded(nn.Module):
-    """An encoder over words of which some sentences have fewer: the others are shut out by a mask."""
+    """An encoder over sentences of different lengths: a mask hides the padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +127,7 @@ class Padded(nn.Module):
 
 
 def bright(*shape: int) -> Callable[[int, int], Pair]:
-    """Data of that shape: class c of 4 is bright in every fourth value, from a place that differs by task."""
+    """Data of this shape: class c of 4 is bright in every fourth value, with an offset that depends on the task."""
 
     def make(n: int, task: int) -> Pair:
         generator = torch.Generator().manual_seed(100 + task)
@@ -118,14 +142,14 @@ def bright(*shape: int) -> Callable[[int, int], Pair]:
 
 
 def sentences(n: int, task: int) -> Pair:
-    """Class c says the words c, c + 4 and c + 8, shifted by the task."""
+    """Class c consists of the words c, c + 4 and c + 8, shifted by the task."""
     y = torch.arange(n) % 4
     spoken = torch.stack([(y + task) % 4 + 4 * k for k in range(3)], dim=1)
     return spoken, y
 
 
 def shortened(n: int, task: int) -> Pair:
-    """The same, every other one without its last word."""
+    """The same, with every other sentence one word shorter."""
     x, y = sentences(n, task)
     x[::2, 2] = 12
     return x, y

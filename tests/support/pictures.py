@@ -1,6 +1,5 @@
-"""A benchmark small enough to be run hundreds of times, with everything that must survive a break: BatchNorm, dropout,
-augmentation, heads of their own, validation, cuts of the step size. It is known as `pictures` where it is asked for.
-"""
+"""A benchmark small enough to run hundreds of times, with everything that must survive an interruption: BatchNorm,
+dropout, augmentation, heads, validation, learning-rate decay. Tests register it as `pictures`."""
 
 from __future__ import annotations
 
@@ -25,21 +24,21 @@ class PictureNet(nn.Module):
         self.hidden, self.head = nn.Linear(64, 12), nn.Linear(12, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of bytes made numbers."""
+        """Logits of byte images."""
         x = self.drop(self.norm(self.conv(x)).relu()).flatten(1)
         output: Tensor = self.head(self.hidden(x).relu())
         return output
 
 
 def mirrored(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Each picture as it is or mirrored."""
+    """Each image, or its mirror image."""
     flip = torch.rand(len(x), generator=generator) < 0.5
     return torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x)
 
 
 @dataclass(frozen=True)
 class Pictures(steppe.Benchmark):
-    """Settings of the pictures."""
+    """Settings of the benchmark."""
 
     training = steppe.TrainingConfig(
         epochs=4, batch_size=8, updates_per_batch=2, patience=1, lr_min=1e-4, freeze_norms=True
@@ -49,7 +48,7 @@ class Pictures(steppe.Benchmark):
     samples: int = steppe.setting(24, "training samples of each task", at_least=8)
 
     def stream(self, seed: int) -> Sequence[steppe.Task]:
-        """Tasks of random pictures; those of one class are bright in the same places."""
+        """Tasks of random images; those of one class are bright in the same positions."""
         generator = torch.Generator().manual_seed(Streams(seed).derive_seed("pictures"))
         return [self._task(number, generator) for number in range(self.tasks)]
 
@@ -77,13 +76,13 @@ class Pictures(steppe.Benchmark):
 
 
 def register() -> None:
-    """Make the benchmark known."""
+    """Register the benchmark."""
     steppe.register_benchmark("pictures", "Random pictures of six by six, two classes to a task.")(Pictures)
 
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """The benchmark is known inside."""
+    """Register the benchmark inside."""
     register()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Finished runs of a plugin, as somebody else might hand them over; running the plugin leaves a trace."""
+"""Finished runs of a plugin, as received from someone else; running the plugin leaves a trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plugin_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def downloaded(plugin_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of them, as it comes out of an archive, in a process that has not run the plugin."""
+    """A copy, as if unpacked from an archive, in a process that has not run the plugin."""
     place = tmp_path / "downloaded"
     shutil.copytree(plugin_runs, place)
     for file in [*place.rglob("config.toml"), *place.rglob("*.json")]:

@@ -1,4 +1,4 @@
-"""What a figure shows, read back from its axes."""
+"""What a figure shows, read from its axes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The real CIFAR-100 and TinyImageNet for the tests that need them; where they are not to be had, these skip.
+"""The real CIFAR-100 and TinyImageNet; tests that need them are skipped without them.
 
-They come from the directory that STEPPE_DATA names, or from a script `shared/data/unpack` beside the project, which
-writes them in their publishers' layouts.
+They come from the directory in STEPPE_DATA, or from a script `shared/data/unpack` beside the project, which writes them
+in their publishers' layouts.
 """
 
 from __future__ import annotations

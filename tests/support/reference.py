@@ -1,4 +1,4 @@
-"""Slow, obvious twins of what the library computes: loops, dense matrices, full decompositions, all in float64."""
+"""Slow, obvious references for what the library computes: loops, dense matrices, full decompositions, in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from steppe.projection.memory import GradientMemory
 
-Sample = tuple[Tensor, int, int]  # input, label, place of its task
+Sample = tuple[Tensor, int, int]  # input, label, index of its task
 
 
 # Projectors ----------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ def dense_projectors(basis: Tensor, importance: Tensor) -> list[Tensor]:
 
 
 def projected_rows(gradient: Tensor, matrices: list[Tensor]) -> Tensor:
-    """Every row of the weight's (out, in) view times the matrix of its group."""
+    """Each row of the weight's (out, in) view times its group's matrix."""
     rows = gradient.reshape(len(gradient), -1)
     share = len(rows) // len(matrices)
     out = torch.stack([row @ matrices[place // share] for place, row in enumerate(rows)])
@@ -54,7 +54,7 @@ def soften(memory: GradientMemory, generator: torch.Generator) -> None:
 
 
 def _taken_from(place: int, size: int, mode: str) -> int | None:
-    """Where a padded axis takes its value from; None is a zero."""
+    """The index that a padded position takes its value from; None is a zero."""
     if 0 <= place < size:
         return place
     if mode == "zeros":
@@ -67,7 +67,7 @@ def _taken_from(place: int, size: int, mode: str) -> int | None:
 
 
 def windows(layer: Any, x: Tensor) -> Tensor:
-    """Every window a convolution looks at, value by value, (groups, n, in)."""
+    """Every window of a convolution, element by element, (groups, n, in)."""
     axes = range(len(layer.kernel_size))
     before = []
     for axis in axes:
@@ -102,7 +102,7 @@ def windows(layer: Any, x: Tensor) -> Tensor:
 
 
 def leading_directions(r: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """By a full SVD of R, (in, n): vectors until the share of energy is reached, the one that crosses it included."""
+    """By a full SVD of R, (in, n): vectors until the share of energy is reached, including the one that crosses it."""
     vectors, values, _ = torch.linalg.svd(r, full_matrices=True)
     total = float(values.square().sum())
     held, k = 0.0, 0
@@ -147,7 +147,7 @@ class ListReservoir:
 
 
 def head_loss(logits: Tensor, labels: list[int], heads: list[range | None]) -> Tensor:
-    """Mean over samples of −log softmax, each on the slice of the output that is its own task's head."""
+    """Mean over samples of −log softmax, each over the outputs of its own task's head."""
     total = logits.new_zeros(())
     for row, label, head in zip(logits, labels, heads, strict=True):
         start = 0 if head is None else head.start
@@ -189,6 +189,6 @@ def measures(r: list[list[float]]) -> dict[str, float]:
 
 
 def no_hooks(model: nn.Module) -> bool:
-    """Whether not one module of the model carries a forward or backward hook."""
+    """Whether no module of the model has a forward or backward hook."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return not any(getattr(module, kind) for module in model.modules() for kind in kinds)

@@ -41,11 +41,13 @@ class Flat:
     def end_task(self) -> None: ...
 
     def logits(self, w: Tensor, samples: list[Any]) -> Tensor:
-        parts, at = {}, 0
-        for key, shape in self.shapes.items():
-            parts[key] = w[at : at + shape.numel()].reshape(shape)
-            at += shape.numel()
-        return self.problem.forward(self.model, parts, torch.stack([s[0] for s in samples]), False)[0]
+        return self.problem.forward(self.model, self.parts(w), torch.stack([s[0] for s in samples]), False)[0]
+
+    def parts(self, w: Tensor) -> dict[str, Tensor]:
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        return {
+            key: part.reshape(shape) for (key, shape), part in zip(self.shapes.items(), w.split(sizes), strict=True)
+        }
 
     def loss(self, w: Tensor, samples: list[Any]) -> Tensor:
         return head_loss(self.logits(w, samples), [s[1] for s in samples], [self.problem.heads[s[2]] for s in samples])
@@ -116,7 +118,7 @@ class ListRings:
 
 
 def enumerated_dual(p: Tensor, c: Tensor, bound: float) -> Tensor:
-    """argmin ½vᵀPv + cᵀv subject to v ≥ bound: every choice of the variables at the bound is tried."""
+    """argmin ½vᵀPv + cᵀv subject to v ≥ bound, by trying every subset of the variables at the bound."""
     count = len(c)
     for held in itertools.product((False, True), repeat=count):
         free = [i for i in range(count) if not held[i]]
@@ -234,7 +236,7 @@ class FlatSAM(FlatReplay):
 def started(
     name: str, changes: dict[str, Any], model: nn.Module, covered: Mapping[str, ProjectedWeight] | None = None
 ) -> tuple[Any, Network, Any]:
-    """A method at work on a model, made by name; `covered` is what it projects, if it does."""
+    """Start a method by name on a model; `covered` is what it projects, if it does."""
     entry = find_method(name)
     settings: Any = entry.settings.from_mapping({**entry.values(""), **changes})
     network = Network(model)
@@ -242,13 +244,23 @@ def started(
 
 
 def started_on(problem: Problem, name: str, changes: dict[str, Any]) -> tuple[Any, Network, Any]:
-    """A method at work on a problem's network."""
+    """Start a method on a problem's network."""
     model = problem.build()
     return started(name, changes, model, coverage(problem, model))
 
 
-def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Problem, batches: int = 3) -> Any:
-    """Three tasks, two glances at each batch (the last one smaller): losses and weights after every update."""
+def compare(
+    twin: type[Flat],
+    name: str,
+    changes: dict[str, Any],
+    problem: Problem,
+    batches: int = 3,
+    after_task: Callable[[Any, Any], None] = lambda method, slow: None,
+) -> Any:
+    """Compare losses and weights after every update of three tasks, two updates per batch, the last one smaller.
+
+    `after_task` may compare more, given the method and its twin.
+    """
     settings, network, method = started_on(problem, name, changes)
     model = network.model
     slow = twin(settings, problem, model, Streams(3).derive_seed)
@@ -268,6 +280,7 @@ def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Probl
             slow.after_batch(listed(batch))
         method.end_task()
         slow.end_task()
+        after_task(method, slow)
     return slow
 
 
@@ -288,7 +301,7 @@ class Normed(nn.Module):
 
 
 def image_tasks(count: int, heads: bool = True) -> list[Task]:
-    """Bytes as images, two classes a task that differ in brightness."""
+    """Images as bytes, two classes per task that differ in brightness."""
     generator = torch.Generator().manual_seed(5)
     tasks = []
     for place in range(count):
@@ -303,8 +316,9 @@ def image_tasks(count: int, heads: bool = True) -> list[Task]:
 def learn_tasks(
     name: str, changes: dict[str, Any], heads: bool = True, seed: int = 1, elsewhere: int = 0
 ) -> tuple[Learner, list[float]]:
-    """Three image tasks learned in a row through the front door, and their accuracies; the network is always the same.
-    So many random numbers are drawn elsewhere before each task.
+    """The accuracies after learning three image tasks, always with the same initial network.
+
+    `elsewhere` random numbers are drawn outside before each task.
     """
     torch.manual_seed(8)
     entry = find_method(name)
@@ -318,9 +332,8 @@ def learn_tasks(
 
 
 def same_bits(name: str, changes: dict[str, Any]) -> bool:
-    """Whether two runs from one seed end in the same weights and buffers, bit for bit, whatever else draws random
-    numbers, and another seed's do not.
-    """
+    """Whether two runs with one seed end in the same weights and buffers, bit for bit, whatever else draws random
+    numbers, and a run with another seed does not."""
     one, two, other = (
         learn_tasks(name, changes, seed=seed, elsewhere=count)[0].model.state_dict()
         for seed, count in ((1, 0), (1, 7), (2, 0))
@@ -330,7 +343,7 @@ def same_bits(name: str, changes: dict[str, Any]) -> bool:
 
 
 def statistics_moves(name: str, changes: dict[str, Any]) -> set[int]:
-    """By how many forwards each update, in three tasks, moved BatchNorm's running statistics."""
+    """How many forwards of each update moved BatchNorm's running statistics, over three tasks."""
     model = Normed()
     _, network, method = started(name, changes, model, projected_weights(model, exclude=("second",)))
     counts: set[int] = set()

@@ -1,4 +1,4 @@
-"""Slow twins of the landscape: a network copied and moved for every point, and a loss that is exactly a parabola."""
+"""Slow references for landscapes: a network copied and moved for every point, and a loss that is exactly a parabola."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Bowl(nn.Module):
 
 
 def bowl(generator: torch.Generator, rows: int = 3, columns: int = 4) -> tuple[Bowl, Tensor]:
-    """One with a random positive matrix A, and A."""
+    """A bowl with a random positive definite matrix A, and A."""
     size = rows * columns
     root = torch.randn(size, size, dtype=torch.float64, generator=generator)
     matrix = root @ root.T / size
@@ -58,7 +58,7 @@ def bowl(generator: torch.Generator, rows: int = 3, columns: int = 4) -> tuple[B
 
 
 def standing(model: nn.Module, x: Tensor, y: Tensor, head: range | None = None) -> tuple[Network, Batch]:
-    """The model as a network that has met one task, and the task's samples prepared."""
+    """The model as a network that has learned one task, and the task's prepared samples."""
     network = Network(model.eval())
     with torch.no_grad():
         outputs = model(network.prepare_inputs(x[:1])).shape[1]

@@ -1,4 +1,4 @@
-"""Slow, obvious twins of GPM, SGP, La-MAML and iCaRL: loops, dense matrices, flat vectors, all in float64.
+"""Slow, obvious references for GPM, SGP, La-MAML and iCaRL: loops, dense matrices, flat vectors, all in float64.
 
 Transcribed from the methods' descriptions, not from the library.
 """
@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from reference import ListReservoir, Sample, head_loss
-from reference_update import Problem, Weights
+from reference import ListReservoir, Sample
+from reference_baselines import Flat
+from reference_update import Problem
 from torch import Tensor, nn
 
 # Growing bases -------------------------------------------------------------------------------------------------------
@@ -50,14 +51,11 @@ def sgp_importances(r: Tensor, old: Tensor, before: list[float], new: Tensor, al
     return [min(1.0, b + f) for b, f in zip(before, fresh, strict=False)] + fresh[len(before) :]
 
 
-class FlatGPM:
-    """GPM and SGP (where `alpha` is given) on one flat weight vector with dense projection matrices."""
+class FlatGPM(Flat):
+    """GPM and SGP (where `alpha` is given), with dense projection matrices."""
 
     def __init__(self, s: Any, problem: Problem, model: nn.Module, seeds: Callable[[str], int]) -> None:
-        self.s, self.problem, self.model = s, problem, model
-        self.shapes = {key: p.shape for key, p in model.named_parameters()}
-        self.w = torch.cat([p.detach().flatten() for p in model.parameters()])
-        self.velocity = torch.zeros_like(self.w)
+        super().__init__(s, problem, model, seeds)
         self.vectors: dict[str, list[Tensor]] = {}
         self.importance: dict[str, list[list[float]]] = {}
         self.tasks_done = 0
@@ -66,22 +64,14 @@ class FlatGPM:
         numbers = [float(part) for part in s.thresholds.split(",")]
         self.thresholds = dict(zip(problem.covered, numbers * len(problem.covered), strict=False))
 
-    def parts(self, flat: Tensor) -> Weights:
-        return _parts(self.shapes, flat)
-
     def begin_task(self) -> None:
-        self.velocity = torch.zeros_like(self.w)
+        super().begin_task()
         self.samples = ListReservoir(self.s.basis_samples, *self.pickers)
 
     def observe(self, samples: list[Sample]) -> float:
-        w = self.w.clone().requires_grad_()
-        loss = problem_loss(self.problem, self.model, self.shapes, w, samples)
-        (g,) = torch.autograd.grad(loss, w)
-        if self.s.clip:
-            g = g * min(1.0, self.s.clip / (float(g.norm()) + 1e-6))
-        self.velocity = self.s.momentum * self.velocity + self.outside() @ g
-        self.w = self.w - self.s.lr * self.velocity
-        return float(loss.detach())
+        loss, g = self.slope(lambda w: self.loss(w, samples))
+        self.descend(self.outside() @ self.clipped(g))
+        return loss
 
     def outside(self) -> Tensor:
         blocks = []
@@ -120,23 +110,6 @@ class FlatGPM:
         self.tasks_done += 1
 
 
-def _parts(shapes: dict[str, torch.Size], flat: Tensor) -> Weights:
-    found, at = {}, 0
-    for key, shape in shapes.items():
-        found[key] = flat[at : at + shape.numel()].reshape(shape)
-        at += shape.numel()
-    return found
-
-
-def problem_loss(
-    problem: Problem, model: nn.Module, shapes: dict[str, torch.Size], flat: Tensor, samples: list[Sample]
-) -> Tensor:
-    """The loss as a function of the flat weight vector."""
-    x = torch.stack([sample[0] for sample in samples])
-    logits, _ = problem.forward(model, _parts(shapes, flat), x, False)
-    return head_loss(logits, [s[1] for s in samples], [problem.heads[s[2]] for s in samples])
-
-
 # La-MAML -------------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +124,7 @@ def meta_loss(
     clamp: float,
     constants: list[Tensor] | None = None,
 ) -> Tensor:
-    """(1/K) Σ_k L(Q; θ_k), unrolled. With `constants` the inner gradients are these instead of being computed."""
+    """(1/K) Σ_k L(Q; θ_k), unrolled. `constants` replaces the inner gradients."""
     rate = alpha.clamp(min=0) if relu else alpha
     total = torch.zeros((), dtype=torch.float64)
     moved = theta
@@ -190,7 +163,7 @@ def inner_gradients(
 
 
 def herding(features: Tensor, count: int) -> list[int]:
-    """Greedy choice by trying every sample at every step."""
+    """Greedy selection by trying every sample at every step."""
     rows = [[float(v) for v in row] for row in features]
     width = len(rows[0])
     mean = [sum(row[d] for row in rows) / len(rows) for d in range(width)]
@@ -228,7 +201,7 @@ def icarl_loss(
 
 
 def nearest_mean(z: Tensor, exemplars: dict[int, Tensor], head: range) -> list[int]:
-    """For every row of z the class of the head whose exemplars' mean logits are nearest."""
+    """For every row of z, the class of the head whose exemplars' mean logits are nearest."""
     found = []
     for row in z:
         gaps = {
@@ -238,7 +211,7 @@ def nearest_mean(z: Tensor, exemplars: dict[int, Tensor], head: range) -> list[i
     return found
 
 
-# What the tests of these methods share -------------------------------------------------------------------------------
+# Shared by the tests of these methods -------------------------------------------------------------------------------
 
 
 def flattened(parts: Mapping[str, Tensor]) -> Tensor:

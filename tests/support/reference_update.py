@@ -1,6 +1,6 @@
-"""Algorithm 1 on one flat weight vector with dense projectors, and two small networks written out as functions.
+"""Algorithm 1 on one flat weight vector with dense projectors, and two small networks written as functions.
 
-Transcribed from the method's description, not from the library: a gradient is one autograd call on the flat vector,
+Transcribed from the method's description, not from the library: a gradient is one autograd call on the flat vector, and
 `project_onto` and `project_out` are square matrices over all weights.
 """
 
@@ -26,7 +26,7 @@ Columns = dict[str, Tensor]  # per covered weight, its layer's input vectors, (g
 
 @dataclass(frozen=True)
 class Problem:
-    """A small network twice: as modules, and as a function of its weights that also gives the layers' inputs."""
+    """A small network twice: as modules, and as a function of its weights that also returns the layers' inputs."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -78,7 +78,7 @@ _MLP_COVERED = {"0.weight": 1, "2.weight": 1, "4.weight": 1}
 PROBLEMS = {
     "mlp": Problem(_mlp_modules(nn.ReLU), (6,), (None, None, None), _MLP_COVERED, _mlp(relu)),
     "smooth": Problem(_mlp_modules(nn.Tanh), (6,), (None, None, None), _MLP_COVERED, _mlp(torch.tanh)),
-    "conv": Problem(  # its head is not covered: the tasks have each their own rows of it
+    "conv": Problem(  # its head is not covered: each task has its own outputs
         _conv_modules,
         (2, 5, 5),
         (range(0, 2), range(2, 4), range(4, 6)),
@@ -97,7 +97,7 @@ class Bases:
 
 
 class FlatUpdate:
-    """The family's update on a flat vector. `s` holds the numbers; what a member is follows from its name."""
+    """The family's update on a flat vector. `s` holds the settings; the name determines the member."""
 
     def __init__(self, name: str, s: Any, problem: Problem, model: nn.Module, seeds: Callable[[str], int]) -> None:
         self.name, self.s, self.problem, self.model = name, s, problem, model
@@ -166,7 +166,7 @@ class FlatUpdate:
         return torch.stack(losses).mean() if chunked else losses[-1]
 
     def first_order(self, current: list[Sample], union: list[Sample]) -> tuple[Tensor, Tensor, dict[str, list[Tensor]]]:
-        """The same with every ascent gradient a constant: loss, gradient, and η1 Σ_rows (Σ_k G_k u)(G_{D∪N} u)."""
+        """The same with every ascent gradient constant: loss, gradient, and η1 Σ_rows (Σ_k G_k u)(G_{D∪N} u)."""
         v, walked = torch.zeros_like(self.w), torch.zeros_like(self.w)
         within = self.matrix(self.bases.importance, outside=False)
         clamp = getattr(self.s, "ascent_clamp", 2.0)
@@ -267,7 +267,7 @@ class FlatUpdate:
 
 
 def drawn(problem: Problem, task: int, count: int) -> Batch:
-    """Random samples of a task, labels within its head."""
+    """Random samples of a task, with labels within its head."""
     head = problem.heads[task]
     x = torch.randn(count, *problem.shape, dtype=torch.float64) + 0.3 * task
     y = torch.randint(0, 4, (count,)) if head is None else torch.randint(head.start, head.stop, (count,))
@@ -279,7 +279,7 @@ def listed(batch: Batch) -> list[Sample]:
 
 
 def coverage(problem: Problem, model: nn.Module, factored: bool = True) -> dict[str, ProjectedWeight]:
-    """The weights the problem covers; linear layers' gradients as factors, as the library takes them, or not."""
+    """The weights that the problem covers; linear layers' gradients may come as factors, as in the library, or not."""
     return {
         key: dataclasses.replace(weight, factorable=factored and weight.rule is linear_inputs)
         for key, weight in projected_weights(model).items()

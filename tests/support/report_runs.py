@@ -1,4 +1,4 @@
-"""Run directories as `steppe run` leaves them, made in no time, for tests of the report."""
+"""Run directories like those of `steppe run`, created without training, for tests of the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_run(
     changes: str = "",
     **given: Any,
 ) -> dict[str, Any]:
-    """A finished run whose accuracies follow from the seed and `lift`; gives its result."""
+    """A finished run whose accuracies follow from the seed and `lift`; returns its result."""
     size = len(tasks)
     accuracy = [
         [80 + lift + math.sin(7 * seed + 3 * j) - 2.0 * (i - j) if j <= i else None for j in range(size)]
@@ -86,9 +86,8 @@ def _told(place: int, seed: int) -> dict[str, Any]:
 def write_landscape(
     path: Path, tasks: int = 3, sharpness: float = 1.0, measured: dict[str, Any] | None = None, **given: Any
 ) -> None:
-    """landscape.json in a run directory: parabolas that grow steeper with every task learnt; `measured` are settings,
-    `given` parts take the place of its own.
-    """
+    """landscape.json in a run directory: parabolas that grow steeper with every task; `measured` are settings, `given`
+    replaces parts of it."""
     settings = LandscapeSettings(**{"points": 21, "directions": 2, "samples": 10, "radius": 1.0, **(measured or {})})
     run = identities(read_result(path))[0]
     found = Landscape(run, settings, "steppe landscape RUN", {})

@@ -31,7 +31,7 @@ def write_folder(directory: Path, parts: dict[str, bytes]) -> Path:
 
 
 def pack(folder: Path) -> Path:
-    """The folder as the archive that unpacks to it; the folder goes."""
+    """Pack the folder into the archive that unpacks to it, and remove the folder."""
     archive = folder.with_name(f"{folder.name}.tar.gz")
     with tarfile.open(archive, "w:gz", compresslevel=0) as packed:
         packed.add(folder, folder.name)
@@ -46,7 +46,7 @@ PARTS = {"train": small_set(200, 0), "test": small_set(100, 1)}
 
 @pytest.fixture
 def small_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data directory, and a CIFAR-100 of 300 random images that counts as the true one."""
+    """An empty data directory, and a CIFAR-100 of 300 random images that passes for the real one."""
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
     cifar100._load.cache_clear()
     for part, (images, fine) in PARTS.items():

@@ -29,7 +29,7 @@ CASES = [(name, method) for name in SMALL for method in METHODS if (name, method
 
 
 class Broken(BaseException):
-    """The end of a process, as far as the run can tell."""
+    """Stands for the end of the process."""
 
 
 def small(benchmark: str, method: str) -> RunConfig:
@@ -37,20 +37,20 @@ def small(benchmark: str, method: str) -> RunConfig:
 
 
 def timeless(value: Any) -> Any:
-    """The same without whatever depends on the clock."""
+    """The value without everything that depends on the clock."""
     if isinstance(value, dict):
         return {key: timeless(item) for key, item in value.items() if key not in ("seconds", "cpu_seconds")}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
 def logged(out: Path) -> list[Any]:
-    """What a run logged, without its starts and stops."""
+    """A run's log, without its starts and stops."""
     lines = [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]
     return [timeless(line) for line in lines if line["event"] not in ("RunStarted", "Stopped")]
 
 
 def broken_off(config: RunConfig, out: Path, moment: int) -> int:
-    """Go on with a run until so many events have come, then break off; returns how many came."""
+    """Start or resume a run, and abort it after this many events; returns how many came."""
     seen = 0
 
     def callback(event: Event) -> None:

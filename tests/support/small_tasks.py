@@ -11,7 +11,7 @@ from steppe.registry import METHODS
 
 
 class Small(nn.Module):
-    """A convolution, BatchNorm, a linear layer and the head: everything the rules are about."""
+    """A convolution, BatchNorm, a linear layer and a head: all kinds of layers that matter here."""
 
     def __init__(self, outputs: int = 4) -> None:
         super().__init__()

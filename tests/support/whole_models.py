@@ -1,6 +1,6 @@
-"""Small models of the kinds that users have, with as many inputs per layer as leave room to learn after a task.
+"""Small models like users', with few enough inputs per layer to leave room to learn after a task.
 
-Additive parameters that no gradient memory covers, biases among them, do not learn.
+Additive parameters that no gradient memory covers, such as biases, are frozen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Data = tuple[Tensor, Tensor]
 
 
 class Encoder(nn.Module):
-    """Transformer encoder layers over embedded words and places, some of them padding."""
+    """Transformer encoder layers over embedded words and positions, some of them padding."""
 
     def __init__(self, norm_first: bool, layers: int = 1) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Recurrent(nn.Module):
 
 
 class Cells(nn.Module):
-    """A recurrence of one's own, with torch's cells."""
+    """A custom recurrence with torch's cells."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Cells(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Pictures through two convolutions and back through two transposed ones; every pixel is an output."""
+    """Images through two convolutions and back through two transposed ones; every pixel is an output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Autoencoder(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """With linear layers of its own for queries, keys and values."""
+    """With separate linear layers for queries, keys and values."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class SelfAttention(nn.Module):
 
 
 class Bert(nn.Module):
-    """As BERT: embeddings of words, places and segments, attention, a feed-forward part, a pooler."""
+    """Like BERT: embeddings of words, positions and segments, attention, a feed-forward part, a pooler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def bag() -> nn.Module:
 
 
 def sentences(task: int) -> Data:
-    """Words of which some are common to all tasks; the first sentence is shorter, if 0 is padding."""
+    """Sentences that share some words between tasks; the first sentence is shorter, if 0 is padding."""
     generator = torch.Generator().manual_seed(task)
     x = torch.randint(1, WORDS, (SAMPLES, 4), generator=generator)
     x[0, 3] = 0
@@ -179,7 +179,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data]]] = {
 
 
 def build(name: str) -> nn.Module:
-    """One of the models, in float64, with biases that are not 0 and do not learn."""
+    """One of the models, in float64, with nonzero, frozen biases."""
     torch.manual_seed(0)
     model = MODELS[name][0]().double()
     for path, parameter in model.named_parameters():

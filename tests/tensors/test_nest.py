@@ -1,4 +1,4 @@
-"""Nests of tensors: each function against what is done leaf by leaf."""
+"""Nests of tensors: each function against the same operation leaf by leaf."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Point = namedtuple("Point", ["left", "right"])
 
 
 def nests(count: int) -> st.SearchStrategy[Any]:
-    """Nests with so many samples."""
+    """Nests with this many samples."""
     tensors = st.lists(st.integers(1, 3), max_size=2).map(
         lambda shape: torch.arange(count * torch.Size(shape).numel()).reshape(count, *shape)
     )
@@ -44,7 +44,7 @@ def nests(count: int) -> st.SearchStrategy[Any]:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two nests have the same names and bits; the slow twin of comparing leaf by leaf."""
+    """Whether two nests have the same names and bits; the slow reference for comparing leaf by leaf."""
     mine, its = list(named_leaves(one)), list(named_leaves(other))
     return [name for name, _ in mine] == [name for name, _ in its] and all(
         torch.equal(a, b) for (_, a), (_, b) in zip(mine, its, strict=True)
@@ -107,7 +107,7 @@ def test_others_are_matched_by_key() -> None:
         (([], {}), r"has no tensor"),
     ],
 )
-def test_what_is_no_nest_of_samples(nest: Any, message: str) -> None:
+def test_invalid_nests_are_rejected(nest: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         nest_length(nest)
 
@@ -116,13 +116,13 @@ def test_what_is_no_nest_of_samples(nest: Any, message: str) -> None:
     ("one", "other", "message"),
     [
         ({"a": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.zeros(1)}, "the keys 'a' cannot .* keys 'a', 'b'"),
-        ({"a": torch.zeros(1)}, torch.zeros(1), "keys 'a' cannot be kept together with inputs of one tensor"),
-        ((torch.zeros(1),), (torch.zeros(1),) * 2, "of 1 parts cannot be kept together with inputs of 2 parts"),
+        ({"a": torch.zeros(1)}, torch.zeros(1), "keys 'a' cannot be stored together with inputs of one tensor"),
+        ((torch.zeros(1),), (torch.zeros(1),) * 2, "of 1 parts cannot be stored together with inputs of 2 parts"),
         ({"a": torch.zeros(1, 3)}, {"a": torch.zeros(1, 4)}, r"inputs \('a'\) of shape \(3,\) .* shape \(4,\)"),
         (torch.zeros(1, 3), torch.zeros(1, 4), r"inputs of shape \(3,\) cannot .* of shape \(4,\)"),
     ],
 )
-def test_what_cannot_be_kept_together(one: Any, other: Any, message: str) -> None:
+def test_nests_that_cannot_be_stored_together(one: Any, other: Any, message: str) -> None:
     with pytest.raises(ShapesDifferError, match=message):
         require_same_structure(one, other)
     with pytest.raises(ShapesDifferError, match=message):

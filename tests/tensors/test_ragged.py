@@ -59,7 +59,7 @@ def test_tensors_join_sequences() -> None:
     joined = concat_nests([Ragged([torch.arange(2)]), torch.arange(6).reshape(2, 3)])
     assert [row.tolist() for row in joined.rows] == [[0, 1], [0, 1, 2], [3, 4, 5]]
     require_same_structure(Ragged([torch.arange(2)]), Ragged([torch.arange(5)]))
-    with pytest.raises(DataError, match="cannot be kept together"):
+    with pytest.raises(DataError, match="cannot be stored together"):
         require_same_structure(Ragged([torch.zeros(2, 3)]), Ragged([torch.zeros(2, 4)]))
 
 

@@ -47,7 +47,7 @@ class CIFAR100Superclass(ImageBenchmark):
     )
     norm: str = setting(
         "batch",
-        "what the LeNet normalises by: BatchNorm (paper) or local response (GPM's own code)",
+        "the LeNet's normalization: BatchNorm (paper) or local response (GPM's own code)",
         choices=("batch", "response"),
     )
 
@@ -81,7 +81,7 @@ class CIFAR100Superclass(ImageBenchmark):
 
     @property
     def is_canonical(self) -> bool:
-        """Either reading: the remarks say which one the published results are for."""
+        """Always, for both readings; the remarks say which one the published results are for."""
         return self.replace(reading="true") == type(self)()
 
     def remarks(self) -> list[str]:

@@ -32,11 +32,15 @@ class ImageFolder(ImageBenchmark):
     training = TrainingConfig(epochs=10, batch_size=32, patience=3)
 
     path: str = setting("", "the folder: PATH/train/CLASS and PATH/test/CLASS, or PATH/CLASS alone")
-    classes_per_task: int = setting(2, "classes of each task, in alphabetical order; those left over wait", at_least=1)
-    tasks: int = setting(0, "number of tasks; 0: as many as the classes make", at_least=0)
+    classes_per_task: int = setting(
+        2, "classes per task, in alphabetical order; classes left over are not used", at_least=1
+    )
+    tasks: int = setting(0, "number of tasks; 0: as many as there are classes for", at_least=0)
     size: int = setting(32, "pixels a side to which the images are scaled", at_least=16, at_most=512)
-    test_share: float = setting(0.2, "share of each class to test on, without a test folder", above=0, below=1)
-    valid_share: float = setting(0.1, "share of the training images to validate on", above=0, below=1)
+    test_share: float = setting(
+        0.2, "fraction of each class held out for testing, without a test folder", above=0, below=1
+    )
+    valid_share: float = setting(0.1, "fraction of the training images held out for validation", above=0, below=1)
     augment: bool = setting(False, "crop and flip the training images")
     network_name: str = setting("lenet", "the network", choices=tuple(_NETWORKS))
 

@@ -48,7 +48,7 @@ class PMNIST(MNISTBenchmark):
         return self.test_samples
 
 
-@register_benchmark("pmnist-60k", "Permuted MNIST at length: 10 tasks of 60,000 digits, for the loss-landscape study.")
+@register_benchmark("pmnist-60k", "Permuted MNIST with all digits: 10 tasks of 60,000, for the loss-landscape study.")
 @dataclass(frozen=True)
 class PMNIST60k(PMNIST):
     """Settings of the landscape study's Permuted MNIST: all digits, standardized, a tenth for validation."""

@@ -17,7 +17,7 @@ from steppe.settings import TrainingConfig, setting
 
 
 @register_benchmark(
-    "rotated-mnist", "Rotated MNIST: 20 tasks of 1,000 digits, each turned 9 degrees further, one head."
+    "rotated-mnist", "Rotated MNIST: 20 tasks of 1,000 digits, each rotated 9 degrees further, one head."
 )
 @dataclass(frozen=True)
 class RotatedMNIST(MNISTBenchmark):
@@ -26,7 +26,7 @@ class RotatedMNIST(MNISTBenchmark):
     training = TrainingConfig(epochs=1, batch_size=10, updates_per_batch=5)
 
     tasks: int = setting(20, "number of tasks", at_least=1, at_most=1000)
-    degrees: float = setting(9.0, "how much further than the one before a task is turned", above=0, at_most=360)
+    degrees: float = setting(9.0, "angle by which each task is rotated beyond the previous one", above=0, at_most=360)
     samples: int = setting(1000, "training samples of each task", at_least=1, at_most=60_000)
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:

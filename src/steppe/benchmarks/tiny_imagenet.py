@@ -35,7 +35,7 @@ class TinyImageNet(ImageBenchmark):
     augment: bool = setting(True, "crop and flip the training images, as the released code does")
 
     def images(self) -> ImageSet:
-        """TinyImageNet, or the classes of it that are there."""
+        """TinyImageNet, or the classes of it that are on disk."""
         return tiny_imagenet.load()
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
@@ -63,7 +63,7 @@ class TinyImageNet(ImageBenchmark):
         return Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
     def remarks(self) -> list[str]:
-        """How many classes are there, and whether training images are augmented."""
+        """How many classes are on disk, and whether training images are augmented."""
         varied = "are cropped and mirrored at random" if self.augment else "stay as they are"
         seen = f"training images {varied} (augment = {str(self.augment).lower()})."
         found = len(self.images().classes)

@@ -49,7 +49,7 @@ def unpack(archive: Path, folder: str, limits: Limits = LIMITS) -> Path:
         The folder.
 
     Raises:
-        DataError: The archive is damaged or not the publisher's, or the disk refuses.
+        DataError: The archive is damaged or not the publisher's, or the folder cannot be written.
     """
     target, draft = archive.with_name(folder), archive.with_name(f".{folder}.unpacking")
     with explain_storage_errors(target):

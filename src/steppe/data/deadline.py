@@ -48,7 +48,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Start the time; inside, it runs."""
+        """Start the time limit, which applies inside."""
         self._timer.start()
         try:
             yield

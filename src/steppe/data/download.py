@@ -50,7 +50,7 @@ def download(archive: Archive, directory: Path, progress: Progress) -> Path:
         The complete and checked file, NAME.part.
 
     Raises:
-        DataError: All mirrors failed (it says how), or the disk refuses.
+        DataError: All mirrors failed (it says how), or the file cannot be written.
     """
     part, _ = part_paths(archive, directory)
     with explain_storage_errors(directory):

@@ -63,7 +63,7 @@ def _indices(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
         return iter(range(len(loader.dataset)))  # type: ignore[arg-type]
     try:
         given = iter(_copy_sampler(sampler, {}))
-    except (_IteratorError, TypeError, copy.Error):  # it cannot be copied: any index will do
+    except (_IteratorError, TypeError, copy.Error):  # it cannot be copied, so use index 0
         return iter(range(len(loader.dataset)))  # type: ignore[arg-type]
     places = given if loader.batch_sampler is None else chain.from_iterable(given)
     try:

@@ -64,7 +64,7 @@ def locate(name: str) -> Path:
 
 
 def describe_status(name: str) -> str:
-    """Whether the data set is there, in a few words. Only looks at file names; `verify` reads the files."""
+    """Whether the data set is present, in a few words. Only looks at file names; `verify` reads the files."""
     archive = find_data_set(name).archive
     if archive is None:
         return "bundled"
@@ -102,7 +102,7 @@ def verify(name: str, progress: Progress = lambda done, total: None) -> list[Che
 
 
 def fetch(name: str, progress: Progress = lambda done, total: None, report: Report = lambda line: None) -> Path:
-    """Make sure that a data set is there and complete.
+    """Make sure that a data set is present and complete.
 
     An archive that the user put into the data directory is used and kept. A downloaded one is removed once it is
     unpacked (by the next call, if this one is interrupted). If the set is complete, nothing is written.

@@ -18,7 +18,7 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def check_head(head: range | None, outputs: int | None = None) -> None:
-    """Check that a head is a valid range of output rows; None is.
+    """Check that a head is a valid range of outputs; None is valid.
 
     Args:
         head: The head.
@@ -30,9 +30,9 @@ def check_head(head: range | None, outputs: int | None = None) -> None:
     if head is None:
         return
     if not isinstance(head, range):
-        raise DataError(f"invalid head {head!r}; expected a range of output rows, such as range(10, 20).")
+        raise DataError(f"invalid head {head!r}; expected a range of outputs, such as range(10, 20).")
     if head.step != 1 or head.start < 0 or len(head) == 0:
-        raise DataError(f"invalid head {head}; expected a non-empty range of output rows with step 1.")
+        raise DataError(f"invalid head {head}; expected a non-empty range of outputs with step 1.")
     if outputs is not None and head.stop > outputs:
         raise DataError(
             f"the head {head} exceeds the model's {outputs} outputs; "
@@ -126,7 +126,7 @@ class Task:
                 else "enlarge the head or correct the labels."
             )
             raise DataError(
-                f"has labels {low} to {high}, outside the head, rows {rows.start} to {rows.stop - 1}; {remedy}"
+                f"has labels {low} to {high}, outside the head, outputs {rows.start} to {rows.stop - 1}; {remedy}"
             )
 
     def __repr__(self) -> str:

@@ -195,11 +195,13 @@ class _Run:
     def _evaluate_before_learning(self, place: int) -> Elapsed:
         """Evaluate a task before it is learned (before the first one, all tasks) for forward transfer.
 
+        Where the head grows, its classes cannot be predicted yet.
+
         Returns:
             The time it took. A resumed task was evaluated before it was interrupted.
         """
         clock = Stopwatch()
-        if not self._learner.has_pending_task:
+        if not self._learner.has_pending_task and self._config.benchmark_settings.growing_head is None:
             if place == 0:
                 self._matrix.untrained = self._learner.evaluate(self._tasks)
             elif self._matrix.untrained and len(self._matrix.ahead) < place:
@@ -363,6 +365,8 @@ def _build_learner(config: RunConfig) -> Learner:
         seed=config.seed,
         device=config.device,
         input_transform=benchmark.input_transform,
+        head=benchmark.growing_head,
+        grow=benchmark.growing_head is not None,
         threads=config.threads,
     )
 

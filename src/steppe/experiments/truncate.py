@@ -1,4 +1,4 @@
-"""Truncate unfinished runs to fewer tasks than they were started with."""
+"""Truncate unfinished runs to fewer tasks."""
 
 from __future__ import annotations
 

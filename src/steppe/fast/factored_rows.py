@@ -63,7 +63,7 @@ def block_products(rows: FactoredGrad, kernel: Tensor | None = None) -> Tensor:
 
     Args:
         rows: δ, (tasks, n, out), and X, (tasks, n, in).
-        kernel: XXᵀ over the samples of all tasks, if it is known.
+        kernel: XXᵀ over the samples of all tasks, if already known.
 
     Returns:
         The products, (tasks, tasks).

@@ -88,7 +88,7 @@ def find_factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]],
     with torch.enable_grad(), record_linear_calls(linear) as calls:
         output: Tensor = call_model(model, clone_nest(x))  # the model may work in place
         measure = output.logsumexp(-1).sum()
-    calls = {name: made for name, made in calls.items() if any(call.rows for call in made)}  # no rows show nothing
+    calls = {name: made for name, made in calls.items() if any(call.rows for call in made)}  # no rows: no evidence
     edges = [call.output for made in calls.values() for call in made]
     wanted: list[Any] = [*(weights[name] for name in calls), *edges]
     if not wanted or not measure.requires_grad:

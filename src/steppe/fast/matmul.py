@@ -1,6 +1,6 @@
 """Matrix products by the faster library for this processor.
 
-For float32 products torch uses MKL, which limits processors of other makers than Intel to half of their register width.
+For float32 products torch uses MKL, which uses only half the register width of processors that are not Intel's.
 oneDNN, bundled with torch for convolutions, does not. Where that matters, large products use oneDNN: those of a model's
 linear layers, forward and backward (`fast_linear_layers`), and our own.
 """
@@ -21,7 +21,7 @@ from steppe.fast.switch import fast_paths_enabled
 from steppe.runtime.environment import processor_maker
 
 _MAKERS = ("AuthenticAMD", "HygonGenuine")
-"""Makers of processors that MKL slows down, if they have AVX-512."""
+"""Vendors of processors that MKL slows down, if they have AVX-512."""
 _LARGE = 2**22
 """The fewest multiplications for which oneDNN pays off: calling it costs more."""
 _SIDES = 4

@@ -1,7 +1,7 @@
 """Sharpness evaluation (the inner loop of Algorithm 1) on a chain of linear layers, sharing work between its passes.
 
-Each layer's products are in `perturbed_layers`. At a batch size of ten, the number of calls is what takes the time. So
-what stays the same between updates is created once, and η1 is multiplied into λ for all layers at a time.
+Each layer's products are in `perturbed_layers`. At a batch size of ten, the time goes into the number of calls. So
+whatever stays the same between updates is created once, and η1 is multiplied into λ for all layers at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LogitsLoss(Protocol):
 
 
 class LossSource(Protocol):
-    """What a perturbed chain needs of its network."""
+    """What a perturbed chain needs from its network."""
 
     @property
     def scratch(self) -> ScratchMemory:

@@ -19,7 +19,7 @@ from steppe.fast.matmul import times_transposed
 
 
 class Projector(Protocol):
-    """What a layer needs of a projector M diag(λ) Mᵀ."""
+    """What a layer needs from a projector M diag(λ) Mᵀ."""
 
     @property
     def columns(self) -> Tensor:

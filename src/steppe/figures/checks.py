@@ -1,4 +1,4 @@
-"""What figures need of runs. Each check returns what is missing, in words; an empty list means nothing is."""
+"""What figures need from runs. Each check returns what is missing, in words; an empty list means nothing is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a figure is: its description, what it needs, what of that the runs lack, and how to plot it."""
+"""The definition of a figure: its description, what it needs, what the runs lack, and how to plot it."""
 
 from __future__ import annotations
 

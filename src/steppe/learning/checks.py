@@ -126,6 +126,7 @@ def check_state_matches(
     *,
     has_input_transform: bool,
     padding: Padding | None,
+    grow: bool,
     has_loss: bool,
 ) -> None:
     """Raise UsageError for the state of a learner that was created with other arguments."""
@@ -133,6 +134,8 @@ def check_state_matches(
     saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"], state.get("head")
     if (own[0], *own[2:]) != (saved[0], *saved[2:]) or not settings.equals(saved[1]):
         raise UsageError(f"the state was saved with {saved}, but this learner has {own}; use the same arguments.")
+    if bool(state.get("grow", False)) != grow:  # older states have no such entry
+        raise UsageError(f"the learner was saved with grow={not grow}; use the same.")
     if state.get("prepared", has_input_transform) != has_input_transform:  # older states have no such entry
         raise UsageError(
             "the learner was saved with its own `input_transform`, which a file cannot hold; pass the same function."

@@ -1,7 +1,7 @@
-"""Test results and predictions. Tasks with the same samples, each in its own order of pixels, are tested together.
+"""Test results and predictions. Tasks with the same samples in different pixel orders are tested together.
 
 Where a network begins with a linear layer, the columns of its weight can be permuted instead of the samples
-(X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once for all, and one product serves many.
+(X[:, order] Wᵀ = X W'ᵀ with W'[:, order] = W): the samples are then prepared once, and one product serves many tasks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from steppe.errors import DataError, UsageError
 from steppe.fast.linear_chain import LinearChain
 from steppe.learning.input_kind import InputKind, Kind, check_scaled_alike, difference, kind_of
 from steppe.learning.scoring import Accuracy, Best, Metric, check_accuracy_defined, start_score
+from steppe.learning.task_checks import most_outputs
 from steppe.methods.base import Method
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
@@ -32,7 +33,7 @@ from steppe.tensors.nest import Nest, leaves, named_leaves, nest_device, nest_le
 from steppe.tensors.ragged import Ragged
 
 BATCH = 512  # larger ones fall out of the cache
-_AT_ONCE = 2**21  # elements of the first layer's weights, in all orders that are tested together
+_AT_ONCE = 2**21  # elements of the first layer's weights, over all orders tested together
 
 
 class _Test(NamedTuple):
@@ -45,11 +46,18 @@ class _Test(NamedTuple):
 
 
 def results(
-    tasks: Sequence[Task], network: Network, method: Method | None, kind: Kind | None, metric: Metric | None
+    tasks: Sequence[Task],
+    network: Network,
+    method: Method | None,
+    kind: Kind | None,
+    metric: Metric | None,
+    *,
+    grows: bool = False,
 ) -> list[float]:
     """Return the metric on each task's test data, within its head; without one the accuracy, in percent.
 
-    Call it in eval mode and without gradients. `kind` is that of the inputs trained on.
+    Call it in eval mode and without gradients. `kind` is that of the inputs trained on; `grows` says whether the
+    model's head grows.
     """
     found: dict[int, float] = {}
     chain = _quick_chain(network, method) if metric is None else None
@@ -57,9 +65,9 @@ def results(
         limit = max(1, _AT_ONCE // chain.weights[0].numel())
         for tests in _by_samples(tasks):
             for start in range(0, len(tests), limit):
-                found.update(_in_orders(tests[start : start + limit], network, chain, kind))
+                found.update(_in_orders(tests[start : start + limit], network, chain, kind, grows=grows))
     return [
-        found[place] if place in found else _alone(task, network, method, kind, metric)
+        found[place] if place in found else _alone(task, network, method, kind, metric, grows=grows)
         for place, task in enumerate(tasks)
     ]
 
@@ -127,7 +135,7 @@ def _score_parts(x: Nest, network: Network, method: Method | None, kind: Kind | 
 
 @contextmanager
 def _blamed() -> Iterator[None]:
-    """Errors in the data inside say what it is."""
+    """Say in a DataError raised inside that it is about the inputs to predict."""
     try:
         yield
     except DataError as error:
@@ -179,7 +187,9 @@ def _compared(x: Nest, network: Network, method: Method | None) -> Tensor:
     return network.outputs(prepared) if method is None else method.scores(prepared)
 
 
-def _alone(task: Task, network: Network, method: Method | None, kind: Kind | None, metric: Metric | None) -> float:
+def _alone(
+    task: Task, network: Network, method: Method | None, kind: Kind | None, metric: Metric | None, *, grows: bool
+) -> float:
     if task.test is None:
         raise DataError(f"{task.name}: there is no test data; create the task with test=(inputs, labels).")
     score = start_score(metric, task, network)
@@ -188,7 +198,7 @@ def _alone(task: Task, network: Network, method: Method | None, kind: Kind | Non
             found = scores(x, network, method, kind)
         if metric is None:
             check_accuracy_defined(task, found, y)
-            _check(task, y, found.shape[1])
+            _check(task, y, found.shape[1], grows=grows)
         elif found.ndim == 2:
             task.check_head(found.shape[1])
         score.add(found, network.inputs.prepare_targets(y))
@@ -211,14 +221,19 @@ def _test_batches(task: Task, network: Network) -> Iterator[Pair]:
         yield pair
 
 
-def _check(task: Task, y: Tensor, outputs: int) -> None:
-    """Raise DataError for a head that the model does not have, and for labels outside the head."""
+def _check(task: Task, y: Tensor, outputs: int, *, grows: bool) -> None:
+    """Raise DataError for a head that the model does not have, and for labels outside the head.
+
+    Where the model's head grows, classes that it has not seen yet may be among the labels; they count as wrong.
+    """
     task.check_head(outputs)
     with task.error_context("test"):
-        task.check_labels(y, outputs)
+        task.check_labels(y, most_outputs(y, outputs) if grows else outputs)
 
 
-def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None) -> dict[int, float]:
+def _in_orders(
+    tests: Sequence[_Test], network: Network, chain: LinearChain, kind: Kind | None, *, grows: bool
+) -> dict[int, float]:
     """Accuracies on tasks with the same samples, by place."""
     x, count = tests[0].samples.x, len(tests[0].samples)
     if kind is not None:
@@ -226,7 +241,7 @@ def _in_orders(tests: Sequence[_Test], network: Network, chain: LinearChain, kin
             check_scaled_alike(x, kind, network)
     first = chain.first_weights([test.order for test in tests])
     for test in tests:
-        _check(test.task, test.samples.y, chain.weights[-1].shape[0])
+        _check(test.task, test.samples.y, chain.weights[-1].shape[0], grows=grows)
     labels = [to_device(test.samples.y, network.device) for test in tests]
     counts = [Accuracy(test.task, network.device) for test in tests]
     for start in range(0, count, BATCH):

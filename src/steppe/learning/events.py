@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The tasks are loaded and learning begins."""
+    """The tasks are loaded, and learning begins."""
 
     tasks: int
     batches: int
@@ -17,7 +17,7 @@ class RunStarted:
     batches_before: int = 0
     """How many of them were done before the run was resumed, in whole epochs."""
     ends: list[int] = field(default_factory=list)
-    """How many are done, or will not come, when each task has ended."""
+    """How many are done or skipped by the end of each task."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,26 @@ class TaskEnded:
     """CPU seconds by kind, where all of them were recorded."""
 
 
-Event = RunStarted | Progress | EpochEnded | TaskEnded
+@dataclass(frozen=True)
+class MemoryUpdated:
+    """The method's memory was updated while learning from a stream.
+
+    Attributes:
+        segment: The number of the segment that ended, counted like tasks, from 0.
+        samples: How many samples it had.
+        remarks: What the user should know, such as a weight that can no longer learn.
+        bytes: Memory that the method holds, by kind.
+        diagnostics: What the method records, such as the ranks of its bases.
+    """
+
+    segment: int
+    samples: int
+    remarks: list[str] = field(default_factory=list)
+    bytes: dict[str, int] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+Event = RunStarted | Progress | EpochEnded | TaskEnded | MemoryUpdated
 Callback = Callable[[Event], None]
 
 

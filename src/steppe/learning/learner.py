@@ -22,12 +22,12 @@ from steppe.learning.checks import (
     frozen_eval_layers,
     has_extra_state,
 )
-from steppe.learning.eval_mode import EvalMode
 from steppe.learning.evaluation import outputs, predictions, probabilities, results
 from steppe.learning.events import Callback, ignore
 from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
+from steppe.learning.stream import StreamLearner
 from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
@@ -39,12 +39,11 @@ from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
 from steppe.settings import TrainingConfig
-from steppe.tensors.batch import Batch
 
 _Result = TypeVar("_Result")
 
 
-class Learner(EvalMode):
+class Learner(StreamLearner):
     """A PyTorch model that learns tasks one after another with a continual-learning method.
 
     The model is used in place: `learn` changes its weights and leaves nothing else behind (no hooks, no change of
@@ -60,6 +59,9 @@ class Learner(EvalMode):
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
+        grow: Whether the layer `head`, a `torch.nn.Linear`, gets more outputs when a task has labels or a head beyond
+            them. What was learned stays as it is. The initial values of new outputs depend on `seed`
+            (docs/scenarios.md).
         threads: How many threads torch uses while learning and testing. By default one where a batch is little work,
             otherwise as many as torch is set to (docs/reliability.md).
         loss: A function of output and target that returns the mean loss; by default cross-entropy. Targets may then be
@@ -168,6 +170,7 @@ class Learner(EvalMode):
                 "learn([task, task, …]), or create a new Learner to learn again."
             )
         method = self.validate(group.tasks)
+        self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
             session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
@@ -180,6 +183,8 @@ class Learner(EvalMode):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
         classes = self._num_outputs if self.network.output_loss.is_cross_entropy else None
         loop = TrainingLoop(method, self.network, group, classes, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
@@ -210,10 +215,6 @@ class Learner(EvalMode):
         method.begin_task()
         check_last_batch(method, self.network, group, config.batch_size)
 
-    def _use_chain_if_exact(self, task: Task, number: int) -> None:
-        with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch.of_task(*task.train.first(), number)))
-
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Measure the test accuracy, or the learner's `metric`.
 
@@ -231,7 +232,8 @@ class Learner(EvalMode):
         listed = as_task_list(tasks)
 
         def test() -> list[float]:
-            return results(listed, self.network, self._method, self._input_kind, self._metric)
+            grows = self._growing is not None
+            return results(listed, self.network, self._method, self._input_kind, self._metric, grows=grows)
 
         tests = [task.test for task in listed if task.test is not None]
         first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
@@ -320,7 +322,7 @@ class Learner(EvalMode):
         self._check_not_broken()
         self._end_pending_task()
         begun = self.num_tasks > 0  # before that, tasks that were only validated decide nothing
-        kind, outputs = self._input_kind if begun else None, self._num_outputs
+        kind, outputs = self._input_kind if begun else None, 0
         heads = list(self.network.heads.ranges)
         if self.has_pending_task:
             del heads[-len(tasks) :]  # those of the tasks to resume
@@ -328,7 +330,8 @@ class Learner(EvalMode):
         self.network.input_copies.forget()
         with neutral_autograd(self.network.device), preserve_global_rng(self.network.device):  # forwards may draw
             for task in tasks:
-                kind, outputs = validate_task(task, self.network, kind)
+                kind, needed = validate_task(task, self.network, kind, self._growing)
+                outputs = max(outputs, needed)
                 self.settings.validate(task, heads)
                 if self.settings.uses_projection:
                     warn_shared_head(task.name, task.head, earlier, self._num_outputs)
@@ -344,7 +347,8 @@ class Learner(EvalMode):
                 method, covered = self._start_method(tasks[0])
                 self._use_chain_if_exact(tasks[0], 0)
                 self._method, self._covered, self._multi_head = method, covered, multi_head
-        self._input_kind, self._num_outputs = kind, outputs
+        self._input_kind, self._outputs_needed = kind, outputs
+        self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
 
     def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
@@ -373,7 +377,7 @@ class Learner(EvalMode):
         self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
 
     def state_dict(self) -> State:
-        """Return model, method, random streams and all else that learning depends on, as plain values and tensors."""
+        """Return everything that learning depends on (model, method, random streams, …) as plain values and tensors."""
         if has_extra_state(self.model):
             raise ModelError(
                 "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State, as_names, clone_tree
 from steppe.data.padding import Padding
-from steppe.errors import DivergedError, UsageError, one_line
+from steppe.data.task import Task
+from steppe.errors import DivergedError, UsageError, one_line, short_repr
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
@@ -25,24 +26,27 @@ from steppe.learning.checks import (
 )
 from steppe.learning.events import Callback, Event
 from steppe.learning.input_kind import Kind, kind_from_state, kind_to_state
-from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase
+from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase, Streaming
 from steppe.learning.scoring import Metric, check_metric
-from steppe.learning.task_checks import check_loop_state, diagnose
+from steppe.learning.task_checks import check_columns, check_loop_state, diagnose, probe_inputs
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
+from steppe.network.growing_head import GrowingHead, validate_grow
+from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
 from steppe.network.output_loss import Loss
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
-from steppe.runtime.rng import Streams
+from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.tensors.batch import Batch
 
 _Result = TypeVar("_Result")
 
 
 class UserCallback:
-    """Calls the user's callback with the process as it is outside of steppe: generators, threads, signals."""
+    """Calls the user's callback with the caller's generators, threads and signal handlers restored."""
 
     def __init__(self, callback: Callback, session: Session) -> None:
         self._callback, self._session = callback, session
@@ -56,7 +60,7 @@ class UserCallback:
 
 
 class LearnerState:
-    """Everything that a learner keeps; `learner.Learner` is what it does with it."""
+    """The state of a learner; `learner.Learner` adds the methods that use it."""
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class LearnerState:
         padding: Padding | None = None,
         exclude: Sequence[str] = (),
         head: str | None = None,
+        grow: bool = False,
         threads: int | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
@@ -89,6 +94,7 @@ class LearnerState:
         self.num_tasks = 0
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
+        self._growing = GrowingHead(model, str(head), self.streams) if validate_grow(grow, self._head) else None
         self._has_input_transform, self._metric = input_transform is not None, metric
         self._turn = FairLock()  # of the threads that use it
         self._workload = Workload(self.network, chosen_threads)
@@ -96,7 +102,7 @@ class LearnerState:
         self._method: Method | None = None
         self._multi_head: bool | None = None
         self._input_kind: Kind | None = None
-        self._num_outputs = 0
+        self._num_outputs = self._outputs_needed = 0  # of the model; by the tasks that were validated last
         self._covered: dict[str, bool] = {}  # covered weights, and whether their gradients come as factors
         # Checked when a loaded learner is used again:
         self._eval_layers: list[str] | None = None  # frozen layers in eval mode when a task was last begun
@@ -139,20 +145,73 @@ class LearnerState:
             self._head,
             has_input_transform=self._has_input_transform,
             padding=self.network.inputs.padding,
+            grow=self._growing is not None,
             has_loss=not self.network.output_loss.is_cross_entropy,
         )
-        self.network.load_state_dict(state["network"], state["outputs"])
-        check_trainable(as_names(state.get("trainable")), self.model)  # older states have no such entry
-        self._restore(state)
+        with self._head_resized(state["network"]["weights"]):
+            self.network.load_state_dict(state["network"], state["outputs"])
+            check_trainable(as_names(state.get("trainable")), self.model)  # older states have no such entry
+            self._restore(state)
+
+    @contextmanager
+    def _head_resized(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Give a growing head as many outputs as in saved weights; it gets its own number back if that fails."""
+        if self._growing is None:
+            yield
+            return
+        before, saved = self._growing.rows, [weights[name] for name in self._growing.parameters if name in weights]
+        try:
+            self._resize_head(len(saved[0]) if saved and saved[0].ndim else before)
+            yield
+        except BaseException:
+            self._resize_head(before)
+            raise
+
+    def _resize_head(self, outputs: int) -> None:
+        """Give a growing head this number of outputs, and the network what depends on it."""
+        assert self._growing is not None
+        self._growing.resize(outputs)
+        self.network.fit_outputs(outputs)
+        self._workload.forget()
+
+    def _grow_head(self, task: Task) -> None:
+        """Give the head as many outputs as a validated task needs, and the method what depends on it."""
+        outputs = self._outputs_needed
+        if self._growing is None or outputs <= self._growing.rows:
+            return
+        try:
+            self._resize_and_inform(outputs)
+        except BaseException:  # interrupted halfway: nothing may keep the old shape
+            self._resize_and_inform(outputs)
+            raise
+        with torch.no_grad(), preserve_global_rng(self.network.device), self.network.mode(training=False):
+            check_columns(
+                self.network.forward(self.network.prepare_inputs(probe_inputs(task, self.network))), self._growing
+            )
+
+    def _resize_and_inform(self, outputs: int) -> None:
+        assert self._growing is not None
+        self._resize_head(outputs)
+        self._num_outputs = outputs
+        if self._method is not None:
+            self._method.grow_head(self._growing)
+
+    def _use_chain_if_exact(self, task: Task, number: int) -> None:
+        x, y = task.train.first()
+        if self._growing is not None and is_class_numbers(y):  # it may not have grown yet
+            y = y.clamp(max=self._growing.rows - 1)
+        with torch.enable_grad():
+            self.network.use_chain_if_exact(self.network.prepare(Batch.of_task(x, y, number)))
 
     def _whole_state(self, *, without_method: bool = False) -> State:
-        """The state; or the part of it that the first task does not decide."""
+        """The state, or only the part of it that the first task does not decide."""
         kind, method = (None, None) if without_method else (self._input_kind, self._method)
         return {
             "settings": {"kind": type(self.settings).__name__, "values": self.settings.as_dict()},
             "seed": self.streams.seed,
             "exclude": list(self._exclude),
             "head": self._head,
+            "grow": self._growing is not None,
             "prepared": self._has_input_transform,
             "loss": not self.network.output_loss.is_cross_entropy,
             "threads": self._workload.chosen,
@@ -167,6 +226,7 @@ class LearnerState:
             "method": None if method is None else method.state_dict(),
             "streams": self.streams.state_dict(),
             "fitting": self._loop_state(),
+            "stream": self.phase.samples if isinstance(self.phase, Streaming) else None,
         }
 
     def _loop_state(self) -> State:
@@ -184,6 +244,11 @@ class LearnerState:
         )
         check_loop_state(loop_state)
         kind = kind_from_state(state["inputs"])
+        streamed = state.get("stream")  # older states have no such entry
+        if streamed is not None and (
+            type(streamed) is not int or streamed < 0 or loop_state or state["method"] is None
+        ):
+            raise ValueError(f"invalid number of samples of a stream: {short_repr(streamed)}")
         method: Method | None = None
         if state["method"] is not None:
             method = self.settings.start(self.network, self._find_covered(covered), self.streams)
@@ -195,7 +260,7 @@ class LearnerState:
         self._eval_layers, self._just_loaded = as_names(state.get("at_rest")), True
         self.num_tasks, self._num_outputs = num_tasks, outputs
         self._input_kind, self._covered, self._method = kind, covered, method
-        self.phase = Interrupted(loop_state) if loop_state else Idle()
+        self.phase = Interrupted(loop_state) if loop_state else Idle() if streamed is None else Streaming(streamed)
 
     def _find_covered(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
         """The weights that were covered when the method was first created."""
@@ -238,7 +303,10 @@ class LearnerState:
             return None
         state = self._whole_state(without_method=first)
         state["network"]["weights"] = {}
-        return clone_tree({**state, "loaded": self._just_loaded}, "cpu")  # a device may have no memory to spare
+        rows = None if self._growing is None else self._growing.rows
+        return clone_tree(
+            {**state, "loaded": self._just_loaded, "rows": rows}, "cpu"
+        )  # a device may have no memory to spare
 
     def _roll_back(self, checkpoint: State, is_resumed: bool, name: str, error: BaseException) -> None:
         if checkpoint is not None:
@@ -256,6 +324,8 @@ class LearnerState:
     def _restore_checkpoint(self, checkpoint: State) -> None:
         device = self.network.device
         state = checkpoint if device.type == "cpu" else clone_tree(checkpoint, device)
+        if state["rows"] is not None:
+            self._resize_head(state["rows"])
         state["network"]["weights"] = self.network.state_dict()["weights"]
         self.network.load_state_dict(state["network"], state["outputs"])
         self._restore(state)

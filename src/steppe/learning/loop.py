@@ -73,7 +73,7 @@ class TrainingLoop:
         self.updates = 0
         self._epoch = self._batch = 0  # the epoch, and how many batches of it are done
         self._over = False
-        self._losses = _Losses(group.name, 0, 0)
+        self._losses = Losses(group.name, 0, 0)
         self._streams_before: State = None  # as they were when the epoch began
         self._clock, self._seconds_before = Stopwatch(), 0.0
 
@@ -106,7 +106,7 @@ class TrainingLoop:
         batches = self._rest_of_epoch()
         while (batch := _fetch(batches)) is not None:
             for _ in range(training.updates_per_batch):
-                losses.add(_observe(self._method, batch, group.name, losses.place))
+                losses.add(observe(self._method, batch, group.name, losses.place))
             if self._epoch == 0:
                 self._method.after_batch(batch)
             self.updates += training.updates_per_batch
@@ -129,7 +129,7 @@ class TrainingLoop:
         seconds, self._seconds_before = now - self._seconds_before, now
         done = self._batch
         self._epoch, self._batch = self._epoch + 1, 0
-        self._losses = _Losses(group.name, self._epoch, self.updates)
+        self._losses = Losses(group.name, self._epoch, self.updates)
         judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
         ended = (
             self._place,
@@ -179,7 +179,7 @@ class TrainingLoop:
         self._epoch, self._batch, self.updates, self._over = (
             state[name] for name in ("epoch", "batch", "updates", "over")
         )
-        self._losses = _Losses(self._group.name, self._epoch, self.updates)
+        self._losses = Losses(self._group.name, self._epoch, self.updates)
         self._losses.load_state_dict(state["losses"])
         self._streams_before = state["streams_before"]
         if self._validation is not None:
@@ -249,12 +249,13 @@ class Validation:
 
 
 def _fetch(batches: Iterator[Batch]) -> Batch | None:
-    """The next batch. Its reading may run user code, so a signal is handled at once."""
+    """The next batch. Reading it may run user code, so signals are handled immediately."""
     with signals_unblocked():
         return next(batches, None)
 
 
-def _observe(method: Method, batch: Batch, name: str, place: str) -> Tensor:
+def observe(method: Method, batch: Batch, name: str, place: str) -> Tensor:
+    """Make one update; errors name the task, or the place in it."""
     try:
         return method.observe(batch)
     except DivergedError as error:
@@ -265,7 +266,7 @@ def _observe(method: Method, batch: Batch, name: str, place: str) -> Tensor:
         raise single_sample_error(name) from error
 
 
-class _Losses:
+class Losses:
     """The losses of an epoch, left on their device until they are needed."""
 
     def __init__(self, name: str, epoch: int, updates_before: int) -> None:
@@ -283,6 +284,7 @@ class _Losses:
         return f"task {self._name!r}, epoch {self._epoch + 1}, update {self._before + number + 1}"
 
     def add(self, loss: Tensor) -> None:
+        """Add the loss of an update."""
         self._pending.append(loss)
 
     def settle(self) -> float:
@@ -307,8 +309,10 @@ class _Losses:
         return math.fsum(self._seen) / max(len(self._seen), 1)
 
     def state_dict(self) -> State:
+        """Return the losses that were read."""
         return torch.tensor(self._seen, dtype=torch.float64, device="cpu")
 
     def load_state_dict(self, state: State) -> None:
+        """Restore them."""
         self._seen = state.tolist()
         self._before -= len(self._seen)

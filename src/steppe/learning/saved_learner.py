@@ -39,7 +39,7 @@ def load(
     Args:
         path: The file.
         model: A model of the same architecture, with the same weights frozen. Its weights are replaced by the saved
-            ones.
+            ones. If the learner was created with `grow=True`, the output layer grows to its saved size.
         device: Where to move the model; by default it stays where it is.
         input_transform: The same function as when the learner was created, if it had one.
         threads: How many threads to use; by default as chosen when the learner was created.
@@ -84,8 +84,9 @@ def _load(path: Path, model: nn.Module, threads: int | None, own: Mapping[str, A
             seed=state["seed"],
             padding=None if state.get("padding") is None else Padding(**state["padding"]),
             exclude=state["exclude"],
-            head=state.get("head"),  # older files have neither this
-            threads=state.get("threads") if threads is None else threads,  # nor this
+            head=state.get("head"),  # older files have none of these
+            grow=state.get("grow", False),
+            threads=state.get("threads") if threads is None else threads,
             **own,
         )
         undo = undoing(model)

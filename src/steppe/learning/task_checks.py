@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from steppe.checkpoint.tree import State
 from steppe.data.collate import Pair
@@ -37,6 +38,8 @@ from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
 from steppe.network.eval_batches import min_eval_batch
+from steppe.network.growing_head import GrowingHead
+from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
 from steppe.settings import TrainingConfig
@@ -50,8 +53,19 @@ _LOOKED_AT = 4  # samples of each part of a task; several, because sequences may
 _MOST_DECAYS = 100_000  # of the learning rates in a task
 
 
-def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Kind, int]:
-    """Return the kind of the task's inputs and how many outputs the model has.
+def validate_task(
+    task: Task, network: Network, earlier: Kind | None, head: GrowingHead | None = None
+) -> tuple[Kind, int]:
+    """Return the kind of the task's inputs and how many outputs the model has, or needs if its head grows.
+
+    Args:
+        task: The task.
+        network: The network.
+        earlier: The kind of earlier tasks' inputs.
+        head: The output layer, if it grows.
+
+    Returns:
+        The kind and the number of outputs.
 
     Raises:
         DataError: The data does not fit the model, its head or the inputs of earlier tasks.
@@ -74,6 +88,9 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
     check_gradient(output, network, x)
     check_head_possible(task, output)
     outputs = count_outputs(output)
+    if head is not None:
+        check_columns(output, head)
+        outputs = max(outputs, outputs_needed(task))
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
@@ -82,7 +99,7 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
             first, label = part.first(_LOOKED_AT)
             first = network.inputs.as_stored(first)
             if isinstance(part, TensorSamples):
-                check_targets(task, part.y, outputs, network)
+                check_targets(task, part.y, _allowed_outputs(part.y, outputs, words, head), network)
             elif words == "training":
                 check_targets(task, label, outputs, network)
         own = kind_of(first)
@@ -93,17 +110,58 @@ def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[K
             )
         with task.error_context(words):
             check_scaled_alike(first, kind, network)
+    if head is not None:  # as if it had grown
+        output = pad(output, (0, outputs - head.rows))
     check_loss(task, output, y, network)
     return kind, outputs
 
 
+def check_columns(output: Tensor, head: GrowingHead) -> None:
+    """Raise ModelError if the model's output is not that of its growing head."""
+    if (found := count_outputs(output)) != head.rows:
+        raise ModelError(
+            f"the layer {head.name!r} has {head.rows} outputs, but the model returns {found}; with grow=True the model "
+            "must return that layer's outputs, however many there are."
+        )
+
+
+def outputs_needed(task: Task) -> int:
+    """Return how many outputs the task needs: up to the end of its head, or without one up to its highest label.
+
+    Raises:
+        DataError: The labels are no class numbers, or cannot be read before learning.
+    """
+    if task.head is not None:
+        return task.head.stop
+    with task.error_context("training"):
+        if isinstance(task.train, TensorSamples):
+            return most_outputs(task.train.y, 0)
+        if isinstance(task.train, DatasetSamples):
+            return max(most_outputs(y, 0) for _, y in task.train.batches(512, None))
+        raise DataError(
+            "is a DataLoader or a stream, whose labels are not known in advance; pass a Dataset, or tensors."
+        )
+
+
+def most_outputs(y: Tensor, outputs: int) -> int:
+    """Return the number of outputs that class numbers need, at least `outputs`."""
+    if not is_class_numbers(y):
+        raise DataError(f"has targets {y.dtype} of shape {tuple(y.shape)}; grow=True needs class numbers, (n,).")
+    return max(outputs, int(y.max()) + 1) if len(y) else outputs
+
+
+def _allowed_outputs(y: Tensor, outputs: int, part: str, head: GrowingHead | None) -> int:
+    """How many outputs labels may index: in test data of a head that grows, also classes that have not come yet."""
+    return outputs if head is None or part != "test" else most_outputs(y, outputs)
+
+
 def probe_inputs(task: Task, network: Network) -> Nest:
-    """Return as few stored inputs of the task as the model accepts."""
+    """Return the fewest stored inputs of the task that the model accepts."""
     return probe_samples(task, network)[0]
 
 
 def probe_samples(task: Task, network: Network) -> Pair:
-    """Return as few stored inputs of the task as the model accepts, with their targets."""
+    """Return the fewest stored inputs of the task that the model accepts, with their targets."""
     with task.error_context("training"):
         x, y = task.train.first(min_eval_batch(network.model))
         x = network.inputs.as_stored(x)
@@ -214,12 +272,12 @@ def _difference(saved: Sequence[State], group: TaskGroup) -> str | None:
 
 
 def prepared_copy(network: Network, x: Nest) -> Nest:
-    """Return a copy of stored samples as the model takes them.
+    """Return a copy of stored samples as the model's inputs.
 
     Raises:
         UsageError: `input_transform` works in place.
     """
-    given = map_nest(lambda leaf: leaf.to(network.device, copy=True), x)  # moving it later would hide what is done
+    given = map_nest(lambda leaf: leaf.to(network.device, copy=True), x)  # as for batches; a later move hides changes
     parts = [part for leaf in leaves(given) for part in (leaf.rows if isinstance(leaf, Ragged) else (leaf,))]
     before = [(part._version, part.clone()) for part in parts]
     prepared = network.prepare_inputs(given)

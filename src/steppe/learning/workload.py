@@ -1,4 +1,4 @@
-"""What a learner's work needs of the process: how many threads, and whether torch's global generators."""
+"""What a learner needs from the process: a number of threads, and perhaps torch's global generators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steppe.tensors.model_call import call_model
 from steppe.tensors.nest import Nest, clone_nest, nest_length
 
 _TINY = 2**20
-"""Multiplications that take no longer than changing the number of threads and back, some 0.1 ms."""
+"""Multiplications that take no longer than changing the number of threads and back, about 0.1 ms."""
 
 
 class Workload:
@@ -29,6 +29,10 @@ class Workload:
     def __init__(self, network: Network, chosen: int | None) -> None:
         self._network, self.chosen = network, chosen
         self._multiplications: dict[Kind, int] = {}  # per sample, by its kind
+
+    def forget(self) -> None:
+        """Count anew, because the model has changed."""
+        self._multiplications.clear()
 
     def threads(self, stored: Nest, batch_size: int) -> int:
         """Return how many threads suit batches of this size of samples like the stored ones."""

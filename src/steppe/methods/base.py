@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from steppe.data.task import Task
+    from steppe.network.growing_head import GrowingHead
     from steppe.network.network import Network
     from steppe.projection.layers import ProjectedWeight
     from steppe.runtime.rng import Streams
@@ -42,6 +43,9 @@ class MethodConfig(Settings, ABC):
 
     uses_projection: ClassVar[bool] = False
     """Whether the method projects gradients and needs the layers whose weights can be projected."""
+
+    needs_tasks: ClassVar[bool] = False
+    """Whether the method needs tasks with borders, so that it cannot learn from a stream (`Learner.observe`)."""
 
     takes_any_loss: ClassVar[bool] = True
     """Whether the method learns with any loss that the learner is created with. Then it computes losses only with
@@ -140,6 +144,17 @@ class Method(ABC):
         if self.descent is None:
             raise UsageError(f"{type(self).__name__} has no learning rate to decay: train it with patience=0.")
         return self.descent.decay_lr(divisor)
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Give everything that has the output layer's shape its new rows. By default: the momentum.
+
+        Called after the layer has grown, between two updates. After an exception it may be called again.
+
+        Args:
+            head: The layer; `head.fit(name, tensor)` extends a tensor that has the shape of one of its parameters.
+        """
+        if self.descent is not None:
+            self.descent.grow_head(head)
 
     @abstractmethod
     def observe(self, batch: Batch) -> Tensor:

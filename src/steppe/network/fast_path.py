@@ -52,12 +52,12 @@ class FastPath:
             self._chain = None
 
     def enable(self, enabled: bool) -> None:
-        """Use the chain, or not, as a saved learner did."""
+        """Use the chain or not, as the saved learner did."""
         self._chain = find_linear_chain(self._model) if enabled else None
 
     @staticmethod
     def outputs(chain: LinearChain | None, x: Nest) -> Tensor | None:
-        """Return the model's output on many prepared inputs, or None where its forward is the faster way."""
+        """Return the model's output on many prepared inputs, or None where its own forward is faster."""
         if chain is None or len(x) < _MANY or not chain.untouched:
             return None
         return chain.outputs(x.flatten(1))

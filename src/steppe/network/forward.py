@@ -1,4 +1,4 @@
-"""Calling the model: in train or eval mode, in the precision of the moment, its input left unchanged."""
+"""Calls the model in train or eval mode and in the current precision, without changing its input."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ class Forward:
 
     Attributes:
         input_copies: Protects inputs from models that change them in place.
-        is_mixed: Whether the model runs in bfloat16 for now.
+        is_mixed: Whether the model currently runs in bfloat16.
     """
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:
         self._model, self._weights = model, weights
-        self._wide = wide_linear_layers(model)
+        self.find_wide_layers()
         self.input_copies = InputCopies(model)
         self.is_mixed = False
 
+    def find_wide_layers(self) -> None:
+        """Find the layers that are computed in another way because of their size."""
+        self._wide = wide_linear_layers(self._model)
+
     def __call__(self, x: Nest, call: Callable[..., Any] | None = None) -> Tensor:
-        """Return the model's output on prepared inputs, or that of another way to call it; see `call_model`."""
+        """Return the model's output on prepared inputs, passed as by `call_model`; `call` replaces the model."""
         if not self.is_mixed:
             with fast_linear_layers(self._wide):
                 return self.input_copies.call(x, call)

@@ -94,7 +94,7 @@ def is_class_numbers(target: object) -> bool:
 
 
 def check_mask_size(ranges: Sequence[range | None], outputs: int) -> None:
-    """Raise UsageError if the heads need too large a mask; a saved state with so many would be refused as well."""
+    """Raise UsageError if the heads need too large a mask; a saved state with so many would be rejected too."""
     if not _fits(ranges, outputs):
         raise UsageError(
             f"{len(ranges)} tasks with heads among {outputs} outputs: tasks times outputs must be at most "

@@ -1,4 +1,4 @@
-"""From stored samples to the model's inputs: moved to its device, padded, transformed, in its number type."""
+"""From stored samples to the model's inputs: moved to its device, padded, transformed, in its dtype."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class InputPipeline:
         return x
 
     def prepare_inputs(self, x: Nest) -> Nest:
-        """Return stored samples as the model takes them."""
+        """Return stored samples as the model's inputs."""
         if isinstance(x, Tensor) and self.padding is None:
             return self._in_own_type(self._transform(to_device(x, self._device)))
         x = nest_to_device(x, self._device)
@@ -95,5 +95,5 @@ class InputPipeline:
         return self.padding.pad_targets(nest_to_device(y, self._device))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return a stored batch as the model takes it."""
+        """Return a stored batch as the model's input."""
         return Batch(self.prepare_inputs(batch.x), self.prepare_targets(batch.y), to_device(batch.task, self._device))

@@ -50,7 +50,7 @@ class ModelTensors:
         return {"weights": tensors_of(self._model), "self_made": sorted(self.lazy)}
 
     def load_state_dict(self, state: State) -> None:
-        """Load weights and buffers; other names or shapes are refused."""
+        """Load weights and buffers; other names or shapes are an error."""
         lazy = frozenset(as_names(state.get("self_made")) or ())  # older states have no such entry
         load_tensors(self._model, state["weights"], lazy)
         self._lazy |= lazy

@@ -1,7 +1,7 @@
 """The user's model as the methods see it: losses and gradients at w or at w + v, by parameter name.
 
-`Network` is put together from one part per job. The model itself is never changed: other weights only take the place
-of its own while a gradient is computed, running statistics move only when wanted, and every module keeps its mode.
+`Network` combines one part per job. The model itself is never changed: other weights only take the place of its
+own while a gradient is computed, running statistics move only when requested, and every module keeps its mode.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Network:
         weights: The trainable parameters, and which of them are frozen.
         trainable: The trainable parameters by name; short for `weights.trainable`.
         device: The device of the model.
-        dtype: The number type of its weights.
+        dtype: The dtype of its weights.
         inputs: Prepares stored samples.
         heads: The columns of the logits that each task may use.
         input_copies: Calls the model so that its input stays unchanged.
@@ -86,15 +86,15 @@ class Network:
         self._fast_path = FastPath(model)
 
     def prepare_inputs(self, x: Nest) -> Nest:
-        """Return stored samples as the model takes them: on its device, in its number type, transformed."""
+        """Return stored samples as the model's inputs: on its device, in its dtype, padded, transformed."""
         return self.inputs.prepare_inputs(x)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return a stored batch as the model takes it."""
+        """Return a stored batch as the model's input."""
         return self.inputs.prepare(batch)
 
     def forward(self, x: Nest) -> Tensor:
-        """Return the model's output on prepared inputs, in the precision of the moment."""
+        """Return the model's output on prepared inputs, in the current precision."""
         return self._forward(x)
 
     def outputs(self, x: Nest) -> Tensor:
@@ -191,6 +191,13 @@ class Network:
         """Run the model in this precision inside, in train mode only; its weights stay as they are."""
         return self._forward.autocast_to(precision)
 
+    def fit_outputs(self, outputs: int) -> None:
+        """Adapt to the model's number of outputs, which has changed; can be repeated after an exception."""
+        self.heads.set_ranges(self.heads.ranges, outputs)
+        self.scratch.forget()
+        self._forward.find_wide_layers()
+        self._fast_path.enable(self.chain is not None)  # anew: what was computed for the old one does not fit
+
     def snapshot(self) -> dict[str, Tensor]:
         """Return copies of all weights and buffers."""
         return self._tensors.snapshot()
@@ -210,7 +217,7 @@ class Network:
         }
 
     def load_state_dict(self, state: State, outputs: int) -> None:
-        """Load a state for a model with so many outputs.
+        """Load a state for a model with this many outputs.
 
         Raises:
             ModelError: The model has weights of other names or shapes.

@@ -1,4 +1,4 @@
-"""Memory that updates use again and again: allocating it anew costs more than the arithmetic done in it."""
+"""Memory that updates reuse: allocating it anew would cost more than the arithmetic done in it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class Scratch:
         self._weights = weights
         self._tensors: ParamDict = {}
         self._scalars: dict[float, Tensor] = {}
+
+    def forget(self) -> None:
+        """Forget the tensors, because the weights have other shapes now."""
+        self._tensors = {}
 
     def tensor(self, name: str) -> Tensor:
         """Return the scratch tensor of a weight's shape, always the same one."""

@@ -1,4 +1,4 @@
-"""Which of the model's parameters learn: the trainable ones by name, less those that are frozen for now."""
+"""Which of the model's parameters learn: the trainable ones, except those that are temporarily frozen."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Weights:
     """The trainable parameters of a model, and what is frozen while a task is learned.
 
     Attributes:
-        trainable: Every parameter with `requires_grad`, by name, as the model was when the learner was made.
-        device: Where they lie.
-        dtype: Their number type, float32 or float64.
-        frozen: Names of trainable parameters that are frozen for now (scales and shifts of norm layers).
+        trainable: Every parameter with `requires_grad`, by name, as the model was when the learner was created.
+        device: Their device.
+        dtype: Their dtype, float32 or float64.
+        frozen: Names of trainable parameters that are temporarily frozen (scales and shifts of norm layers).
         frozen_statistics: Norm layers that use their running statistics in training too.
     """
 
@@ -38,7 +38,7 @@ class Weights:
 
     @property
     def has_frozen(self) -> bool:
-        """Whether some parameters of the model do not learn, for now or at all."""
+        """Whether some parameters of the model are frozen, temporarily or permanently."""
         return bool(self.frozen) or self._is_partial
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.fast.factored import Gradient
+from steppe.fast.factored import FactoredGrad, Gradient
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation
@@ -113,10 +113,7 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        parts = dict(gradient)
-        for name, projector in self._projectors.items():
-            parts[name] = projector.project_onto(gradient[name], None if known is None else known.get(name))
-        return parts
+        return self._projected(gradient, known, lambda projector, g, c: projector.project_onto(g, c))
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
@@ -128,9 +125,17 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
+        return self._projected(gradient, known, lambda projector, g, c: projector.project_out(g, c))
+
+    def _projected(
+        self,
+        gradient: Gradient,
+        known: Gradient | None,
+        project: Callable[[SoftProjector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
+    ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
-            parts[name] = projector.project_out(gradient[name], None if known is None else known.get(name))
+            parts[name] = project(projector, gradient[name], None if known is None else known.get(name))
         return parts
 
     def ranks(self) -> dict[str, dict[str, int]]:

@@ -134,7 +134,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Collection:
-    """What some directories contain.
+    """The runs and studies in some directories.
 
     Attributes:
         runs: The finished runs.

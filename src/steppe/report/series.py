@@ -46,7 +46,7 @@ def variant_series(variant: Variant, timed_by: TimeMeasure) -> Data:
 
 
 def mean_over_seen(matrix: Matrix) -> list[float | None]:
-    """After each task the mean accuracy over all tasks so far; None where they were not all tested."""
+    """After each task the mean accuracy over all tasks so far; None where some of them were not tested."""
     means: list[float | None] = []
     for place, row in enumerate(matrix):
         seen = [value for value in row[: place + 1] if value is not None]

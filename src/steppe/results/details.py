@@ -1,4 +1,4 @@
-"""A study in detail: besides accuracies, ranks of the bases, importances, time and memory of each method."""
+"""A study's detailed table: accuracies, ranks of the bases, importances, time and memory of each method."""
 
 from __future__ import annotations
 

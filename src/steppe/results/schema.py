@@ -117,7 +117,7 @@ class RunResult:
     def is_sequential(self) -> bool:
         """Whether each task was seen once, in turn.
 
-        Multitask and Oracle see all earlier tasks again; Oracle has a BWT all the same.
+        Multitask and Oracle see all earlier tasks again, but Oracle has a BWT.
         """
         return self.schedule == "sequential"
 
@@ -241,7 +241,7 @@ def _is_setting(value: object) -> bool:
 
 
 def _is_matrix(value: object) -> bool:
-    """A row for each task, in which the tasks learned by then are all measured or all left open."""
+    """A row for each task, in which the tasks learned by then are either all measured or all missing."""
     if not isinstance(value, list):
         return False
     for place, row in enumerate(value):

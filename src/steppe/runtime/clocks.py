@@ -2,7 +2,7 @@
 
 Wall-clock time includes whatever else the machine was doing; CPU time does not. With one torch thread it is that of the
 calling thread, so that runs in several threads of a process do not count each other's work. With more it is that of the
-whole process, because the work is in threads that cannot be told apart.
+whole process, because the work is done by threads that no caller owns.
 """
 
 from __future__ import annotations

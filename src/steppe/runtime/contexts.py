@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_FLUSHING = threading.local()  # how the outermost `flush_denormals` of each thread found it
+_FLUSHING = threading.local()  # the setting that each thread's outermost `flush_denormals` found
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def flush_denormals() -> Iterator[None]:
 
 
 def restore_denormals() -> None:
-    """Do what `flush_denormals` has left undone in this thread, if an exception from outside split its end."""
+    """Restore the setting if an exception from another thread interrupted `flush_denormals` in this thread."""
     before = getattr(_FLUSHING, "before", None)
     if before is not None:
         torch.set_flush_denormal(before)
@@ -57,7 +57,7 @@ class SharedOverride:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Have the change in effect inside."""
+        """Apply the change inside."""
         counted = False
         try:
             with self._lock:
@@ -74,7 +74,7 @@ class SharedOverride:
 
 
 def _freeze() -> Callable[[], None]:
-    if gc.get_freeze_count():  # frozen by the program itself: unfreezing is up to it
+    if gc.get_freeze_count():  # frozen by the program itself, which also unfreezes it
         return lambda: None
     gc.freeze()
     return gc.unfreeze

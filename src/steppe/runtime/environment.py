@@ -21,7 +21,7 @@ _MODEL_KEYS = ("model name", "cpu model", "cpu", "Hardware")  # in /proc/cpuinfo
 
 @functools.cache
 def machine_info(device: str = "cpu") -> Machine:
-    """What timings, and the last bits of results, may depend on.
+    """The hardware and system that timings, and the last bits of results, may depend on.
 
     Args:
         device: The device of the work; for a GPU its name is included.

@@ -1,6 +1,6 @@
 """Files: atomic writes that stay inside their directory, and reads with limits on size and nesting.
 
-Run directories may come from somebody else, so links in them are not followed out of them, and no file can make the
+Run directories may come from someone else, so links in them are not followed out of them, and no file can make the
 process wait for a pipe or run out of memory.
 """
 

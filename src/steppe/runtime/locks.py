@@ -1,8 +1,8 @@
-"""A fair lock: threads get it in the order in which they asked.
+"""A fair lock: threads acquire it in the order in which they requested it.
 
-Two of its kind are in use. A learner has one, so that its calls run one at a time; `rng.GLOBAL_RNG_LOCK` says whose
-streams torch's global generators run, so that learners in several threads alternate update by update. A plain
-`threading.RLock` would let a thread that releases and reacquires starve the others.
+Each learner has one, so that its calls run one at a time. `rng.GLOBAL_RNG_LOCK` protects torch's global generators, so
+that learners in several threads alternate update by update. A plain `threading.RLock` would let a thread that releases
+and reacquires starve the others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FairLock:
         return bool(self._waiting)
 
     def acquire(self) -> None:
-        """Acquire it once more, after all threads that are waiting already."""
+        """Release it to the threads that are waiting already, and acquire it again."""
         me = threading.get_ident()
         with self._mutex:
             if self._owner == me or self._owner is None:

@@ -1,7 +1,7 @@
 """Random numbers: one seed, many independent named streams, and torch's global generators.
 
 Each purpose (order of samples, replay, model weights, dropout, …) has its own generator, derived from the seed and the
-purpose's name, so that what one part draws never shifts what another part sees. Nothing random in `steppe` comes from
+purpose's name, so that draws by one part never change what another part draws. Nothing random in `steppe` comes from
 anywhere else.
 
 Dropout can only draw from torch's global generators. A learner therefore puts its own stream in their place while it
@@ -21,7 +21,7 @@ import torch
 from steppe.runtime.locks import FairLock
 
 GLOBAL_RNG_LOCK = FairLock()
-"""Held by the thread whose sequence torch's global generators run."""
+"""Held by the thread whose random sequence torch's global generators currently produce."""
 
 _CPU = torch.device("cpu")
 
@@ -168,9 +168,7 @@ def _acquired(rng: GlobalRNG) -> Iterator[None]:
 
 @contextmanager
 def preserve_global_rng(device: torch.device = _CPU, seed: int | None = None) -> Iterator[None]:
-    """Whatever draws from torch's global generators inside, the CPU's and the device's, seeded or not, leaves them as
-    they were found.
-    """
+    """Restore torch's global generators, the CPU's and the device's, after code that draws from or seeds them."""
     with _acquired(GlobalRNG(device, seed=seed)):
         yield
 

@@ -139,7 +139,7 @@ class Session:
         self._signals.unblock()
 
     def _repair(self) -> None:
-        """Undo what the contexts inside left behind if the exception split their own cleaning up."""
+        """Undo what the contexts inside left behind if the exception interrupted their cleanup."""
         torch.set_grad_enabled(self._flags[0])
         torch.set_autocast_cache_enabled(self._flags[1])
         for module, training in self._modes:

@@ -40,7 +40,7 @@ def deferred_signals() -> Iterator[StopCheck]:
     """Only record the first SIGINT or SIGTERM inside; the second one raises at once.
 
     Yields:
-        A function that returns the recorded exception, or None: ask it where the work can be saved.
+        A function that returns the recorded exception, or None: call it where the work can be saved.
     """
     recorded: list[BaseException] = []
 

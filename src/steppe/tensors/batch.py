@@ -14,7 +14,7 @@ from steppe.tensors.nest import Nest, concat_nests, index_nest, nest_bytes, requ
 
 
 def index_of(places: Iterable[int], device: torch.device) -> Tensor:
-    """Places to index tensors on the device by, brought there without waiting for it."""
+    """Copy indices to the device without waiting for it."""
     return torch.tensor(list(places), dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
@@ -38,7 +38,7 @@ class Batch:
         return cls(x, y, torch.full((len(y),), place, dtype=torch.int64, device=y.device))
 
     def __len__(self) -> int:
-        return self.task.shape[0]  # len() of a tensor takes a detour that shows in every update
+        return self.task.shape[0]  # len() of a tensor is slow enough to show in every update
 
     def __getitem__(self, index: slice | Tensor) -> Batch:
         return Batch(index_nest(self.x, index), self.y[index], self.task[index])
@@ -65,16 +65,16 @@ class Batch:
             raise
 
     def require_like(self, other: Batch) -> None:
-        """Refuse to be kept together with samples of another shape."""
+        """Raise ShapesDifferError if the other batch has samples of another shape."""
         require_same_structure(self.x, other.x)
         if isinstance(self.y, Tensor) and isinstance(other.y, Tensor) and self.y.shape[1:] != other.y.shape[1:]:
             raise ShapesDifferError(
-                f"targets of shape {tuple(self.y.shape[1:])} cannot be kept together with others of shape "
+                f"targets of shape {tuple(self.y.shape[1:])} cannot be stored together with others of shape "
                 f"{tuple(other.y.shape[1:])}: give all samples targets of one shape."
             )
 
     def flat(self) -> Batch:
-        """The same with each sample as a row of numbers."""
+        """The batch with each sample flattened to a row."""
         return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task)
 
     def joined(self, other: Batch | None) -> Batch:

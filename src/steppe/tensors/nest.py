@@ -179,7 +179,7 @@ def nest_bytes(nest: Nest) -> int:
 
 
 def require_same_structure(nest: Nest, other: Nest) -> None:
-    """Check that samples of two nests can be kept together.
+    """Check that samples of two nests can be stored together.
 
     Tuples and lists are alike, and the order of keys does not matter.
 
@@ -196,8 +196,8 @@ def require_same_structure(nest: Nest, other: Nest) -> None:
     mine, its = dict(named_leaves(nest)), dict(named_leaves(other))
     if mine.keys() != its.keys():
         raise ShapesDifferError(
-            f"inputs {_described(nest)} cannot be kept together with inputs {_described(other)}: give all samples the "
-            "same parts."
+            f"inputs {_described(nest)} cannot be stored together with inputs {_described(other)}: give all samples "
+            "the same parts."
         )
     for name, leaf in mine.items():
         _require_same_shape(name, leaf, its[name])
@@ -226,7 +226,7 @@ def _require_same_shape(name: str, leaf: Leaf, other: Leaf) -> None:
         return
     part = f" ({name!r})" if name else ""
     raise ShapesDifferError(
-        f"inputs{part} of shape {tuple(leaf.shape[1:])} cannot be kept together with others of shape "
+        f"inputs{part} of shape {tuple(leaf.shape[1:])} cannot be stored together with others of shape "
         f"{tuple(other.shape[1:])}: give all samples one shape (sequences: pad them all to one length, or pass them "
         "without padding and create the learner with padding=steppe.Padding(…))."
     )

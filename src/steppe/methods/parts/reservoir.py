@@ -50,6 +50,8 @@ class Reservoir:
         self._draws, self._pushes = draws, pushes
         self._stored: Batch | None = None  # allocated for the full capacity by the first `add`
         self._extras: Tensor | None = None  # likewise, if there are extras
+        self.has_partial_extras = False
+        """Whether extras may be shorter than the newest ones; the rest of them is NaN."""
 
     @classmethod
     def from_streams(cls, capacity: int, streams: Streams, purpose: str = "replay") -> Reservoir:
@@ -133,6 +135,18 @@ class Reservoir:
         places, indices = self._sample_places(count)
         return _select(self._stored, places, indices), self._extras[indices]
 
+    def widen_extras(self, width: int) -> None:
+        """Make room for longer extras, (n, width). Those stored so far are completed by NaN.
+
+        Args:
+            width: The length of extras from now on.
+        """
+        if self._extras is None or self._extras.shape[1] == width:
+            return
+        wider = allocate_rows(self._extras.new_empty((0, width)), self.capacity).fill_(torch.nan)
+        wider[:, : self._extras.shape[1]] = self._extras
+        self.has_partial_extras, self._extras = True, wider
+
     def _sample_places(self, count: int) -> tuple[list[int], Tensor]:
         """Distinct places, as numbers and as a tensor on the device."""
         assert self._stored is not None
@@ -149,7 +163,7 @@ class Reservoir:
         filled = slice(0, len(self))
         stored = None if self._stored is None else self._stored[filled]
         extras = None if self._extras is None else self._extras[filled]
-        return {"age": self.num_seen, "stored": stored, "notes": extras}
+        return {"age": self.num_seen, "stored": stored, "notes": extras, "partial": self.has_partial_extras}
 
     def load_state_dict(self, state: State) -> None:
         """Restore a state.
@@ -169,8 +183,9 @@ class Reservoir:
         allocated = None
         if stored is not None:
             allocated = map_batch(lambda part: _with_capacity(part, self.capacity), stored)
-        kept = None if extras is None else _rows_with_capacity(extras, self.capacity)
-        self.num_seen, self._stored, self._extras = seen, allocated, kept  # last, once everything could be allocated
+        self._extras = None if extras is None else _rows_with_capacity(extras, self.capacity)
+        self.has_partial_extras = bool(state.get("partial", False))  # older states have no such entry
+        self.num_seen, self._stored = seen, allocated  # last, once everything could be allocated
 
     def memory_bytes(self) -> int:
         """The allocated memory of the samples, without extras; of sequences, what those stored take.

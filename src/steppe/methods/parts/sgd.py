@@ -10,6 +10,7 @@ from torch import Tensor
 from steppe.checkpoint.tree import State
 from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.fast.matmul import plus_product
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
 
@@ -61,6 +62,15 @@ class MomentumSGD:
         self._velocity: ParamDict = {}
         self._weights: list[Tensor] = []  # the ones that move, in the order of the velocities
         self._velocities: list[Tensor] = []
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Extend the momentum of an output layer that has grown by zeros.
+
+        Args:
+            head: The layer.
+        """
+        if self._velocity:
+            self._set_velocity({name: head.fit(name, velocity) for name, velocity in self._velocity.items()})
 
     def state_dict(self) -> State:
         """The learning rate and the momentum.

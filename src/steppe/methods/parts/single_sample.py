@@ -38,7 +38,7 @@ def require_batchable(network: Network, batch: Batch, cause: str, remedy: str) -
 
     Args:
         network: The network, in the mode in which it will see the batch.
-        batch: The prepared batch; anything but a single sample is accepted unseen.
+        batch: The prepared batch; anything but a single sample is accepted without a check.
         cause: Why there is a single sample, as the start of the error text.
         remedy: What to do, as the end of the error text.
 

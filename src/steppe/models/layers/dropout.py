@@ -58,9 +58,7 @@ def dropout_pool_relu(x: Tensor, share: float, training: bool) -> Tensor:
 
 
 class _DropoutPoolReLU(torch.autograd.Function):
-    """A pooled number above 0 was not dropped, so the backward pass needs no mask, only the maximum's place and the
-    scale.
-    """
+    """A pooled number above 0 was not dropped, so the backward pass needs only the maximum's index and the scale."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
