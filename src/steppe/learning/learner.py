@@ -54,8 +54,9 @@ class Learner(StreamLearner):
         method: The method's settings, such as `steppe.FSDGPM()`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
-        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs. It
-            must return a new tensor. By default bytes are scaled to 0…1 and other numbers are kept.
+        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs: a
+            tensor, dictionary or tuple into the same or another of them, in new tensors. By default bytes are scaled to 0…1 and other numbers are kept.
+        padding: How sequences of different lengths are padded, batch by batch; a file keeps it.
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
