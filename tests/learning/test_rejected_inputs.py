@@ -71,7 +71,7 @@ class Pictures(Dataset[Any]):
 
 
 class Counted(IterableDataset[Any]):
-    """It knows that it has no sample."""
+    """It has no samples."""
 
     def __len__(self) -> int:
         return 0

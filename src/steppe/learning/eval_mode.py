@@ -18,6 +18,7 @@ from steppe.network.eval_batches import min_eval_batch
 from steppe.runtime.contexts import training_context
 from steppe.runtime.rng import GlobalRNG
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
 from steppe.tensors.nest import Nest, index_nest, nest_length
 
 _Result = TypeVar("_Result")
@@ -63,16 +64,17 @@ class EvalMode(LearnerState):
         pending, method = self.phase, self._method
         assert method is not None
 
-        def end(session: Session) -> None:
+        def end(session: Session) -> list[str]:
             session.use_global_rng(GlobalRNG(self.network.device, self.streams))
             session.set_num_threads(pending.threads)
             with training_context(self.network.device), self.network.mode(training=True):
                 if pending.best:
                     self.network.restore(pending.best)
-                self._end_task(method, pending.name)
+                remarks = self._end_task(method, pending.name)
             self.phase = Idle()
+            return remarks
 
-        self._run_exclusively(end)
+        warn_of(self._run_exclusively(end))
 
     def _end_task(self, method: Method, name: str) -> list[str]:
         check_finite(self.network.trainable, f"after task {name!r}")

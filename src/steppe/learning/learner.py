@@ -17,7 +17,9 @@ from steppe.learning.checks import (
     check_finite,
     check_frozen_eval_layers,
     check_precision,
+    check_schedule,
     check_unchanged,
+    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
@@ -38,6 +40,7 @@ from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
 from steppe.settings import TrainingConfig
 
 _Result = TypeVar("_Result")
@@ -50,12 +53,14 @@ class Learner(StreamLearner):
     mode). Learners may be used from several threads, and several may work at once.
 
     Args:
-        model: Any module that returns one row of logits per sample, (n, outputs); with `loss`, any tensor (n, ...).
+        model: Any module that returns one row of logits per sample, (n, outputs): as a tensor, as the first part of a
+            tuple, or as `logits` of an object or dictionary. With `loss`, any tensor (n, ...).
         method: The method's settings, such as `steppe.FSDGPM()`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
         input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs: a
-            tensor, dictionary or tuple into the same or another of them, in new tensors. By default bytes are scaled to 0…1 and other numbers are kept.
+            tensor, dictionary or tuple into the same or another of them, in new tensors. By default bytes are scaled to
+            0…1 and other numbers are kept.
         padding: How sequences of different lengths are padded, batch by batch; a file keeps it.
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
@@ -70,6 +75,11 @@ class Learner(StreamLearner):
             class numbers counted from its first (docs/recipes/own-loss.md).
         metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
             object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
+        optimizer: A function that makes an optimizer of the model's trainable parameters, such as
+            `lambda params: torch.optim.AdamW(params, lr=1e-3)`. It takes the steps in place of the method's SGD, whose
+            lr and momentum have no effect then. It is called for every task (docs/recipes/own-loss.md).
+        scheduler: A function that makes a scheduler of the optimizer. It steps after every update.
+        keep_optimizer_state: Carry the optimizer's moments over to the next task instead of starting anew.
 
     Attributes:
         model: The model, in place.
@@ -110,10 +120,10 @@ class Learner(StreamLearner):
     ) -> TaskResult:
         """Learn the next task.
 
-        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are. If
-        `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended like any other (best weights,
-        bases, exemplars) when the learner is next used. A task that fails after it was resumed from a file cannot be
-        rolled back: load the file again.
+        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are, unless
+        the learner has its own loss. If `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended
+        like any other (best weights, bases, exemplars) when the learner is next used. A task that fails after it was
+        resumed from a file cannot be rolled back: load the file again.
 
         Args:
             tasks: The next task, or several to learn at once, shuffled together. A learner loaded from a file that was
@@ -153,7 +163,11 @@ class Learner(StreamLearner):
             choose_precision(precision, self.network.device),
         )
         check_precision(config.precision, self.network.dtype)
-        return self._run_exclusively(lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session))
+        result = self._run_exclusively(
+            lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session)
+        )
+        warn_of(result.remarks)
+        return result
 
     def _learn_tasks(
         self, tasks: list[Task], config: TrainingConfig, callback: Callback, session: Session
@@ -164,6 +178,7 @@ class Learner(StreamLearner):
             check_same_task(self.phase.loop_state, group, config)
         group.require_mixable()
         if config.patience:
+            check_schedule(self.network)
             group.require_validation()
         if self.settings.schedule != "sequential" and group.first:
             raise UsageError(
@@ -174,7 +189,11 @@ class Learner(StreamLearner):
         self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
-            session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
+            first = probe_inputs(tasks[0], self.network)
+            session.set_num_threads(self._workload.threads(first, config.batch_size))
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
+            session.set_num_threads(self._workload.threads(first, config.batch_size))  # of the model as it is now
             return self._learn(method, group, config, guarded, session)
 
     def _learn(
@@ -184,8 +203,6 @@ class Learner(StreamLearner):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
-            with training_context(self.network.device):
-                self._grow_head(group.tasks[0])
         classes = self._num_outputs if self.network.output_loss.is_cross_entropy else None
         loop = TrainingLoop(method, self.network, group, classes, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
@@ -362,6 +379,7 @@ class Learner(StreamLearner):
                 self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
             )
         method = self.settings.start(self.network, covered, self.streams)
+        check_uses_optimizer(method, self.network)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
     def save(self, path: Path | str) -> None:

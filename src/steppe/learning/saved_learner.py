@@ -17,6 +17,7 @@ from steppe.learning.learner import Learner
 from steppe.learning.scoring import Metric
 from steppe.methods.base import MethodConfig
 from steppe.network.module_state import undoing
+from steppe.network.optimizer_choice import OptimizerFactory, SchedulerFactory
 from steppe.network.output_loss import Loss
 from steppe.registry import METHODS
 from steppe.runtime.devices import check_device
@@ -31,6 +32,9 @@ def load(
     threads: int | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    optimizer: OptimizerFactory | None = None,
+    scheduler: SchedulerFactory | None = None,
+    keep_optimizer_state: bool = False,
 ) -> Learner:
     """Load a learner that `Learner.save` wrote.
 
@@ -45,6 +49,10 @@ def load(
         threads: How many threads to use; by default as chosen when the learner was created.
         loss: The same loss as when the learner was created, if it had one.
         metric: What `evaluate` measures; by default accuracy.
+        optimizer: Makes the optimizer, as for `Learner`. Between two tasks it may be another one than before; a learner
+            that was saved without may get one.
+        scheduler: Makes the scheduler, as for `Learner`.
+        keep_optimizer_state: As for `Learner`; another optimizer starts anew.
 
     Returns:
         The learner. If it was saved within a task, give that task to its `learn` to resume it.
@@ -67,7 +75,15 @@ def load(
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     with torch.inference_mode(False):  # weights made in it could not be trained outside
-        own = {"device": device, "input_transform": input_transform, "loss": loss, "metric": metric}
+        own = {
+            "device": device,
+            "input_transform": input_transform,
+            "loss": loss,
+            "metric": metric,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "keep_optimizer_state": keep_optimizer_state,
+        }
         return _load(Path(path), model, threads, own)
 
 

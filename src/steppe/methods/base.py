@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.checkpoint.tree import State, Stateful
 from steppe.errors import UsageError
-from steppe.methods.parts.sgd import MomentumSGD
+from steppe.methods.parts.descent import Descent
 from steppe.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class MethodConfig(Settings, ABC):
     `network.loss_and_grad`, `network.loss` or `network.output_loss`. False if it needs class numbers as targets.
     """
 
+    takes_any_optimizer: ClassVar[bool] = True
+    """Whether its steps can be those of the user's optimizer. Then its `descent` comes from
+    `methods.parts.descent.make_descent`. False if it takes steps of its own.
+    """
+
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
     """How a benchmark presents its tasks: one after another, all at once, or at each task all so far from scratch."""
 
@@ -88,11 +93,11 @@ class Method(ABC):
 
         >>> from dataclasses import dataclass
         >>> import steppe, torch
-        >>> from steppe.methods.parts.sgd import MomentumSGD
+        >>> from steppe.methods.parts.descent import make_descent
         >>> class PlainSGD(steppe.Method):
         ...     state_attrs = ("descent",)
         ...     def __init__(self, network, lr):
-        ...         self.network, self.descent = network, MomentumSGD(network, lr, momentum=0.0)
+        ...         self.network, self.descent = network, make_descent(network, lr, momentum=0.0)
         ...     def observe(self, batch):
         ...         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
         ...         self.descent.step(gradient)
@@ -110,8 +115,8 @@ class Method(ABC):
     """
 
     network: Network
-    descent: MomentumSGD | None = None
-    """SGD on the weights, if the method uses it."""
+    descent: Descent | None = None
+    """What moves the weights: SGD or the user's optimizer; None if the method moves them itself."""
 
     state_attrs: ClassVar[tuple[str, ...] | None] = None
     """Names of the attributes to save so that training can be resumed, beside the model and the random streams: objects

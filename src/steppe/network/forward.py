@@ -35,7 +35,7 @@ class Forward:
         self._wide = wide_linear_layers(self._model)
 
     def __call__(self, x: Nest, call: Callable[..., Any] | None = None) -> Tensor:
-        """Return the model's output on prepared inputs, passed as by `call_model`; `call` replaces the model."""
+        """Return the model's output on prepared inputs; `call` replaces the model, see `call_model`."""
         if not self.is_mixed:
             with fast_linear_layers(self._wide):
                 return self.input_copies.call(x, call)

@@ -30,7 +30,7 @@ class InputCopies:
         self._needed.clear()
 
     def call(self, x: Nest, forward: Callable[..., Any] | None = None) -> Tensor:
-        """Return the model's output for inputs, passed as by `call_model`; `forward` replaces the model."""
+        """Return the model's output for inputs; `forward` replaces the model, see `call_model`."""
         forward = forward or self._model
         training = self._model.training
         needed = self._needed.get(training)

@@ -24,6 +24,7 @@ from steppe.network.gradients import Gradients
 from steppe.network.heads import Heads, validate_heads
 from steppe.network.inputs import InputPipeline
 from steppe.network.model_tensors import ModelTensors
+from steppe.network.optimizer_choice import OptimizerChoice
 from steppe.network.output_loss import CrossEntropy, Loss, OutputLoss, UserLoss
 from steppe.network.scratch import Scratch
 from steppe.network.weights import Weights
@@ -40,9 +41,11 @@ class Network:
             scaled to 0…1 and other numbers are kept.
         padding: How sequences of different lengths are padded.
         loss: The mean loss, given output and target; by default cross-entropy within each task's head.
+        optimizer: What takes the steps of methods; by default their own SGD.
 
     Attributes:
         model: The model itself.
+        optimizer: The user's optimizer, if there is one.
         weights: The trainable parameters, and which of them are frozen.
         trainable: The trainable parameters by name; short for `weights.trainable`.
         device: The device of the model.
@@ -69,8 +72,9 @@ class Network:
         padding: Padding | None = None,
         *,
         loss: Loss | None = None,
+        optimizer: OptimizerChoice | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.optimizer = model, optimizer
         self.weights = Weights(model)
         self.trainable, self.device, self.dtype = self.weights.trainable, self.weights.device, self.weights.dtype
         self.inputs = InputPipeline(input_transform, self.device, self.dtype, padding)

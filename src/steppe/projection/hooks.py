@@ -12,10 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from steppe.projection.head_detection import is_output_head
 from steppe.projection.layers import CallRule, ProjectedWeight
-from steppe.projection.nests import map_tensors
 from steppe.runtime.hooks import temporary_hooks
 from steppe.tensors.model_call import call_model
-from steppe.tensors.nest import Nest, clone_nest
+from steppe.tensors.nest import Nest, clone_nest, map_nest
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
@@ -81,11 +80,11 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
             with torch.autocast(first.device.type, enabled=False), torch.no_grad():  # the bases keep full precision
                 if rule is None:
                     x = _widened((args[0] if args else kwargs["input"]).detach(), torch.float32)
-                    seen = dict.fromkeys((name for _, name in used), x)
+                    seen = {weight.name_in_calls(name): x for weight, name in used}
                 else:
                     seen = dict(rule(layer, *_widened((args, kwargs), first.dtype)))
                 for weight, name in used:
-                    sink(weight, layer, seen[name])
+                    sink(weight, layer, seen[weight.name_in_calls(name)])
 
     with temporary_hooks() as hooks:
         for layer in users:
@@ -105,7 +104,7 @@ def _by_call_rule(
 
 def _widened(nest: Any, dtype: torch.dtype) -> Any:
     """A nest with its half-precision tensors in another precision."""
-    return map_tensors(nest, lambda x: x.to(dtype) if x.dtype in _HALF else x)
+    return map_nest(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.dtype in _HALF else x, nest)
 
 
 def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> str | None:

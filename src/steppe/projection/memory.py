@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import LayerDivergedError, ModelError
-from steppe.fast.factored import FactoredGrad, Gradient
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation
@@ -22,6 +22,7 @@ from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
 from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
+from steppe.runtime.warn import Caution
 from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
@@ -60,6 +61,7 @@ class GradientMemory:
 
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, ProjectedWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
+        self._normalized = [(weight, weight.norm) for weight in covered.values() if weight.norm is not None]
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
             own = {name: weight.parameter for name, weight in covered.items()}
@@ -137,6 +139,25 @@ class GradientMemory:
         for name, projector in self._projectors.items():
             parts[name] = project(projector, gradient[name], None if known is None else known.get(name))
         return parts
+
+    @property
+    def limit_step(self) -> Callable[[ParamDict], ParamDict] | None:
+        """What a step must be passed through, beyond being projected: None if it is nothing.
+
+        A function of the change of each weight, which returns the changes to make. It projects the change of weights
+        that are computed from several parameters, as with weight normalization.
+        """
+        return self._limit_step if self._normalized and self._projectors else None
+
+    def _limit_step(self, changes: ParamDict) -> ParamDict:
+        limited = dict(changes)
+        for weight, norm in self._normalized:
+            if weight.name in self._projectors:
+                names, parameters = (weight.name, weight.scale_name), (weight.parameter, weight.scale)
+                v, g = (p + changes[name] for p, name in zip(parameters, names, strict=True))
+                kept = norm.limit(parameters, (v, g), self._projectors[weight.name])
+                limited.update({n: new - p for n, p, new in zip(names, parameters, kept, strict=True)})
+        return limited
 
     def ranks(self) -> dict[str, dict[str, int]]:
         """The size of the bases.
@@ -249,8 +270,11 @@ class GradientMemory:
         """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
         saturated = self.saturated()
         return [
-            f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
-            "learn: lower the threshold to leave it room."
+            Caution(
+                f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
+                "learn. For the next model, lower the threshold or its step per task, soften the projection (method "
+                f"sgp, or importance='spectral'), widen the layer, or leave it unprotected with exclude=({name!r},)."
+            )
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]

@@ -183,9 +183,9 @@ class Reservoir:
         allocated = None
         if stored is not None:
             allocated = map_batch(lambda part: _with_capacity(part, self.capacity), stored)
-        self._extras = None if extras is None else _rows_with_capacity(extras, self.capacity)
+        kept = None if extras is None else _rows_with_capacity(extras, self.capacity)
         self.has_partial_extras = bool(state.get("partial", False))  # older states have no such entry
-        self.num_seen, self._stored = seen, allocated  # last, once everything could be allocated
+        self.num_seen, self._stored, self._extras = seen, allocated, kept  # last, once everything could be allocated
 
     def memory_bytes(self) -> int:
         """The allocated memory of the samples, without extras; of sequences, what those stored take.
