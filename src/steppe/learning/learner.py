@@ -19,7 +19,6 @@ from steppe.learning.checks import (
     check_precision,
     check_schedule,
     check_unchanged,
-    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
@@ -34,8 +33,7 @@ from steppe.learning.task_checks import as_task_list, check_last_batch, check_sa
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.network.heads import check_mask_size
-from steppe.projection.coverage import find_covered_weights, warn_shared_head
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.coverage import warn_shared_head
 from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
@@ -368,19 +366,6 @@ class Learner(StreamLearner):
         self._input_kind, self._outputs_needed = kind, outputs
         self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
-
-    def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
-        """Create the method, now that a task shows the model's inputs and head, and find the weights it covers."""
-        covered: dict[str, ProjectedWeight] = {}
-        if self.settings.uses_projection:
-            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
-            multi_head = task.head is not None
-            covered = find_covered_weights(
-                self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
-            )
-        method = self.settings.start(self.network, covered, self.streams)
-        check_uses_optimizer(method, self.network)
-        return method, {name: weight.factorable for name, weight in covered.items()}
 
     def save(self, path: Path | str) -> None:
         """Write a file that `steppe.load` resumes from.
