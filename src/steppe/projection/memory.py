@@ -301,11 +301,7 @@ class GradientMemory:
         return self.extend_from(representations, thresholds, first=first)
 
     def extend_from(
-        self,
-        representations: Mapping[str, Collected],
-        thresholds: Mapping[str, float],
-        *,
-        first: bool,
+        self, representations: Mapping[str, Collected], thresholds: Mapping[str, float], *, first: bool
     ) -> list[str]:
         """Extend the bases by what they miss of collected inputs; see `extend`.
 
@@ -322,9 +318,8 @@ class GradientMemory:
             yield_point()
             old = projectors.get(name)
             assert old is None or isinstance(old, SoftProjector)
-            growth = extend_directions(
-                representation, None if old is None else old.basis, thresholds[name], first=first
-            )
+            basis = None if old is None else old.basis
+            growth = extend_directions(representation, basis, thresholds[name], first=first)
             if growth is None:
                 continue
             if growth.basis.shape[-1] == 0:
