@@ -11,6 +11,11 @@ from steppe.benchmarks import (
     TinyImageNet,
 )
 from steppe.benchmarks.base import Benchmark
+from steppe.custom_loop.flat_sharpness import FlatSharpness
+from steppe.custom_loop.gradient_memory import GradientProjectionMemory
+from steppe.custom_loop.projected_optimizer import ProjectedOptimizer
+from steppe.custom_loop.reservoir_buffer import ReservoirBuffer
+from steppe.data.padding import Padding
 from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
 from steppe.learning.events import EpochEnded, MemoryUpdated, Progress
@@ -38,6 +43,7 @@ from steppe.methods.base import Method, MethodConfig
 from steppe.registry import register_benchmark, register_method
 from steppe.settings import TrainingConfig, linear_range, log_range, one_of, setting
 from steppe.tensors.batch import Batch
+from steppe.tensors.ragged import Ragged
 from steppe.tuning.learner_search import SearchResult, search
 from steppe.version import __version__
 
@@ -61,6 +67,8 @@ __all__ = [
     "DivergedError",
     "EpochEnded",
     "Finetune",
+    "FlatSharpness",
+    "GradientProjectionMemory",
     "ICaRL",
     "ImageFolder",
     "LaMAML",
@@ -72,7 +80,11 @@ __all__ = [
     "Multitask",
     "Oracle",
     "PMNIST60k",
+    "Padding",
     "Progress",
+    "ProjectedOptimizer",
+    "Ragged",
+    "ReservoirBuffer",
     "RotatedMNIST",
     "RunError",
     "SearchResult",

@@ -317,5 +317,5 @@ def test_without_state_attrs_only_the_first_task_is_rolled_back(settings: Method
 
 def test_first_label_outside_the_head_is_rejected_in_every_form() -> None:
     """Labels are checked before the model runs, which would raise an index error."""
-    with pytest.raises(DataError, match="bad: the training data has labels 9 to 9"):
+    with pytest.raises(DataError, match="bad: the training data has labels 9 to 10"):
         Learner(mlp(6), ER()).learn(Task(TensorDataset(X, Y + 9), name="bad"))

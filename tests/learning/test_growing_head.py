@@ -223,7 +223,7 @@ def test_classes_of_a_dataset_are_counted() -> None:
     learner = Learner(nn.Linear(6, 1), Finetune(), head="weight", grow=True)
     learner.learn(Task(data))
     assert learner.network.trainable["weight"].shape == (5, 6)
-    with pytest.raises(DataError, match="labels are not known in advance; pass its Dataset"):
+    with pytest.raises(DataError, match="labels are not known in advance; pass a Dataset"):
         learner.learn(Task(DataLoader(data)))
     learner.learn(Task(DataLoader(data), head=range(5)))
 
@@ -315,3 +315,35 @@ def test_a_loss_of_ones_own_on_class_numbers_grows_too() -> None:
         learner.learn(class_task(number), **HOW)
     assert learner.predict(class_task(2).train.first(4)[0]).max() < 6  # type: ignore[union-attr]
     assert len(learner.network.trainable["head.weight"]) == 6
+
+
+@pytest.mark.parametrize("method", ["der++", "ewc", "la-maml"])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_an_interrupt_never_splits_growth(method: str, streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head has its new rows and the method does not: growing is completed (a task is then rolled back)."""
+    learner = learner_of(method)
+
+    def learn(number: int) -> None:
+        if streaming:
+            learner.observe(images(6, range(2 * number, 2 * number + 2), number), update_every=100)
+        else:
+            learner.learn(class_task(number), **HOW)
+
+    learn(0)
+    kind: Any = type(learner._method)
+    own, left = kind.grow_head, [1]
+
+    def interrupted_once(self: Any, head: GrowingHead) -> None:
+        if left.pop() if left else 0:
+            raise KeyboardInterrupt
+        own(self, head)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "grow_head", interrupted_once)
+        with pytest.raises(KeyboardInterrupt):
+            learn(1)
+    assert learner.model.head.out_features == (4 if streaming else 2)  # type: ignore[union-attr]
+    learn(1)
+    learn(2)
+    assert learner.model.head.out_features == 6  # type: ignore[union-attr]
+    assert len(learner.evaluate([class_task(number) for number in range(3)])) == 3

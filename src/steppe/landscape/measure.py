@@ -281,7 +281,7 @@ class _Measurement:
             indices = torch.randperm(len(indices), generator=generator, device="cpu")[:count].sort().values
         with task.error_context("training"):
             x, y = task.train.take(indices)
-        return self.network.prepare(Batch(x, y, torch.full_like(y, place)))
+        return self.network.prepare(Batch.of_task(x, y, place))
 
     def _add_bound(self, landscape: Landscape, after: int) -> None:
         if after < 2 or landscape.tasks(after) != list(range(1, after + 1)):

@@ -29,7 +29,7 @@ class Progress:
         epoch: The number of the epoch, from 0.
         epochs: The most epochs there can be.
         batch: Batches done in this epoch.
-        batches: Batches per epoch.
+        batches: Batches per epoch; None for a stream that does not know it.
         loss: Mean training loss since the last report.
     """
 
@@ -37,7 +37,7 @@ class Progress:
     epoch: int
     epochs: int
     batch: int
-    batches: int
+    batches: int | None
     loss: float
 
 
@@ -49,7 +49,7 @@ class EpochEnded:
         task: The number of the task, from 0.
         name: Its name.
         epoch: The number of the epoch, from 0.
-        batches: Batches per epoch.
+        batches: Batches in the epoch.
         loss: Mean training loss over the epoch.
         updates: Updates since the task began.
         seconds: How long the epoch took.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from steppe.learning.checks import (
     check_finite,
     check_frozen_eval_layers,
     check_precision,
+    check_schedule,
     check_unchanged,
     choose_precision,
     frozen_eval_layers,
@@ -32,12 +33,12 @@ from steppe.learning.task_checks import as_task_list, check_last_batch, check_sa
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.network.heads import check_mask_size
-from steppe.projection.coverage import find_covered_weights, warn_shared_head
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.coverage import warn_shared_head
 from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
 from steppe.settings import TrainingConfig
 
 _Result = TypeVar("_Result")
@@ -50,12 +51,15 @@ class Learner(StreamLearner):
     mode). Learners may be used from several threads, and several may work at once.
 
     Args:
-        model: Any module that returns one row of logits per sample, (n, outputs); with `loss`, any tensor (n, ...).
+        model: Any module that returns one row of logits per sample, (n, outputs): as a tensor, as the first part of a
+            tuple, or as `logits` of an object or dictionary. With `loss`, any tensor (n, ...).
         method: The method's settings, such as `steppe.FSDGPM()`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
-        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs. It
-            must return a new tensor. By default bytes are scaled to 0…1 and other numbers are kept.
+        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs: a
+            tensor, dictionary or tuple into the same or another of them, in new tensors. By default bytes are scaled to
+            0…1 and other numbers are kept.
+        padding: How sequences of different lengths are padded, batch by batch; a file keeps it.
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
@@ -69,6 +73,11 @@ class Learner(StreamLearner):
             class numbers counted from its first (docs/recipes/own-loss.md).
         metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
             object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
+        optimizer: A function that makes an optimizer of the model's trainable parameters, such as
+            `lambda params: torch.optim.AdamW(params, lr=1e-3)`. It takes the steps in place of the method's SGD, whose
+            lr and momentum have no effect then. It is called for every task (docs/recipes/own-loss.md).
+        scheduler: A function that makes a scheduler of the optimizer. It steps after every update.
+        keep_optimizer_state: Carry the optimizer's moments over to the next task instead of starting anew.
 
     Attributes:
         model: The model, in place.
@@ -109,10 +118,10 @@ class Learner(StreamLearner):
     ) -> TaskResult:
         """Learn the next task.
 
-        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are. If
-        `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended like any other (best weights,
-        bases, exemplars) when the learner is next used. A task that fails after it was resumed from a file cannot be
-        rolled back: load the file again.
+        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are, unless
+        the learner has its own loss. If `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended
+        like any other (best weights, bases, exemplars) when the learner is next used. A task that fails after it was
+        resumed from a file cannot be rolled back: load the file again.
 
         Args:
             tasks: The next task, or several to learn at once, shuffled together. A learner loaded from a file that was
@@ -152,7 +161,11 @@ class Learner(StreamLearner):
             choose_precision(precision, self.network.device),
         )
         check_precision(config.precision, self.network.dtype)
-        return self._run_exclusively(lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session))
+        result = self._run_exclusively(
+            lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session)
+        )
+        warn_of(result.remarks)
+        return result
 
     def _learn_tasks(
         self, tasks: list[Task], config: TrainingConfig, callback: Callback, session: Session
@@ -161,7 +174,9 @@ class Learner(StreamLearner):
         group = TaskGroup(tasks, self.num_tasks - (len(tasks) if self.has_pending_task else 0))
         if isinstance(self.phase, Interrupted):
             check_same_task(self.phase.loop_state, group, config)
+        group.require_mixable()
         if config.patience:
+            check_schedule(self.network)
             group.require_validation()
         if self.settings.schedule != "sequential" and group.first:
             raise UsageError(
@@ -172,7 +187,11 @@ class Learner(StreamLearner):
         self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
-            session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
+            first = probe_inputs(tasks[0], self.network)
+            session.set_num_threads(self._workload.threads(first, config.batch_size))
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
+            session.set_num_threads(self._workload.threads(first, config.batch_size))  # of the model as it is now
             return self._learn(method, group, config, guarded, session)
 
     def _learn(
@@ -182,8 +201,6 @@ class Learner(StreamLearner):
         if not self.has_pending_task:  # else what is frozen is part of the state
             self.network.weights.freeze_norms(config.freeze_norms and group.first > 0)
             self.network.weights.freeze_statistics(config.freeze_statistics and group.first > 0)
-            with training_context(self.network.device):
-                self._grow_head(group.tasks[0])
         classes = self._num_outputs if self.network.output_loss.is_cross_entropy else None
         loop = TrainingLoop(method, self.network, group, classes, config, self.streams, callback)
         if self._workload.draws(method, group.tasks):
@@ -204,7 +221,8 @@ class Learner(StreamLearner):
                 self.phase = PendingEnd(group.name, loop.best, torch.get_num_threads())
                 raise
         seconds, cpu = split_wall_cpu({"train": training_time, "memory": loop.time.minus(training_time)})
-        return TaskResult(loop.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
+        held, working = method.memory_bytes(), self.settings.working_memory
+        return TaskResult(loop.updates, seconds, held, remarks, method.diagnostics(), cpu, working)
 
     def _begin_tasks(self, method: Method, group: TaskGroup, config: TrainingConfig) -> None:
         for task in group.tasks:
@@ -235,10 +253,10 @@ class Learner(StreamLearner):
             return results(listed, self.network, self._method, self._input_kind, self._metric, grows=grows)
 
         tests = [task.test for task in listed if task.test is not None]
-        first = tests[0].first()[0] if tests else None
+        first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
         return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
 
-    def predict(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the most likely class of each sample.
 
         Args:
@@ -256,7 +274,7 @@ class Learner(StreamLearner):
             x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def predict_proba(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict_proba(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the probability of each class: the softmax of the logits.
 
         Args:
@@ -286,7 +304,7 @@ class Learner(StreamLearner):
             x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def outputs(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Any) -> Tensor:
         """Compute the model's output, in eval mode and in batches.
 
         Args:
@@ -350,33 +368,37 @@ class Learner(StreamLearner):
         self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
 
-    def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
-        """Create the method, now that a task shows the model's inputs and head, and find the weights it covers."""
-        covered: dict[str, ProjectedWeight] = {}
-        if self.settings.uses_projection:
-            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
-            multi_head = task.head is not None
-            covered = find_covered_weights(
-                self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
-            )
-        method = self.settings.start(self.network, covered, self.streams)
-        return method, {name: weight.factorable for name, weight in covered.items()}
-
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str, *, working_memory: bool = True) -> None:
         """Write a file that `steppe.load` resumes from.
 
         Args:
             path: The file to write; an existing one is replaced. May be called between tasks, or from `callback`.
+            working_memory: Whether to write what can be rebuilt from the rest, such as FS-DGPM's bases. Without it the
+                file is smaller, and `steppe.load` rebuilds it to the same bits on the same kind of machine. It is
+                written in any case within a task, and if the weights were changed since the last one.
 
         Raises:
             RunError: The file cannot be written.
             UsageError: The method does not declare its state.
             ModelError: The model has a state that a file cannot hold.
         """
-        self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
+        self._run_exclusively(
+            lambda _: write_state(Path(path), "learner", self.state_dict(working_memory=working_memory))
+        )
 
-    def state_dict(self) -> State:
-        """Return everything that learning depends on (model, method, random streams, …) as plain values and tensors."""
+    def state_dict(self, *, working_memory: bool = True) -> State:
+        """Return model, method, random streams and all else that learning depends on, as plain values and tensors.
+
+        Args:
+            working_memory: As in `save`.
+
+        Returns:
+            The state.
+
+        Raises:
+            UsageError: The method does not declare its state.
+            ModelError: The model has a state that a file cannot hold.
+        """
         if has_extra_state(self.model):
             raise ModelError(
                 "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "
@@ -386,4 +408,4 @@ class Learner(StreamLearner):
         self._end_pending_task()
         during = f"in task {self.phase.loop.name!r}" if isinstance(self.phase, Learning) else "since a task failed"
         check_finite(self.network.trainable, during)
-        return self._whole_state()
+        return self._whole_state() if working_memory else self._reduced_state()

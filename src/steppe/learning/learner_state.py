@@ -5,35 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from steppe.checkpoint.tree import State, as_names, clone_tree, parse_dtype
+from steppe.checkpoint.tree import State, as_names, clone_tree
+from steppe.data.padding import Padding
 from steppe.data.task import Task
 from steppe.errors import DivergedError, UsageError, one_line, short_repr
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
+    check_padding,
     check_state_matches,
+    check_supported,
     check_trainable,
+    check_uses_optimizer,
+    choose_optimizer,
     has_extra_state,
     validate_exclude,
     validate_head,
 )
 from steppe.learning.events import Callback, Event
-from steppe.learning.input_kind import Kind
+from steppe.learning.input_kind import Kind, kind_from_state, kind_to_state
 from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase, Streaming
 from steppe.learning.scoring import Metric, check_metric
 from steppe.learning.task_checks import check_columns, check_loop_state, diagnose, probe_inputs
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.optimizer_descent import OptimizerDescent
 from steppe.network.growing_head import GrowingHead, validate_grow
 from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
+from steppe.network.optimizer_choice import OptimizerFactory, SchedulerFactory
 from steppe.network.output_loss import Loss
+from steppe.projection.coverage import find_covered_weights
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import Streams, preserve_global_rng
@@ -67,26 +75,28 @@ class LearnerState:
         *,
         seed: int = 0,
         device: str | torch.device | None = None,
-        input_transform: Callable[[Tensor], Tensor] | None = None,
+        input_transform: Callable[[Any], Any] | None = None,
+        padding: Padding | None = None,
         exclude: Sequence[str] = (),
         head: str | None = None,
         grow: bool = False,
         threads: int | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        keep_optimizer_state: bool = False,
     ) -> None:
         check_arguments(model, method, seed, device, input_transform, exclude)
+        check_padding(padding)
         check_metric(metric)
-        if loss is not None and not method.takes_any_loss:
-            raise UsageError(
-                f"{type(method).__name__} works with class numbers and cross-entropy only; leave out loss, or use "
-                "another method."
-            )
+        choice = choose_optimizer(optimizer, scheduler, keep_state=keep_optimizer_state)
+        check_supported(method, loss=loss is not None, optimizer=choice is not None)
         chosen_threads = validate_threads(threads)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
-        self.network = Network(self.model, input_transform, loss=loss)
+        self.network = Network(self.model, input_transform, padding, loss=loss, optimizer=choice)
         self.num_tasks = 0
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
@@ -140,6 +150,7 @@ class LearnerState:
             self._exclude,
             self._head,
             has_input_transform=self._has_input_transform,
+            padding=self.network.inputs.padding,
             grow=self._growing is not None,
             has_loss=not self.network.output_loss.is_cross_entropy,
         )
@@ -196,7 +207,7 @@ class LearnerState:
         if self._growing is not None and is_class_numbers(y):  # it may not have grown yet
             y = y.clamp(max=self._growing.rows - 1)
         with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
+            self.network.use_chain_if_exact(self.network.prepare(Batch.of_task(x, y, number)))
 
     def _whole_state(self, *, without_method: bool = False) -> State:
         """The state, or only the part of it that the first task does not decide."""
@@ -209,10 +220,12 @@ class LearnerState:
             "grow": self._growing is not None,
             "prepared": self._has_input_transform,
             "loss": not self.network.output_loss.is_cross_entropy,
+            "optimizer": self._optimizer_name(method),
             "threads": self._workload.chosen,
             "tasks_learnt": self.num_tasks,
             "outputs": self._num_outputs,
-            "inputs": None if kind is None else [list(kind[0]), str(kind[1]).removeprefix("torch.")],
+            "inputs": kind_to_state(kind),
+            "padding": None if (padding := self.network.inputs.padding) is None else padding.as_dict(),
             "trainable": list(self.network.trainable),
             "at_rest": self._eval_layers,
             "covered": {} if without_method else self._covered,
@@ -242,22 +255,54 @@ class LearnerState:
             type(streamed) is not int or streamed < 0 or loop_state or state["method"] is None
         ):
             raise ValueError(f"invalid number of samples of a stream: {short_repr(streamed)}")
-        kind: Kind | None = None
-        if state["inputs"] is not None:
-            shape, dtype = state["inputs"]
-            kind = tuple(shape), parse_dtype(dtype)
+        kind = kind_from_state(state["inputs"])
         method: Method | None = None
         if state["method"] is not None:
             method = self.settings.start(self.network, self._find_covered(covered), self.streams)
             validation = loop_state and loop_state["validation"]
             for _ in range(validation["cuts"] if validation else 0):
                 method.decay_lr(loop_state["training"]["lr_divisor"])
-            method.load_state_dict(state["method"])
+            method.load_state_dict(self._with_own_optimizer(method, state))
         self.streams.load_state_dict(state["streams"])  # last: creating the method may have drawn from them
         self._eval_layers, self._just_loaded = as_names(state.get("at_rest")), True
         self.num_tasks, self._num_outputs = num_tasks, outputs
         self._input_kind, self._covered, self._method = kind, covered, method
         self.phase = Interrupted(loop_state) if loop_state else Idle() if streamed is None else Streaming(streamed)
+
+    def _optimizer_name(self, method: Method | None) -> str | None:
+        """The class of the user's optimizer; None if there is none, or no method yet that uses it."""
+        return method.descent.name if method is not None and isinstance(method.descent, OptimizerDescent) else None
+
+    def _with_own_optimizer(self, method: Method, state: State) -> State:
+        """The method's state, with a fresh one of the optimizer if it was saved between tasks with another."""
+        saved, own = state.get("optimizer"), self._optimizer_name(method)  # older states have no such entry
+        if saved == own:
+            return state["method"]
+        if state["fitting"] is not None:
+            raise UsageError(
+                f"the learner was saved within a task that was learned with {saved or 'the SGD of its method'}, but "
+                f"this learner has {own or 'no optimizer of its own'}; resume that task with the same optimizer."
+            )
+        if own is None:
+            raise UsageError(
+                f"the learner was saved with the optimizer {saved}, which a file cannot hold; pass optimizer=..., the "
+                "same or another one."
+            )
+        assert method.descent is not None
+        return {**state["method"], "descent": method.descent.state_dict()}
+
+    def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
+        """Create the method, now that a task shows the model's inputs and head, and find the weights it covers."""
+        covered: dict[str, ProjectedWeight] = {}
+        if self.settings.uses_projection:
+            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
+            multi_head = task.head is not None
+            covered = find_covered_weights(
+                self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
+            )
+        method = self.settings.start(self.network, covered, self.streams)
+        check_uses_optimizer(method, self.network)
+        return method, {name: weight.factorable for name, weight in covered.items()}
 
     def _find_covered(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
         """The weights that were covered when the method was first created."""
@@ -290,7 +335,7 @@ class LearnerState:
             raise
 
     def _checkpoint(self) -> State:
-        """Everything that learning a task changes, except the weights.
+        """Everything that learning a task changes; the weights only with a loss of the user's, which may return NaN.
 
         Returns:
             The state; None where it cannot be rolled back: within a task, or if the method does not declare its state.
@@ -299,7 +344,8 @@ class LearnerState:
         if self.has_pending_task or not (first or self._method is None or self._method.state_attrs is not None):
             return None
         state = self._whole_state(without_method=first)
-        state["network"]["weights"] = {}
+        if self.network.output_loss.is_cross_entropy:
+            state["network"]["weights"] = {}
         rows = None if self._growing is None else self._growing.rows
         return clone_tree(
             {**state, "loaded": self._just_loaded, "rows": rows}, "cpu"
@@ -323,7 +369,8 @@ class LearnerState:
         state = checkpoint if device.type == "cpu" else clone_tree(checkpoint, device)
         if state["rows"] is not None:
             self._resize_head(state["rows"])
-        state["network"]["weights"] = self.network.state_dict()["weights"]
+        if not state["network"]["weights"]:
+            state["network"]["weights"] = self.network.state_dict()["weights"]
         self.network.load_state_dict(state["network"], state["outputs"])
         self._restore(state)
         self._just_loaded = state["loaded"]

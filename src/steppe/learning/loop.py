@@ -36,6 +36,7 @@ class TaskResult:
         updates: How many updates were made.
         seconds: Wall-clock seconds by kind: "train" for updates, "memory" for the end of the task.
         bytes: Memory that the method holds, by kind.
+        working: The kinds of it that need not be kept, as they can be rebuilt from the others and the weights.
         remarks: What the user should know, such as a weight that can no longer learn.
         diagnostics: What the method records, such as the ranks of its bases.
         cpu_seconds: CPU seconds by kind; empty if the task was resumed from a file that does not hold them.
@@ -47,6 +48,7 @@ class TaskResult:
     remarks: list[str] = field(default_factory=list)
     diagnostics: dict[str, Any] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
+    working: tuple[str, ...] = ()
 
 
 class TrainingLoop:
@@ -98,6 +100,7 @@ class TrainingLoop:
             self._one_epoch()
         if self._validation is not None:
             self._validation.restore_best()
+            self._method.weights_restored()
 
     def _one_epoch(self) -> None:
         training, group, losses = self._training, self._group, self._losses
@@ -116,17 +119,30 @@ class TrainingLoop:
             if now - reported > _REPORT_EVERY:
                 reported = now
                 self._callback(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
-        if self.updates == 0:
-            raise DataError(f"{group.name}: the training data yields no batch (drop_last with too few samples?).")
+        if self._batch == 0:
+            again = "; an IterableDataset must start anew each time it is iterated" if self._epoch else ""
+            raise DataError(
+                f"{group.name}: the training data yields no batch in epoch {self._epoch + 1}{again} (drop_last with "
+                "too few samples?)."
+            )
         losses.settle()
         goes_on = self._validation is None or self._validation.should_continue()
         self._over = not goes_on or self._epoch + 1 == training.epochs
         now = self.time.wall
         seconds, self._seconds_before = now - self._seconds_before, now
+        done = self._batch
         self._epoch, self._batch = self._epoch + 1, 0
         self._losses = Losses(group.name, self._epoch, self.updates)
         judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
-        ended = (self._place, group.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
+        ended = (
+            self._place,
+            group.name,
+            self._epoch - 1,
+            count or done,
+            losses.mean,
+            self.updates,
+            seconds,
+        )
         self._callback(EpochEnded(*ended, *judged))
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
@@ -136,8 +152,8 @@ class TrainingLoop:
             self._streams.load_state_dict(self._streams_before)
         else:
             self._streams_before = now
-        size, device = self._training.batch_size, self._network.device
-        batches = self._group.batches(size, self._streams, self._outputs, device, self._batch)
+        size, skip = self._training.batch_size, self._batch
+        batches = self._group.batches(size, self._streams, self._outputs, self._network, skip)
         if self._batch:
             self._streams.load_state_dict(now)
         return batches
@@ -197,6 +213,10 @@ class Validation:
 
     def should_continue(self) -> bool:
         """Validate after an epoch; False when the task is over."""
+        with self._method.prediction_weights():
+            return self._judge()
+
+    def _judge(self) -> bool:
         self.loss = self._group.validation_loss(self._network, self._outputs)
         if not math.isfinite(self.loss):
             raise DivergedError(

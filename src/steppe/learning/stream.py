@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from steppe.data.samples import Pair, TensorSamples
+from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError, UsageError, short_repr
 from steppe.learning.checks import frozen_eval_layers
 from steppe.learning.eval_mode import EvalMode
 from steppe.learning.events import Callback, MemoryUpdated, ignore
+from steppe.learning.input_kind import kind_of
 from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import Losses, observe
 from steppe.learning.phases import Idle, Interrupted, Streaming
 from steppe.methods.base import Method
 from steppe.network.heads import is_class_numbers
 from steppe.runtime.contexts import training_context
-from steppe.runtime.devices import to_device
 from steppe.runtime.rng import GlobalRNG
 from steppe.runtime.session import Session
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import Nest, index_nest, nest_to_device
 
 _CHECK_EVERY = 0.2  # seconds between checks that losses are finite: each waits for the device
 _NAME = "the stream"
@@ -39,9 +40,7 @@ class StreamLearner(EvalMode):
     _losses: Losses | None = None  # since the last check
     _checked_at = 0.0
 
-    def observe(
-        self, batch: Pair, *, update_every: int = 1000, updates: int = 1, callback: Callback = ignore
-    ) -> Tensor:
+    def observe(self, batch: Any, *, update_every: int = 1000, updates: int = 1, callback: Callback = ignore) -> Tensor:
         """Learn from the next batch of a stream, without declared tasks.
 
         The samples use all outputs of the model; with `grow=True` new labels enlarge it first. Call `predict`,
@@ -50,7 +49,7 @@ class StreamLearner(EvalMode):
         A batch that is refused changes nothing. If the update itself fails, what it changed stays.
 
         Args:
-            batch: Inputs and labels, tensors or arrays in the form in which tasks' data are given.
+            batch: Inputs and labels in the form in which tasks' data are given, but no Dataset and no DataLoader.
             update_every: Update the method's memory (bases, importances of weights) once this many samples were
                 learned since the last time, and begin with fresh momentum. Replay buffers are filled batch by batch.
             updates: Updates to make on the batch.
@@ -105,7 +104,7 @@ class StreamLearner(EvalMode):
 
         return self._run_exclusively(update)
 
-    def _set_up(self, session: Session, method: Method, x: Tensor | None = None, count: int = 0) -> None:
+    def _set_up(self, session: Session, method: Method, x: Nest | None = None, count: int = 0) -> None:
         if x is not None:
             session.set_num_threads(self._workload.threads(x, count))
         if self._workload.draws(method):
@@ -115,7 +114,8 @@ class StreamLearner(EvalMode):
         self, task: Task, data: TensorSamples, update_every: int, updates: int, callback: Callback, session: Session
     ) -> Tensor:
         method = self._prepare(task, data)
-        self._set_up(session, method, data.x[:1], len(data))
+        x = self._stored_inputs(task, data)
+        self._set_up(session, method, index_nest(x, slice(1)), len(data))
         if isinstance(self.phase, Streaming) and self.phase.samples >= update_every:  # the last attempt failed
             self._end_segment(callback)
         with training_context(self.network.device):
@@ -123,8 +123,8 @@ class StreamLearner(EvalMode):
             with self.network.mode(training=True):
                 if not isinstance(self.phase, Streaming):
                     self._begin_segment(task, method)
-                x, y = to_device(data.x, self.network.device), to_device(data.y, self.network.device)
-                stored = Batch(x, y, torch.full_like(y, self.num_tasks - 1))
+                x, y = nest_to_device(x, self.network.device), nest_to_device(data.y, self.network.device)
+                stored = Batch.of_task(x, y, self.num_tasks - 1)
                 for _ in range(updates):
                     loss = observe(method, stored, _NAME, _NAME)
                     self._note(loss)
@@ -146,7 +146,7 @@ class StreamLearner(EvalMode):
                 f"{type(settings).__name__} needs declared tasks, so it cannot learn from a stream; use learn(), or "
                 "another method such as steppe.ER()."
             )
-        kind = tuple(data.x.shape[1:]), data.x.dtype
+        kind = kind_of(self._stored_inputs(task, data))
         known = isinstance(self.phase, Streaming) and kind == self._input_kind and not self._just_loaded
         if known and self._method is not None and self._has_outputs_for(data.y):
             return self._method
@@ -154,7 +154,11 @@ class StreamLearner(EvalMode):
         self._eval_layers, self._just_loaded = frozen_eval_layers(self.model), False
         return method
 
-    def _has_outputs_for(self, y: Tensor) -> bool:
+    def _stored_inputs(self, task: Task, data: TensorSamples) -> Nest:
+        with task.error_context("training"):
+            return self.network.inputs.as_stored(data.x)
+
+    def _has_outputs_for(self, y: Any) -> bool:
         """Whether targets fit the model as it is; with a loss of its own and a fixed head any do."""
         if self._growing is None and not self.network.output_loss.is_cross_entropy:
             return True

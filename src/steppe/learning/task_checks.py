@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from steppe.checkpoint.tree import State
-from steppe.data.samples import DatasetSamples, TensorSamples
+from steppe.data.collate import Pair
+from steppe.data.read_samples import DatasetSamples
+from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import (
     DataError,
@@ -21,7 +23,7 @@ from steppe.errors import (
     UsageError,
     one_line,
 )
-from steppe.learning.input_kind import Kind, check_scaled_alike
+from steppe.learning.input_kind import Kind, check_scaled_alike, difference, kind_of, shapes
 from steppe.learning.output_checks import (
     check_gradient,
     check_head_possible,
@@ -42,8 +44,12 @@ from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, concat_nests, leaves, map_nest, nest_length
+from steppe.tensors.ragged import Ragged
 
 _NONE = type(None)
+_LOOKED_AT = 4  # samples of each part of a task; several, because sequences may differ in length
 _MOST_DECAYS = 100_000  # of the learning rates in a task
 
 
@@ -66,18 +72,19 @@ def validate_task(
         ModelError: The model does not return differentiable logits.
     """
     x, y = probe_samples(task, network)
-    kind = (tuple(x.shape[1:]), x.dtype)
-    if earlier is not None and kind != earlier:
+    kind = kind_of(x)
+    if earlier is not None and (differs := difference(kind, earlier)) is not None:
         raise DataError(
-            f"{task.name}: inputs are {x.dtype} of shape {kind[0]}, but those of earlier tasks are {earlier[1]} of "
-            f"shape {earlier[0]}; all tasks need inputs of the same type and shape."
+            f"{task.name}: inputs are {differs[0]}, but those of earlier tasks are {differs[1]}; all tasks need inputs "
+            "of the same type and shape."
         )
     try:
         with torch.enable_grad(), network.mode(training=False):
             output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {one_line(error)}") from error
-    check_output(output, len(x), network)
+        reason = one_line(error)
+        raise DataError(f"{task.name}: inputs of shape {shapes(kind)} do not fit the model: {reason}") from error
+    check_output(output, nest_length(x), network)
     check_gradient(output, network, x)
     check_head_possible(task, output)
     outputs = count_outputs(output)
@@ -89,15 +96,16 @@ def validate_task(
         if part is None:
             continue
         with task.error_context(words):
-            first, label = part.first()
+            first, label = part.first(_LOOKED_AT)
+            first = network.inputs.as_stored(first)
             if isinstance(part, TensorSamples):
                 check_targets(task, part.y, _allowed_outputs(part.y, outputs, words, head), network)
             elif words == "training":
                 check_targets(task, label, outputs, network)
-        shape = tuple(first.shape[1:])
-        if shape != kind[0]:
+        own = kind_of(first)
+        if [part[:2] for part in own] != [part[:2] for part in kind]:
             raise DataError(
-                f"{task.name}: {words} inputs have shape {shape}, but training inputs have {kind[0]}; "
+                f"{task.name}: {words} inputs have shape {shapes(own)}, but training inputs have {shapes(kind)}; "
                 "both need the same shape."
             )
         with task.error_context(words):
@@ -130,7 +138,9 @@ def outputs_needed(task: Task) -> int:
             return most_outputs(task.train.y, 0)
         if isinstance(task.train, DatasetSamples):
             return max(most_outputs(y, 0) for _, y in task.train.batches(512, None))
-        raise DataError("is a DataLoader, whose labels are not known in advance; pass its Dataset, or tensors.")
+        raise DataError(
+            "is a DataLoader or a stream, whose labels are not known in advance; pass a Dataset, or tensors."
+        )
 
 
 def most_outputs(y: Tensor, outputs: int) -> int:
@@ -145,18 +155,19 @@ def _allowed_outputs(y: Tensor, outputs: int, part: str, head: GrowingHead | Non
     return outputs if head is None or part != "test" else most_outputs(y, outputs)
 
 
-def probe_inputs(task: Task, network: Network) -> Tensor:
+def probe_inputs(task: Task, network: Network) -> Nest:
     """Return the fewest stored inputs of the task that the model accepts."""
     return probe_samples(task, network)[0]
 
 
-def probe_samples(task: Task, network: Network) -> tuple[Tensor, Tensor]:
+def probe_samples(task: Task, network: Network) -> Pair:
     """Return the fewest stored inputs of the task that the model accepts, with their targets."""
     with task.error_context("training"):
         x, y = task.train.first(min_eval_batch(network.model))
-    if len(x) >= min_eval_batch(network.model):
+        x = network.inputs.as_stored(x)
+    if nest_length(x) >= min_eval_batch(network.model):
         return x, y
-    return torch.cat([x, x]), torch.cat([y, y])
+    return concat_nests([x, x]), concat_nests([y, y])
 
 
 def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeError | None:
@@ -176,7 +187,7 @@ def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeErro
     try:
         x, _ = group.tasks[0].train.first()
         with torch.no_grad(), network.mode(training=True), preserve_global_rng(network.device):
-            output = network.model(network.prepare_inputs(torch.cat([x, x])))  # BatchNorm needs two
+            output = call_model(network.model, network.prepare_inputs(concat_nests([x, x])))  # BatchNorm needs two
     except Exception:  # nothing to add to the first error
         return None
     finally:
@@ -213,7 +224,7 @@ def check_last_batch(method: Method, network: Network, group: TaskGroup, size: i
         return
     if (sum(map(len, sources)) - 1) % size == 0:
         x, y = sources[0].first()
-        if not accepts_single_sample(network, network.prepare(Batch(x, y, torch.full_like(y, group.first)))):
+        if not accepts_single_sample(network, network.prepare(Batch.of_task(x, y, group.first))):
             raise single_sample_error(group.name)
 
 
@@ -241,7 +252,8 @@ def check_loop_state(loop_state: State) -> None:
         raise ValueError(f"invalid number of learning-rate decays: {validation['cuts']}")
     for each in loop_state.get("tasks", []):  # older states have no such entry
         kinds = type(each["head"]), type(each["samples"]), type(each["digest"])
-        if any(kind not in known for kind, known in zip(kinds, ((range, _NONE), (int,), (str, _NONE)), strict=True)):
+        known_kinds = ((range, _NONE), (int, _NONE), (str, _NONE))
+        if any(kind not in known for kind, known in zip(kinds, known_kinds, strict=True)):
             raise ValueError("invalid description of the interrupted task's data")
 
 
@@ -259,16 +271,20 @@ def _difference(saved: Sequence[State], group: TaskGroup) -> str | None:
     return None
 
 
-def prepared_copy(network: Network, x: Tensor) -> Tensor:
+def prepared_copy(network: Network, x: Nest) -> Nest:
     """Return a copy of stored samples as the model's inputs.
 
     Raises:
         UsageError: `input_transform` works in place.
     """
-    given = x.to(network.device, copy=True)  # as for batches; a later move would hide a change in place
-    version = given._version
+    given = map_nest(lambda leaf: leaf.to(network.device, copy=True), x)  # as for batches; a later move hides changes
+    parts = [part for leaf in leaves(given) for part in (leaf.rows if isinstance(leaf, Ragged) else (leaf,))]
+    before = [(part._version, part.clone()) for part in parts]
     prepared = network.prepare_inputs(given)
-    if given._version != version or not torch.equal(given, x.to(network.device)):  # a NumPy view counts no version
+    if any(
+        part._version != version or not torch.equal(part, copy)  # a NumPy view counts no version
+        for part, (version, copy) in zip(parts, before, strict=True)
+    ):
         raise UsageError(
             "`input_transform` changes its input in place, but batches are prepared several times and kept for replay; "
             "return a new tensor, such as (x - 5) / 2 instead of x.sub_(5).div_(2)."

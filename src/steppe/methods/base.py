@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.checkpoint.tree import State, Stateful
 from steppe.errors import UsageError
-from steppe.methods.parts.sgd import MomentumSGD
+from steppe.methods.parts.descent import Descent
 from steppe.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from steppe.projection.layers import ProjectedWeight
     from steppe.runtime.rng import Streams
     from steppe.tensors.batch import Batch
+    from steppe.tensors.nest import Nest
 
 
 class MethodConfig(Settings, ABC):
@@ -43,12 +45,22 @@ class MethodConfig(Settings, ABC):
     uses_projection: ClassVar[bool] = False
     """Whether the method projects gradients and needs the layers whose weights can be projected."""
 
+    working_memory: ClassVar[tuple[str, ...]] = ()
+    """The kinds in `Method.memory_bytes` that need not be kept between tasks: they can be rebuilt from the others and
+    the weights.
+    """
+
     needs_tasks: ClassVar[bool] = False
     """Whether the method needs tasks with borders, so that it cannot learn from a stream (`Learner.observe`)."""
 
     takes_any_loss: ClassVar[bool] = True
     """Whether the method learns with any loss that the learner is created with. Then it computes losses only with
     `network.loss_and_grad`, `network.loss` or `network.output_loss`. False if it needs class numbers as targets.
+    """
+
+    takes_any_optimizer: ClassVar[bool] = True
+    """Whether its steps can be those of the user's optimizer. Then its `descent` comes from
+    `methods.parts.descent.make_descent`. False if it takes steps of its own.
     """
 
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
@@ -87,11 +99,11 @@ class Method(ABC):
 
         >>> from dataclasses import dataclass
         >>> import steppe, torch
-        >>> from steppe.methods.parts.sgd import MomentumSGD
+        >>> from steppe.methods.parts.descent import make_descent
         >>> class PlainSGD(steppe.Method):
         ...     state_attrs = ("descent",)
         ...     def __init__(self, network, lr):
-        ...         self.network, self.descent = network, MomentumSGD(network, lr, momentum=0.0)
+        ...         self.network, self.descent = network, make_descent(network, lr, momentum=0.0)
         ...     def observe(self, batch):
         ...         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
         ...         self.descent.step(gradient)
@@ -109,8 +121,8 @@ class Method(ABC):
     """
 
     network: Network
-    descent: MomentumSGD | None = None
-    """SGD on the weights, if the method uses it."""
+    descent: Descent | None = None
+    """What moves the weights: SGD or the user's optimizer; None if the method moves them itself."""
 
     state_attrs: ClassVar[tuple[str, ...] | None] = None
     """Names of the attributes to save so that training can be resumed, beside the model and the random streams: objects
@@ -181,7 +193,7 @@ class Method(ABC):
         """
         return []
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Nest) -> Tensor:
         """The scores that prediction compares: the model's output, unless the method predicts in another way.
 
         Args:
@@ -192,11 +204,23 @@ class Method(ABC):
         """
         return self.network.outputs(x)
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Memory kept between tasks, in bytes.
+    def prediction_weights(self) -> AbstractContextManager[None]:
+        """While a task is learned: a context inside which the model holds the weights that predict.
 
         Returns:
-            Bytes by kind: always `replay` and `bases`; `logits`, `weights`, `rates` and `importances` where used.
+            The context; by default nothing changes in it.
+        """
+        return nullcontext()
+
+    def weights_restored(self) -> None:  # noqa: B027 - most methods keep no weights of their own
+        """Take note that earlier weights, the best ones in validation, were restored into the model."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Memory held between tasks, in bytes.
+
+        Returns:
+            Bytes by kind: always `replay` and `bases`; `logits`, `weights`, `rates`, `importances` and `gram` where
+            used. Kinds in the settings' `working_memory` are held, but need not be kept.
         """
         return {"replay": 0, "bases": 0}
 
@@ -215,6 +239,22 @@ class Method(ABC):
             )
         parts = {name: getattr(self, name) for name in self.state_attrs}
         return {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in parts.items()}
+
+    def reduced_state_dict(self) -> State | None:
+        """The state between two tasks without the working memory that `rebuild_working_memory` brings back.
+
+        Returns:
+            The state; None if working memory cannot be rebuilt to the same bits, or there is none.
+        """
+        return None
+
+    @property
+    def rebuild_threads(self) -> int | None:
+        """With how many threads to call `rebuild_working_memory`; None if nothing is to be rebuilt."""
+        return None
+
+    def rebuild_working_memory(self) -> None:  # noqa: B027 - most methods have none
+        """Rebuild what a state from `reduced_state_dict` leaves out, once it is loaded."""
 
     def load_state_dict(self, state: State) -> None:
         """Restore a state. Learning-rate decays of the current task have already been applied again.

@@ -35,6 +35,7 @@ from steppe.runtime.rng import Streams
 from steppe.runtime.session import yield_point
 from steppe.settings import linear_range, setting
 from steppe.tensors.batch import Batch, index_of
+from steppe.tensors.nest import Nest, split_nest
 
 _CHUNK = 256  # samples per forward when collecting logits
 
@@ -211,12 +212,12 @@ class _ICaRL(SGDMethod[ICaRL]):
         """The full output on stored samples, in eval mode."""
         with torch.no_grad(), self.network.mode(training=False):
             parts = []
-            for x in torch.split(batch.x, _CHUNK):
+            for x in split_nest(batch.x, _CHUNK):
                 yield_point()
                 parts.append(self.network.input_copies.call(self.network.prepare_inputs(x)))
         return torch.cat(parts)
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Nest) -> Tensor:
         """Minus the distance to each class mean, or −inf for a class without exemplars."""
         logits = self.network.input_copies.call(x)
         scores = torch.full_like(logits, -torch.inf)
@@ -247,8 +248,7 @@ class _ICaRL(SGDMethod[ICaRL]):
         if self.exemplars is None:
             return {"replay": 0, "bases": 0, "logits": 0}
         batch = self.exemplars.batch
-        replay = batch.x.nbytes + batch.y.nbytes + batch.task.nbytes
-        return {"replay": replay, "bases": 0, "logits": self.exemplars.logits.nbytes}
+        return {"replay": batch.nbytes, "bases": 0, "logits": self.exemplars.logits.nbytes}
 
 
 def herd(features: Tensor, count: int) -> Tensor:

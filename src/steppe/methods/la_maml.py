@@ -37,6 +37,8 @@ from steppe.tensors.batch import Batch, index_of
 class LaMAML(MethodConfig):
     """Settings of La-MAML."""
 
+    takes_any_optimizer = False  # it learns a learning rate for every weight
+
     rate: float = setting(0.15, "initial learning rate of every weight (α0)", above=0, search=log_range(0.01, 0.5))
     rate_lr: float = setting(0.3, "learning rate of the learning rates (η)", at_least=0, search=log_range(0.01, 1))
     inner_steps: int = setting(5, "inner steps, each on one slice of the batch (K)", at_least=1)

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from steppe.network.network import Network
 from steppe.projection.head_detection import is_output_head
-from steppe.projection.layers import CallRule, ProjectedWeight
-from steppe.projection.nests import map_tensors
+from steppe.projection.layers import CallRule, Layout, ProjectedWeight
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest, map_nest
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
@@ -79,11 +81,11 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
             with torch.autocast(first.device.type, enabled=False), torch.no_grad():  # the bases keep full precision
                 if rule is None:
                     x = _widened((args[0] if args else kwargs["input"]).detach(), torch.float32)
-                    seen = dict.fromkeys((name for _, name in used), x)
+                    seen = {weight.name_in_calls(name): x for weight, name in used}
                 else:
                     seen = dict(rule(layer, *_widened((args, kwargs), first.dtype)))
                 for weight, name in used:
-                    sink(weight, layer, seen[name])
+                    sink(weight, layer, seen[weight.name_in_calls(name)])
 
     with temporary_hooks() as hooks:
         for layer in users:
@@ -103,10 +105,10 @@ def _by_call_rule(
 
 def _widened(nest: Any, dtype: torch.dtype) -> Any:
     """A nest with its half-precision tensors in another precision."""
-    return map_tensors(nest, lambda x: x.to(dtype) if x.dtype in _HALF else x)
+    return map_nest(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.dtype in _HALF else x, nest)
 
 
-def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> str | None:
     """Find the head: the layer that returns the model's output, or from whose output alone it is computed element-wise.
 
     Args:
@@ -128,13 +130,44 @@ def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x
     return None
 
 
-def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> str | None:
     """Find the weight of the layer that a forward calls last; None if it calls none."""
     calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
 
-def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_data_weights(network: Network, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:
+    """Find the covered weights whose layers' inputs are the data: they do not depend on any trainable weight.
+
+    Tables, and layers that compute their weights' inputs themselves (recurrent ones, attention), do not count.
+
+    Args:
+        network: The network.
+        weights: The covered weights, by parameter name.
+        x: Stored samples to run it on.
+
+    Returns:
+        Their names.
+    """
+    plain = {name: w for name, w in weights.items() if w.call_rule is None and w.layout is Layout.ROWS}
+    depends: dict[str, bool] = {}
+
+    def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs: Tensor = args[0] if args else kwargs["input"]
+            depends[name] = depends.get(name, False) or inputs.requires_grad
+
+        return hook
+
+    with temporary_hooks() as hooks, network.mode(training=False), torch.inference_mode(False), torch.enable_grad():
+        for name, weight in plain.items():
+            for layer in dict.fromkeys(weight.layers):
+                hooks.append(layer.register_forward_pre_hook(hook_for(name), with_kwargs=True))
+        network.input_copies.call(network.prepare_inputs(x))
+    return [name for name in plain if depends.get(name) is False]
+
+
+def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:
     """Find the covered weights that a forward also uses outside their layers.
 
     During a layer's calls, its weight does not require a gradient: any gradient it still gets comes from elsewhere.
@@ -162,7 +195,7 @@ def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedW
                 for layer in dict.fromkeys(weight.layers):
                     hooks.append(layer.register_forward_pre_hook(hook_for(parameters[name], False), prepend=True))
                     hooks.append(layer.register_forward_hook(hook_for(parameters[name], True)))
-            output: Tensor = model(x.clone())  # the model may modify it in place
+            output: Tensor = call_model(model, clone_nest(x))  # the model may modify it in place
             if not (parameters and output.requires_grad):
                 return []
             total = output.logsumexp(-1).sum()
@@ -174,7 +207,7 @@ def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedW
 
 
 def _record_outputs(
-    model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor
+    model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest
 ) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
     """The output of each call of the layers, with the name of its weight and its version, and the model's output."""
     calls: list[tuple[str, Tensor, int]] = []
@@ -190,4 +223,4 @@ def _record_outputs(
         for name, weight in weights.items():
             for layer in dict.fromkeys(weight.layers):
                 hooks.append(layer.register_forward_hook(hook_for(name)))
-        return calls, model(x.clone())  # the model may modify it in place
+        return calls, call_model(model, clone_nest(x))  # the model may modify it in place
