@@ -200,6 +200,13 @@ class Settings:
     renamed: ClassVar[Mapping[str, str]] = {}
     """New names of renamed settings, by the old names in files of earlier versions."""
 
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Reject unknown names with the nearest known one, before the dataclass does without."""
+        for key in named:
+            if key not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+                raise _unknown_setting(cls, key)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, (kind, limits) in self.schema().items():
             value = getattr(self, name)
@@ -240,7 +247,7 @@ class Settings:
         known, values = cls.schema(), cls.rename_old_keys(values)
         for key in values:
             if key not in known:
-                raise unknown_name(f"setting of {cls.__name__}", str(key), known)
+                raise _unknown_setting(cls, str(key))
         return cls(**values)
 
     @classmethod
@@ -281,6 +288,10 @@ class Settings:
     def replace(self, **changes: Any) -> Self:
         """Return a validated copy with some settings changed."""
         return self.from_mapping({**self.as_dict(), **changes})
+
+
+def _unknown_setting(owner: type[Settings], name: str) -> UsageError:
+    return unknown_name(f"setting of {owner.__name__}", name, owner.schema())
 
 
 def _convert(name: str, value: Any, kind: type, owner: str) -> Value:

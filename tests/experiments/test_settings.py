@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from steppe import Learner, MethodConfig
 from steppe.errors import UsageError
+from steppe.experiments.config import RunConfig
 from steppe.methods import ER, FSDGPM
 from steppe.registry import METHODS, find_benchmark, find_method
 from steppe.settings import Settings, _convert, setting
@@ -264,3 +269,30 @@ def test_control_characters_are_rejected() -> None:
             _convert("note", text, str, "Owner")
     for text in ("my\u00a0photos", "\u0645\u06cc\u200c\u062e", "a\tb", "日本"):  # spaces and joiners of other scripts
         assert _convert("note", text, str, "Owner") == text
+
+
+def test_an_unknown_argument_names_the_nearest_setting() -> None:
+    with pytest.raises(UsageError, match=r"unknown setting of FSDGPM 'ascnt_lr'. Did you mean 'ascent_lr'"):
+        FSDGPM(ascnt_lr=0.1)  # type: ignore[call-arg]
+    assert copy.deepcopy(pickle.loads(pickle.dumps(FSDGPM(lr=0.1)))) == FSDGPM(lr=0.1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_presets_in_python_are_those_of_the_command_line(name: str) -> None:
+    entry = METHODS[name]
+    kind = entry.settings
+    assert issubclass(kind, MethodConfig)
+    for benchmark in entry.presets:
+        assert kind.preset(benchmark, name) == RunConfig.make(benchmark, name).method_settings
+    assert Learner(nn.Linear(3, 2), name).settings == kind.preset(method=name)
+    with pytest.raises(UsageError, match="unknown preset of"):
+        kind.preset("pmnst", name)
+    with pytest.raises(UsageError, match="unknown method of"):
+        kind.preset(method="nothing")
+
+
+def test_names_of_methods_in_python() -> None:
+    assert FSDGPM.preset("cifar100-split").threshold == 0.97
+    assert Learner(nn.Linear(3, 2), "fs-sgpm").settings == FSDGPM(importance="spectral")
+    with pytest.raises(UsageError, match=r"unknown method 'fs-sgmp'. Did you mean 'fs-sgpm'"):
+        Learner(nn.Linear(3, 2), "fs-sgmp")

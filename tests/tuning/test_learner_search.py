@@ -141,7 +141,7 @@ def test_invalid_arguments(tmp_path: Path) -> None:
         ({"tasks": []}, "at least one task"),
         ({"choose_on": 3}, "must be less than the number of tasks, 3"),
         ({"method": "err"}, "Did you mean 'er'"),
-        ({"method": 3}, "expected a method's settings or its name"),
+        ({"method": 3}, "method must be a method's settings or name"),
         ({"epoch": 3}, "Did you mean 'epochs'"),
         ({"learner": {"seed": 3}}, "seed is an argument of search itself"),
         ({"trials": 0}, "must be at least 1"),

@@ -30,7 +30,7 @@ _MODAL = (
 
 
 def check_arguments(
-    model: object, method: object, seed: object, device: object, input_transform: object, exclude: Sequence[str]
+    model: object, seed: object, device: object, input_transform: object, exclude: Sequence[str]
 ) -> None:
     """Raise an error for arguments that a learner cannot be created with."""
     if not isinstance(model, nn.Module):
@@ -49,8 +49,6 @@ def check_arguments(
                 f"{name!r} is on the device 'meta' and has no values; initialize it first "
                 "(model.to_empty(device='cpu'), then load or initialize its weights)."
             )
-    if not isinstance(method, MethodConfig):
-        raise UsageError(f"method must be a method's settings, such as steppe.FSDGPM(), got {short_repr(method)}.")
     if type(seed) is not int:
         raise UsageError(f"seed = {short_repr(seed)} is not an int.")
     if input_transform is not None and not callable(input_transform):

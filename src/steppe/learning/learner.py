@@ -53,7 +53,7 @@ class Learner(StreamLearner):
     Args:
         model: Any module that returns one row of logits per sample, (n, outputs): as a tensor, as the first part of a
             tuple, or as `logits` of an object or dictionary. With `loss`, any tensor (n, ...).
-        method: The method's settings, such as `steppe.FSDGPM()`.
+        method: The method's settings, such as `steppe.FSDGPM()`, or its name, such as `"fs-sgpm"`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
         input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs: a

@@ -34,7 +34,7 @@ from steppe.learning.scoring import Metric, check_metric
 from steppe.learning.task_checks import check_columns, check_loop_state, diagnose, probe_inputs
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
-from steppe.methods.base import Method, MethodConfig
+from steppe.methods.base import Method, MethodConfig, settings_of
 from steppe.methods.parts.optimizer_descent import OptimizerDescent
 from steppe.network.growing_head import GrowingHead, validate_grow
 from steppe.network.heads import is_class_numbers
@@ -71,7 +71,7 @@ class LearnerState:
     def __init__(
         self,
         model: nn.Module,
-        method: MethodConfig,
+        method: MethodConfig | str,
         *,
         seed: int = 0,
         device: str | torch.device | None = None,
@@ -87,7 +87,8 @@ class LearnerState:
         scheduler: SchedulerFactory | None = None,
         keep_optimizer_state: bool = False,
     ) -> None:
-        check_arguments(model, method, seed, device, input_transform, exclude)
+        check_arguments(model, seed, device, input_transform, exclude)
+        method = settings_of(method)
         check_padding(padding)
         check_metric(metric)
         choice = choose_optimizer(optimizer, scheduler, keep_state=keep_optimizer_state)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from steppe.checkpoint.tree import State, Stateful
-from steppe.errors import UsageError
+from steppe.errors import UsageError, short_repr, unknown_name
 from steppe.methods.parts.descent import Descent
+from steppe.registry import METHODS, find_method
 from steppe.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,6 +75,37 @@ class MethodConfig(Settings, ABC):
             heads: The heads of the tasks learned so far, in order; None for a task that uses all outputs.
         """
 
+    @classmethod
+    def preset(cls, benchmark: str = "", method: str = "") -> Self:
+        """Return the settings that the command line uses for a benchmark.
+
+        Args:
+            benchmark: The benchmark's name; by default none, for the settings without a preset.
+            method: The method's name, where several share these settings, such as `fs-sgpm`; by default the first.
+
+        Returns:
+            The settings.
+
+        Raises:
+            UsageError: A name is unknown, or the method has no preset for the benchmark.
+
+        Example:
+            >>> import steppe
+            >>> steppe.ER.preset("cifar100-split").buffer
+            1000
+            >>> steppe.FSDGPM.preset("pmnist", "fs-sgpm").importance
+            'spectral'
+        """  # noqa: DOC501
+        own = {name: entry for name, entry in METHODS.items() if entry.settings is cls}
+        if not own:
+            raise UsageError(f"{cls.__name__} is not registered, so it has no presets; call register_method first.")
+        name = method or next(iter(own))
+        if name not in own:
+            raise unknown_name(f"method of {cls.__name__}", name, own)
+        if benchmark and benchmark not in own[name].presets:
+            raise unknown_name(f"preset of {name}", benchmark, own[name].presets)
+        return cls.from_mapping(own[name].values(benchmark))
+
     @abstractmethod
     def start(self, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams) -> Method:
         """Build the method for a network.
@@ -86,6 +118,31 @@ class MethodConfig(Settings, ABC):
         Returns:
             The method, ready for its first task.
         """
+
+
+def settings_of(method: MethodConfig | str) -> MethodConfig:
+    """Return a method's settings, given themselves or the method's name.
+
+    Args:
+        method: The settings, or a registered name such as `fs-sgpm`, for its settings without a benchmark.
+
+    Returns:
+        The settings.
+
+    Raises:
+        UsageError: The name is unknown, or it is neither settings nor a name.
+    """
+    if isinstance(method, str):
+        entry = find_method(method)
+        made = entry.settings.from_mapping(entry.values(""))
+        assert isinstance(made, MethodConfig)
+        return made
+    if not isinstance(method, MethodConfig):
+        raise UsageError(
+            "method must be a method's settings or name, such as steppe.FSDGPM() or 'fs-dgpm', got "
+            f"{short_repr(method)}."
+        )
+    return method
 
 
 class Method(ABC):

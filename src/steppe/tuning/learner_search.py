@@ -12,17 +12,17 @@ from typing import Any
 from torch import nn
 
 from steppe.data.task import Task
-from steppe.errors import DivergedError, RunError, SteppeError, UsageError, one_line, short_repr
+from steppe.errors import DivergedError, RunError, SteppeError, UsageError, one_line
 from steppe.experiments.executor import LocalExecutor, Send, WorkerExited
 from steppe.experiments.run_directory import lock_directory
 from steppe.learning.learner import Learner
 from steppe.learning.saved_learner import load
-from steppe.methods.base import MethodConfig
+from steppe.methods.base import MethodConfig, settings_of
 from steppe.registry import find_method
 from steppe.results.layout import SEARCH
 from steppe.runtime.files import expand_path, explain_write_errors, read_json, require_inside, write_atomic
 from steppe.runtime.rng import Streams, preserve_global_rng
-from steppe.settings import SearchRange, Settings, TrainingConfig, Value
+from steppe.settings import SearchRange, TrainingConfig, Value
 from steppe.tuning.space import as_plain, build_space
 from steppe.tuning.trials import Trial, Trials, require_optuna
 
@@ -143,7 +143,7 @@ def search(
     """
     require_optuna()
     name = method if isinstance(method, str) else ""
-    settings = method if isinstance(method, MethodConfig) else _settings_of(method)
+    settings = settings_of(method)
     chosen = _tasks_to_try(tasks, choose_on)
     if trials < 1 or jobs < 1:
         raise UsageError(f"trials and jobs must be at least 1, got {trials} and {jobs}.")
@@ -171,15 +171,6 @@ def search(
         own = Trials(place, ranges, kinds, settings.as_dict(), seed=search_seed, minimize=minimize)
         _Search(work, own, place, prune=prune).run(trials, jobs)
         return _outcome(place, own, ranges, plan, settings)
-
-
-def _settings_of(name: Any) -> MethodConfig:
-    if not isinstance(name, str):
-        raise UsageError(f"expected a method's settings or its name, got {short_repr(name)}.")
-    entry = find_method(name)
-    settings: Settings = entry.settings.from_mapping(entry.values(""))
-    assert isinstance(settings, MethodConfig)
-    return settings
 
 
 def _tasks_to_try(tasks: Sequence[Task], choose_on: int) -> list[Task]:
