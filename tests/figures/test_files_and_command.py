@@ -72,7 +72,7 @@ def test_methods_have_one_style_that_differs_in_grayscale() -> None:
     assert set(METHODS) >= set(METHOD_STYLES)
     assert len({(own.marker, own.line) for own in METHOD_STYLES.values()}) == len(METHOD_STYLES)
     for together in (
-        ("gpm", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm"),  # the ablation
+        ("gpm", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm", "fs-rgpm"),  # the ablation
         ("fs-dgpm", "fs-sgpm", "er", "gpm", "finetune"),  # most pages
         ("er", "gpm", "la-maml", "oracle", "fs-dgpm", "fs-er"),  # landscapes
     ):
