@@ -58,3 +58,26 @@ def test_old_outputs_change_without_the_memory(name: str) -> None:
         before = learner.model.eval()(old)
         free.learn(tasks[2], epochs=10)
         assert (learner.model.eval()(old) - before).abs().max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated", "ignore:The PyTorch API of nested")
+@pytest.mark.filterwarnings("ignore:.* can no longer learn")
+@pytest.mark.parametrize("name", MODELS)
+def test_old_outputs_stay_under_adamw(name: str) -> None:
+    """The step is projected, not only the gradient, so momentum, scaling and weight decay cannot move them either."""
+    model, data = build(name), MODELS[name][1]
+    biases = [p for path, p in model.named_parameters() if p.ndim < 2 and not path.endswith(("original0", "_g"))]
+    for bias in biases:
+        bias.requires_grad_(False)
+    learner = steppe.Learner(
+        model, METHODS["gpm"], optimizer=lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
+    )
+    tasks = [steppe.Task(data(task)) for task in range(3)]
+    for task in tasks[:2]:
+        learner.learn(task, epochs=3)
+    old, new = (task.train.first()[0] for task in tasks[1:])
+    with torch.no_grad():
+        before, first = model.eval()(old), model(new)
+        learner.learn(tasks[2], epochs=10)
+        assert (model.eval()(old) - before).abs().max() < 1e-9
+        assert (model(new) - first).abs().max() > 1e-4

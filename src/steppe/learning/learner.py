@@ -19,7 +19,6 @@ from steppe.learning.checks import (
     check_precision,
     check_schedule,
     check_unchanged,
-    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
@@ -34,8 +33,7 @@ from steppe.learning.task_checks import as_task_list, check_last_batch, check_sa
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.network.heads import check_mask_size
-from steppe.projection.coverage import find_covered_weights, warn_shared_head
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.coverage import warn_shared_head
 from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
@@ -53,12 +51,15 @@ class Learner(StreamLearner):
     mode). Learners may be used from several threads, and several may work at once.
 
     Args:
-        model: Any module that returns one row of logits per sample, (n, outputs); with `loss`, any tensor (n, ...).
+        model: Any module that returns one row of logits per sample, (n, outputs): as a tensor, as the first part of a
+            tuple, or as `logits` of an object or dictionary. With `loss`, any tensor (n, ...).
         method: The method's settings, such as `steppe.FSDGPM()`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
-        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs. It
-            must return a new tensor. By default bytes are scaled to 0…1 and other numbers are kept.
+        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs: a
+            tensor, dictionary or tuple into the same or another of them, in new tensors. By default bytes are scaled to
+            0…1 and other numbers are kept.
+        padding: How sequences of different lengths are padded, batch by batch; a file keeps it.
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
@@ -366,19 +367,6 @@ class Learner(StreamLearner):
         self._input_kind, self._outputs_needed = kind, outputs
         self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
-
-    def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
-        """Create the method, now that a task shows the model's inputs and head, and find the weights it covers."""
-        covered: dict[str, ProjectedWeight] = {}
-        if self.settings.uses_projection:
-            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
-            multi_head = task.head is not None
-            covered = find_covered_weights(
-                self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
-            )
-        method = self.settings.start(self.network, covered, self.streams)
-        check_uses_optimizer(method, self.network)
-        return method, {name: weight.factorable for name, weight in covered.items()}
 
     def save(self, path: Path | str, *, working_memory: bool = True) -> None:
         """Write a file that `steppe.load` resumes from.

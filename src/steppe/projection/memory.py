@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
-from steppe.errors import LayerDivergedError, ModelError
 from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
-from steppe.projection.basis import Representation, Spectrum
-from steppe.projection.extend_basis import ExtendedBasis, extend_basis
-from steppe.projection.hooks import capture_inputs, disable_fused_attention
+from steppe.projection.basis import Representation
+from steppe.projection.collect import Collected, collect_inputs, extend_directions, select_directions
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import Layout, ProjectedWeight
 from steppe.projection.layouts import make_projector
 from steppe.projection.matrix_projector import MATRIX, MatrixProjector, check_matrix, matrix_of
+from steppe.projection.memory_remarks import empty_basis_remark, require_one_kind, saturation_remark
 from steppe.projection.projector import SoftProjector
-from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
-from steppe.runtime.warn import Caution
 from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
@@ -64,12 +61,21 @@ class GradientMemory:
 
     def __init__(self, rule: ImportanceRule, covered: Mapping[str, ProjectedWeight] = MappingProxyType({})) -> None:
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
-        self._normalized = [(weight, weight.norm) for weight in covered.values() if weight.norm is not None]
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
             own = {name: weight.parameter for name, weight in covered.items()}
-            _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
+            require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
+
+    @property
+    def covered(self) -> Mapping[str, ProjectedWeight]:
+        """The weights to project, by parameter name."""
+        return self._covered
+
+    @covered.setter
+    def covered(self, covered: Mapping[str, ProjectedWeight]) -> None:
+        self._covered = covered
+        self._normalized = [(weight, weight.norm) for weight in covered.values() if weight.norm is not None]
 
     @property
     def projectors(self) -> Mapping[str, Projector]:
@@ -82,7 +88,7 @@ class GradientMemory:
         kinds = {name: (p.importance.dtype, p.importance.device) for name, p in projectors.items()}
         if len(set(kinds.values())) > 1:
             if self.rule.dynamic:
-                _require_one_kind(kinds)
+                require_one_kind(kinds)
             self._projectors, self.importance = dict(projectors), torch.empty(0, device="cpu")
             return
         rows = [p.importance.reshape(-1) for p in projectors.values()]
@@ -231,13 +237,36 @@ class GradientMemory:
         Raises:
             LayerDivergedError: If a layer's inputs are not finite.
         """
+        covered = {name: weight for name, weight in self.covered.items() if name not in grams}
+        lowest = dict.fromkeys(covered, threshold or 0.0)
+        with network.mode(training=False):
+            collected = collect_inputs(network.model, covered, lowest, _forwards(network, x, chunk))
+        known = {name: Representation.of_gram(gram) for name, gram in grams.items()}
+        representations = {name: known[name] if name in known else collected[name] for name in self.covered}
+        return self.rebuild_from(representations, dict.fromkeys(self.covered, threshold), rules=rules)
+
+    def rebuild_from(
+        self,
+        representations: Mapping[str, Collected],
+        thresholds: Mapping[str, float | None],
+        *,
+        rules: Mapping[str, ImportanceRule] = MappingProxyType({}),
+    ) -> list[str]:
+        """Replace the bases by those of collected inputs, and reinitialize λ.
+
+        Args:
+            representations: The covered layers' inputs, from `collect_inputs`.
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε); None keeps every direction.
+            rules: Rules of single weights, where they differ.
+
+        Returns:
+            Remarks on weights that can no longer learn.
+        """
         before, projectors = self.saturated(), {}
-        thresholds = dict.fromkeys(self.covered.keys() - grams.keys(), threshold or 0.0)
-        found = self._collect_representations(network, x, thresholds, chunk)
-        found = {**found, **{name: Representation.of_gram(gram) for name, gram in grams.items()}}
-        for name in self.covered:
+        for name, representation in representations.items():
             yield_point()
-            kept = _select(found[name], threshold)
+            threshold = thresholds[name]
+            kept = select_directions(representation, threshold)
             if kept is None:  # a layer that the forward did not use
                 continue
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
@@ -267,17 +296,35 @@ class GradientMemory:
         Raises:
             LayerDivergedError: If a layer's inputs are not finite.
         """
+        with network.mode(training=False):
+            representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
+        return self.extend_from(representations, thresholds, first=first)
+
+    def extend_from(
+        self, representations: Mapping[str, Collected], thresholds: Mapping[str, float], *, first: bool
+    ) -> list[str]:
+        """Extend the bases by what they miss of collected inputs; see `extend`.
+
+        Args:
+            representations: The covered layers' inputs, from `collect_inputs`.
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε).
+            first: Whether bases leave out the direction that crosses the threshold.
+
+        Returns:
+            Remarks on weights that can no longer learn, and on weights left without a basis.
+        """
         before, projectors, remarks = self.saturated(), dict(self.projectors), []
-        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
+        for name, representation in representations.items():
             yield_point()
             old = projectors.get(name)
             assert old is None or isinstance(old, SoftProjector)
-            growth = _extend(representation, None if old is None else old.basis, thresholds[name], first=first)
+            basis = None if old is None else old.basis
+            growth = extend_directions(representation, basis, thresholds[name], first=first)
             if growth is None:
                 continue
             if growth.basis.shape[-1] == 0:
                 if bool((representation.energy() > 0).any()):
-                    remarks.append(_empty_basis_remark(name, thresholds[name]))
+                    remarks.append(empty_basis_remark(name, thresholds[name]))
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
@@ -290,42 +337,15 @@ class GradientMemory:
         """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
         saturated = self.saturated()
         return [
-            Caution(
-                f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
-                "learn. For the next model, lower the threshold or its step per task, soften the projection (method "
-                f"sgp, or importance='spectral'), widen the layer, or leave it unprotected with exclude=({name!r},)."
-            )
+            saturation_remark(name, p.max_rank)
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]
 
-    def _collect_representations(
-        self, network: Network, x: Nest, thresholds: Mapping[str, float], chunk: int
-    ) -> dict[str, Representation | RowCounts]:
-        """The covered layers' inputs on stored samples x, in eval mode."""
-        covered = {name: weight for name, weight in self.covered.items() if name in thresholds}
-        representations = {name: _empty_representation(weight, thresholds[name]) for name, weight in covered.items()}
-        with (
-            torch.no_grad(),
-            network.mode(training=False),
-            disable_fused_attention(network.model),
-            capture_inputs(covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)),
-        ):
-            for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
-                network.input_copies.call(network.prepare_inputs(part))
-                yield_point()
-        for name, representation in representations.items():
-            if not representation.is_finite():  # the last update diverged, and no loss was computed since
-                raise LayerDivergedError(
-                    f"the inputs of the layer with the weight {name!r} are not finite, or too large to be squared: "
-                    "lower the step size (lr, ascent_lr) or check the data."
-                )
-        return representations
-
     def _make_projector(self, name: str, basis: Tensor, importance: Tensor, *, is_fixed: bool = False) -> Projector:
-        """A projector in the weight's precision; P itself, if λ is fixed and the basis is so large that it pays."""
+        """A projector in the weight's precision, but at least float32; P itself, if λ is fixed and that pays."""
         weight = self.covered[name]
-        dtype = weight.parameter.dtype
+        dtype = torch.promote_types(weight.parameter.dtype, torch.float32)  # half is too little to be orthonormal in
         kept = (basis.to(dtype) if basis.is_floating_point() else basis).contiguous()
         if is_fixed and weight.layout is Layout.ROWS and 2 * kept.shape[2] > kept.shape[1]:
             return MatrixProjector(matrix_of(kept, importance.to(dtype)), importance.to(dtype))
@@ -371,48 +391,7 @@ class GradientMemory:
         }
 
 
-def _require_one_kind(kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
-    """Reject covered weights of several types or on several devices, since λ of all of them is one tensor."""
-    first = next(iter(kinds), "")
-    for name, kind in kinds.items():
-        if kind != kinds[first]:
-            raise ModelError(
-                "the covered weights are of several types, or on several devices "
-                f"({first!r} is {_describe_kind(kinds[first])}, {name!r} {_describe_kind(kind)}), but their "
-                "importances are updated together: make the weights alike (model.float()), leave some out with "
-                "exclude=(...), or set importance to ones or spectral."
-            )
-
-
-def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
-    return f"{kind[0]} on {kind[1]}"
-
-
-def _select(representation: Representation | RowCounts, threshold: float | None) -> Spectrum | None:
-    """The directions to hold, all of them without a threshold; None if nothing was collected."""
-    if threshold is None and isinstance(representation, Representation):
-        return representation.spectrum()
-    return representation.leading(1.0 if threshold is None else threshold)
-
-
-def _empty_representation(weight: ProjectedWeight, threshold: float) -> Representation | RowCounts:
-    """What to collect the inputs of a weight in."""
-    return RowCounts(len(weight.parameter)) if weight.layout is Layout.TABLE else Representation(threshold)
-
-
-def _extend(
-    representation: Representation | RowCounts, old: Tensor | None, threshold: float, *, first: bool
-) -> ExtendedBasis | None:
-    """The extended basis; None if nothing was collected."""
-    if isinstance(representation, RowCounts):
-        return representation.extend(old, threshold, first=first)
-    return extend_basis(representation, old, threshold, first=first)
-
-
-def _empty_basis_remark(name: str, threshold: float) -> str:
-    """The remark on a weight that is left without a basis."""
-    return (
-        f"the basis of {name!r} is empty, so this weight is not protected: a single direction holds more than the "
-        f"threshold's share of its inputs, {threshold:g}, and the first task leaves out the direction that crosses the "
-        "threshold. Raise the threshold, or center the inputs around 0."
-    )
+def _forwards(network: Network, x: Nest, chunk: int) -> Iterator[object]:
+    """Run the model on stored samples x, a chunk each time."""
+    for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
+        yield network.input_copies.call(network.prepare_inputs(part))
