@@ -11,6 +11,10 @@ from steppe.benchmarks import (
     TinyImageNet,
 )
 from steppe.benchmarks.base import Benchmark
+from steppe.custom_loop.flat_sharpness import FlatSharpness
+from steppe.custom_loop.gradient_memory import GradientProjectionMemory
+from steppe.custom_loop.projected_optimizer import ProjectedOptimizer
+from steppe.custom_loop.reservoir_buffer import ReservoirBuffer
 from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
 from steppe.learning.events import EpochEnded, Progress
@@ -60,6 +64,8 @@ __all__ = [
     "DivergedError",
     "EpochEnded",
     "Finetune",
+    "FlatSharpness",
+    "GradientProjectionMemory",
     "ICaRL",
     "ImageFolder",
     "LaMAML",
@@ -71,6 +77,8 @@ __all__ = [
     "Oracle",
     "PMNIST60k",
     "Progress",
+    "ProjectedOptimizer",
+    "ReservoirBuffer",
     "RotatedMNIST",
     "RunError",
     "SplitMNIST",

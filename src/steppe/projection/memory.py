@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
-from steppe.errors import LayerDivergedError, ModelError
+from steppe.errors import ModelError
 from steppe.fast.factored import Gradient
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
-from steppe.projection.basis import Representation
+from steppe.projection.collect import Collected, collect_inputs
 from steppe.projection.extend_basis import ExtendedBasis, extend_basis
-from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.importance import ImportanceRule
-from steppe.projection.layers import Layout, ProjectedWeight
+from steppe.projection.layers import ProjectedWeight
 from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
 from steppe.projection.row_counts import RowCounts
@@ -189,11 +188,25 @@ class GradientMemory:
         Raises:
             LayerDivergedError: If a layer's inputs are not finite.
         """
-        before, projectors = self.saturated(), {}
         thresholds = dict.fromkeys(self.covered, threshold)
-        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
+        with network.mode(training=False):
+            representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
+        return self.rebuild_from(representations, thresholds)
+
+    def rebuild_from(self, representations: Mapping[str, Collected], thresholds: Mapping[str, float]) -> list[str]:
+        """Replace the bases by those of collected inputs, and reinitialize λ.
+
+        Args:
+            representations: The covered layers' inputs, from `collect_inputs`.
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε).
+
+        Returns:
+            Remarks on weights that can no longer learn.
+        """
+        before, projectors = self.saturated(), {}
+        for name, representation in representations.items():
             yield_point()
-            kept = representation.leading(threshold)
+            kept = representation.leading(thresholds[name])
             if kept is None:  # a layer that the forward did not use
                 continue
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
@@ -221,8 +234,29 @@ class GradientMemory:
         Raises:
             LayerDivergedError: If a layer's inputs are not finite.
         """
+        with network.mode(training=False):
+            representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
+        return self.extend_from(representations, thresholds, first=first)
+
+    def extend_from(
+        self,
+        representations: Mapping[str, Collected],
+        thresholds: Mapping[str, float],
+        *,
+        first: bool,
+    ) -> list[str]:
+        """Extend the bases by what they miss of collected inputs; see `extend`.
+
+        Args:
+            representations: The covered layers' inputs, from `collect_inputs`.
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε).
+            first: Whether bases leave out the direction that crosses the threshold.
+
+        Returns:
+            Remarks on weights that can no longer learn, and on weights left without a basis.
+        """
         before, projectors, remarks = self.saturated(), dict(self.projectors), []
-        for name, representation in self._collect_representations(network, x, thresholds, chunk).items():
+        for name, representation in representations.items():
             yield_point()
             old = projectors.get(name)
             growth = _extend(representation, None if old is None else old.basis, thresholds[name], first=first)
@@ -249,36 +283,10 @@ class GradientMemory:
             if name in saturated and name not in before
         ]
 
-    def _collect_representations(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], chunk: int
-    ) -> dict[str, Representation | RowCounts]:
-        """The covered layers' inputs on stored samples x, in eval mode."""
-        representations = {
-            name: _empty_representation(weight, thresholds[name]) for name, weight in self.covered.items()
-        }
-        with (
-            torch.no_grad(),
-            network.mode(training=False),
-            disable_fused_attention(network.model),
-            capture_inputs(
-                self.covered, lambda weight, layer, x: representations[weight.name].add_call(weight, layer, x)
-            ),
-        ):
-            for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
-                network.input_copies.call(network.prepare_inputs(part))
-                yield_point()
-        for name, representation in representations.items():
-            if not representation.is_finite():  # the last update diverged, and no loss was computed since
-                raise LayerDivergedError(
-                    f"the inputs of the layer with the weight {name!r} are not finite, or too large to be squared: "
-                    "lower the step size (lr, ascent_lr) or check the data."
-                )
-        return representations
-
     def _make_projector(self, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
-        """A projector in the weight's precision."""
+        """A projector in the weight's precision, but at least float32: half is too little for orthonormal bases."""
         weight = self.covered[name]
-        dtype = weight.parameter.dtype
+        dtype = torch.promote_types(weight.parameter.dtype, torch.float32)
         kept = basis.to(dtype) if basis.is_floating_point() else basis
         return make_projector(weight.layout, weight.parameter, kept.contiguous(), importance.to(dtype))
 
@@ -336,14 +344,13 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _empty_representation(weight: ProjectedWeight, threshold: float) -> Representation | RowCounts:
-    """What to collect the inputs of a weight in."""
-    return RowCounts(len(weight.parameter)) if weight.layout is Layout.TABLE else Representation(threshold)
+def _forwards(network: Network, x: Tensor, chunk: int) -> Iterator[object]:
+    """Run the model on stored samples x, a chunk each time."""
+    for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
+        yield network.input_copies.call(network.prepare_inputs(part))
 
 
-def _extend(
-    representation: Representation | RowCounts, old: Tensor | None, threshold: float, *, first: bool
-) -> ExtendedBasis | None:
+def _extend(representation: Collected, old: Tensor | None, threshold: float, *, first: bool) -> ExtendedBasis | None:
     """The extended basis; None if nothing was collected."""
     if isinstance(representation, RowCounts):
         return representation.extend(old, threshold, first=first)
