@@ -15,9 +15,10 @@ from steppe.custom_loop.flat_sharpness import FlatSharpness
 from steppe.custom_loop.gradient_memory import GradientProjectionMemory
 from steppe.custom_loop.projected_optimizer import ProjectedOptimizer
 from steppe.custom_loop.reservoir_buffer import ReservoirBuffer
+from steppe.data.padding import Padding
 from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
-from steppe.learning.events import EpochEnded, Progress
+from steppe.learning.events import EpochEnded, MemoryUpdated, Progress
 from steppe.learning.learner import Learner
 from steppe.learning.loop import TaskResult
 from steppe.learning.metrics import AccuracyMatrix
@@ -42,6 +43,7 @@ from steppe.methods.base import Method, MethodConfig
 from steppe.registry import register_benchmark, register_method
 from steppe.settings import TrainingConfig, setting
 from steppe.tensors.batch import Batch
+from steppe.tensors.ragged import Ragged
 from steppe.version import __version__
 
 __all__ = [
@@ -70,14 +72,17 @@ __all__ = [
     "ImageFolder",
     "LaMAML",
     "Learner",
+    "MemoryUpdated",
     "Method",
     "MethodConfig",
     "ModelError",
     "Multitask",
     "Oracle",
     "PMNIST60k",
+    "Padding",
     "Progress",
     "ProjectedOptimizer",
+    "Ragged",
     "ReservoirBuffer",
     "RotatedMNIST",
     "RunError",

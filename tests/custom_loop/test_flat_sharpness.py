@@ -201,7 +201,7 @@ def test_with_a_grad_scaler() -> None:
     results = []
     for scale in (None, 256.0):
         model = small()
-        memory = with_memory(model)
+        memory = with_memory(model, importance="sigmoid", importance_lr=1.0, temperature=3.0)
         optimizer = steppe.FlatSharpness(memory.wrap(torch.optim.SGD(model.parameters(), lr=0.1)), lr=0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
         x, y = batch()
@@ -220,7 +220,11 @@ def test_with_a_grad_scaler() -> None:
     (cross_entropy(model(x), y) * float("inf")).backward()
     optimizer.first_step(zero_grad=True, grad_scale=scaler.get_scale())
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), results[1], strict=True))
-    optimizer.restore()
+    (cross_entropy(model(x), y) * float("inf")).backward()
+    optimizer.restore(grad_scale=scaler.get_scale())
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), results[1], strict=True))
+    assert all(bool(p.importance.isfinite().all()) for p in memory.projectors.values())
+    assert any(float(p.importance.min()) < 0.99 for p in memory.projectors.values())  # they had moved
 
 
 @pytest.mark.parametrize("wrapped", [True, False])

@@ -112,6 +112,15 @@ def test_dictionaries_are_keywords_without_labels() -> None:
     assert same_bases(memory, expected)
 
 
+def test_a_model_that_is_called_in_another_way() -> None:
+    memory = steppe.GradientProjectionMemory(small())
+    with pytest.raises(TypeError) as caught:
+        memory.update({"picture": torch.randn(4, 10, dtype=torch.float64)})
+    assert "called the model with the keywords picture; if it is called in another way, pass forward=" in str(
+        caught.value.__notes__
+    )
+
+
 def test_it_extends_and_rebuilds() -> None:
     model, parts = small(), torch.randn(3, 4, 10, dtype=torch.float64)
     extended = steppe.GradientProjectionMemory(model, threshold=1.0)
@@ -239,6 +248,26 @@ def test_a_layer_that_uses_its_weight_otherwise_is_named() -> None:
         memory.update(torch.randn(4, 10, dtype=torch.float64))
     assert "0.weight" in memory.uncovered()
     assert list(memory.ranks()) == ["2.weight"]
+
+
+def test_a_head_that_grows_keeps_its_basis() -> None:
+    model = small()
+    memory = steppe.GradientProjectionMemory(model, threshold=1.0, freeze_uncovered=True)
+    old = torch.randn(4, 10, dtype=torch.float64)
+    memory.update(old)
+    with torch.no_grad():
+        before, head = model(old), model[2]
+        model[2] = nn.Linear(12, 5).double()
+        model[2].weight[:3], model[2].bias[:3] = head.weight, head.bias
+    optimizer = memory.wrap(torch.optim.AdamW(model.parameters(), lr=0.01))
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 10, dtype=torch.float64)).square().sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert float((model(old)[:, :3] - before).abs().max()) < 1e-12
+    memory.update(torch.randn(4, 10, dtype=torch.float64))
+    assert memory.ranks()["2.weight"]["rank"] == 8
 
 
 def test_a_weight_used_outside_its_layer() -> None:

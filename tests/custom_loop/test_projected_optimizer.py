@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -359,6 +360,59 @@ def test_a_closure_that_fails_leaves_the_weights_outside_the_memory() -> None:
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(closure)
     assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert share_inside(memory, before) < 1e-5
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_ctrl_c_within_a_step_waits_for_its_end(flat: bool) -> None:
+    """No signal can leave a step half projected, nor the weights perturbed."""
+
+    class Interrupted(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return super().step(closure)
+
+    model = small()
+    memory = with_memory(model)
+    optimizer: Optimizer = memory.wrap(Interrupted(model.parameters(), lr=0.01, weight_decay=1.0))
+    if flat:
+        optimizer = steppe.FlatSharpness(optimizer)
+    before = weights_of(model)
+
+    def closure() -> Tensor:
+        model.zero_grad()
+        return backward(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(closure)
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert share_inside(memory, before) < 1e-5
+
+
+def test_ctrl_c_within_a_closure_is_handled_at_once() -> None:
+    model = small()
+    optimizer = with_memory(model).wrap(torch.optim.SGD(model.parameters(), lr=0.01))
+    reached = []
+
+    def closure() -> Tensor:
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+        return backward(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(closure)
+    assert not reached
+
+
+def test_named_parameters() -> None:
+    model = small()
+    memory = with_memory(model)
+    optimizer = memory.wrap(torch.optim.SGD(model[0].named_parameters(), lr=0.1))
+    optimizer.add_param_group({"params": model[2].named_parameters()})
+    assert optimizer.param_groups[1]["param_names"] == ["weight", "bias"]
+    before = weights_of(model)
+    backward(model)
+    optimizer.step()
     assert share_inside(memory, before) < 1e-5
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from layer_cases import LAYERS
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
@@ -61,12 +63,18 @@ def convnet() -> nn.Module:
     )
 
 
+def weight_normed() -> nn.Module:
+    norm = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(norm(nn.Linear(30, 24)), nn.ReLU(), norm(nn.Linear(24, 24)), nn.ReLU(), nn.Linear(24, 3))
+
+
 def images(count: int) -> Tensor:
     return torch.randn(count, 2, 6, 6, dtype=torch.float64)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], int]] = {
     "mlp": (mlp, lambda count: torch.randn(count, 30, dtype=torch.float64), 12),
+    "weight norm": (weight_normed, lambda count: torch.randn(count, 30, dtype=torch.float64), 12),
     "convnet": (convnet, images, 1),
     "transformer": (SmallTransformer, lambda count: torch.randint(11, (count, 3)), 2),
     "torch's transformer, gru": (Recurrent, lambda count: torch.randn(count, 4, 12, dtype=torch.float64), 2),
@@ -153,3 +161,21 @@ def test_old_outputs_stay(
     free = [name for name in memory.ranks() if name not in memory.saturated()]
     assert len(free) >= 2
     assert all(moved[name] > 1e-4 for name in free)
+
+
+@pytest.mark.filterwarnings("ignore:the basis of")
+@pytest.mark.parametrize(("layer", "shape"), LAYERS.values(), ids=LAYERS)
+def test_every_kind_of_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    layer = copy.deepcopy(layer)
+    memory = steppe.GradientProjectionMemory(layer, threshold=1.0, freeze_uncovered=True)
+    optimizer = memory.wrap(torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.1))
+    old = torch.randn(shape, dtype=torch.float64)
+    memory.update([old])
+    with torch.no_grad():
+        before = layer(old)
+    for _ in range(3):
+        optimizer.zero_grad()
+        layer(torch.randn(shape, dtype=torch.float64)).square().sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert float((layer(old) - before).abs().max()) < 1e-10

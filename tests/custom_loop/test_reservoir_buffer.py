@@ -125,7 +125,7 @@ def test_wrong_input() -> None:
     with pytest.raises(steppe.DataError, match="the batch has an input of type str; expected a tensor"):
         buffer.add("text")
     buffer.add(torch.zeros(2, 4))
-    with pytest.raises(steppe.DataError, match=r"shape \(5,\) cannot be kept together with others of shape \(4,\)"):
+    with pytest.raises(steppe.DataError, match=r"shape \(5,\) cannot be stored together with others of shape \(4,\)"):
         buffer.add(torch.zeros(2, 5))
     state = buffer.state_dict()
     with pytest.raises(steppe.UsageError, match="create the buffer with the same capacity"):

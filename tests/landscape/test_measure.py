@@ -137,17 +137,23 @@ def test_requested_number_of_distinct_samples(finished: Path) -> None:
     assert y[[found[0] for found in places]].tolist() == batch.y.tolist()
 
 
+def interrupt_at(after: int, task: int) -> Callable[[MeasureProgress], None]:
+    """A callback that interrupts the measurement once it has measured a task's landscape."""
+
+    def interrupt(step: MeasureProgress) -> None:
+        if (step.after, step.task) == (after, task):
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 def test_resumed_equals_uninterrupted(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "top_eigenvalue", lambda network, batch, seed: network.loss(batch).item())  # faster
     whole = measure(finished, tmp_path / "whole.json", QUICK, Request(hessian=True, surface=True))
     out = tmp_path / "parts.json"
 
-    def stop(step: MeasureProgress) -> None:
-        if (step.after, step.task) == (3, 2):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        measure(finished, out, QUICK, callback=stop)
+        measure(finished, out, QUICK, callback=interrupt_at(3, 2))
     assert sorted(read_landscape(out).pairs) == [(1, 1), (2, 1), (2, 2)]
     measure(finished, out, QUICK, resume=True)
     measured: list[object] = []
@@ -161,12 +167,8 @@ def test_file_is_written_within_a_long_column(finished: Path, tmp_path: Path, mo
     monkeypatch.setattr(module, "_WRITE_EVERY", 0.0)
     out = tmp_path / "a.json"
 
-    def stop(step: MeasureProgress) -> None:
-        if (step.after, step.task) == (3, 3):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        measure(finished, out, QUICK, callback=stop)
+        measure(finished, out, QUICK, callback=interrupt_at(3, 3))
     assert (3, 2) in read_landscape(out).pairs
 
 

@@ -133,10 +133,10 @@ def test_weights_created_in_inference_mode_are_rejected() -> None:
         steppe.Learner(model, steppe.ER())
 
 
-@pytest.mark.parametrize("given", [None, 5, [1.0]])
-def test_input_transform_must_return_a_tensor(given: object) -> None:
+@pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (5, "int"), ([1.0], "float"), ({"x": "a"}, "str")])
+def test_input_transform_must_return_a_tensor(given: object, kind: str) -> None:
     learner = steppe.Learner(nn.Linear(6, 4), steppe.ER(), input_transform=lambda x: given)  # type: ignore[arg-type, return-value]
-    with pytest.raises(steppe.UsageError, match=f"`input_transform` must return a tensor, got {type(given).__name__}"):
+    with pytest.raises(steppe.UsageError, match=f"`input_transform` must return a tensor, .* got {kind}"):
         learner.learn(steppe.Task((X, Y)))
     with pytest.raises(steppe.UsageError, match="`input_transform` must return a tensor"):
         learner.predict(X)

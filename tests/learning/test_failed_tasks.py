@@ -51,15 +51,15 @@ def test_divergence_found_when_saving_is_a_failure(tmp_path: Path) -> None:
 
 
 class Freezing(nn.Module):
-    """Fails in its second task, and leaves a weight frozen."""
+    """Fails in its second task, and leaves its weight or its bias frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: str = "bias") -> None:
         super().__init__()
-        self.layer, self.fails = nn.Linear(4, 4), False
+        self.layer, self.fails, self.frozen = nn.Linear(4, 4), False, frozen
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fails and self.training:
-            self.layer.bias.requires_grad_(False)
+            self.layer.get_parameter(self.frozen).requires_grad_(False)
             raise RuntimeError("boom")
         output: Tensor = self.layer(x)
         return output
@@ -76,23 +76,12 @@ def test_model_error_is_raised_and_the_task_rolled_back() -> None:
     assert (learner.num_tasks, learner.network.heads.ranges) == (1, [range(2)])
 
 
-class FreezingLayer(Freezing):
-    """Freezes a weight that the method has a basis for."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.fails and self.training:
-            self.layer.weight.requires_grad_(False)
-            raise RuntimeError("boom")
-        output: Tensor = self.layer(x)
-        return output
-
-
 @pytest.mark.parametrize("why", ["frozen", "no memory"])
 def test_learner_that_cannot_be_rolled_back_is_broken(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would continue with an empty or outdated memory."""
-    model = FreezingLayer()
+    model = Freezing("weight")  # the method has a basis for it
     learner = Learner(model, steppe.FSDGPM() if why == "frozen" else ER())
     samples = torch.randn(12, 4), torch.arange(12) % 2
     learner.learn(Task(samples))
@@ -328,5 +317,5 @@ def test_without_state_attrs_only_the_first_task_is_rolled_back(settings: Method
 
 def test_first_label_outside_the_head_is_rejected_in_every_form() -> None:
     """Labels are checked before the model runs, which would raise an index error."""
-    with pytest.raises(DataError, match="bad: the training data has labels 9 to 9"):
+    with pytest.raises(DataError, match="bad: the training data has labels 9 to 10"):
         Learner(mlp(6), ER()).learn(Task(TensorDataset(X, Y + 9), name="bad"))

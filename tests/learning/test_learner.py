@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_models import OWN, Own, Words, bright, mlp
+from own_models import OWN, BreaksAt, Own, Words, bright, mlp
 from reference import no_hooks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -268,18 +268,8 @@ def test_more_basis_samples_than_the_buffer_holds_gives_a_remark(samples: int, r
     assert result.bytes["bases"] == sum(4 * rank["rank"] * rank["of"] for rank in result.diagnostics["ranks"].values())
 
 
-class Failing(nn.Module):
-    """Its forward fails in train mode after some calls."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.inner, self.left = mlp(), after
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.left -= self.training
-        if self.left < 0:
-            raise RuntimeError("the model gave up")
-        return self.inner(x)
+def give_up(output: Tensor) -> Tensor:
+    raise RuntimeError("the model gave up")
 
 
 def test_model_error_leaves_weights_of_a_complete_update() -> None:
@@ -290,7 +280,7 @@ def test_model_error_leaves_weights_of_a_complete_update() -> None:
     reached = []
     for after in (3, 4, 5):
         torch.manual_seed(1)
-        model = Failing(after)
+        model = BreaksAt(after + 1, give_up)
         model.inner[2].eval()  # type: ignore[index]
         modes, found = [m.training for m in model.modules()], torch.get_rng_state()
         with pytest.raises(RuntimeError, match="gave up"):
@@ -300,6 +290,6 @@ def test_model_error_leaves_weights_of_a_complete_update() -> None:
         assert torch.equal(torch.get_rng_state(), found)
         reached.append(state(model))
     torch.manual_seed(1)
-    assert not same(reached[0], state(Failing(0)))
+    assert not same(reached[0], state(BreaksAt(1, give_up)))
     assert same(reached[0], reached[1])
     assert same(reached[0], reached[2])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_models import bright, mlp
+from own_models import BreaksAt, Table, bright, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -38,12 +38,19 @@ def corrupted_inputs(value: float) -> Tensor:
     return x
 
 
-class Endless(IterableDataset[Any]):
+class Empty(IterableDataset[Any]):
+    """Without a length, so that it shows only when it is read."""
+
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
-class Ragged(Dataset[Any]):
+class Lengthless(Dataset[Any]):
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        return X[place], 0
+
+
+class Lengths(Dataset[Any]):
     """Sequences of different lengths."""
 
     def __len__(self) -> int:
@@ -63,19 +70,11 @@ class Pictures(Dataset[Any]):
         return object(), 0
 
 
-class Stream(IterableDataset[Any]):
-    def __len__(self) -> int:
-        return 5
-
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        return iter([(X[0], 0)] * 5)
-
-
 class Counted(IterableDataset[Any]):
-    """It has a length, but its samples cannot be indexed."""
+    """It has no samples."""
 
     def __len__(self) -> int:
-        return 5
+        return 0
 
     def __iter__(self) -> Iterator[Any]:
         return iter([])
@@ -103,16 +102,12 @@ TASKS: dict[str, tuple[Callable[[], Task], type[SteppeError], str]] = {
         DataError,
         "test data .*NaN or infinity.*sample 7",
     ),
-    "float labels": (lambda: Task((X, Y.float())), DataError, "labels of type torch.float32"),
-    "boolean labels": (lambda: Task((X, Y > 1)), DataError, "labels of type torch.bool"),
     "lengths": (lambda: Task((X, Y[:9])), DataError, r"\(40, 8\) and labels of shape \(9,\)"),
-    "one-hot labels": (lambda: Task((X, torch.eye(4)[Y])), DataError, r"labels of shape \(40, 4\)"),
     "sparse inputs": (lambda: Task((X.to_sparse(), Y), name="digits"), DataError, "digits: .*sparse_coo.*to_dense"),
     "sparse labels": (lambda: Task((X, Y.to_sparse())), DataError, "torch.sparse_coo; expected dense"),
-    "no length": (lambda: Task(Endless()), DataError, "without a length"),
-    "no places": (lambda: Task(Counted()), DataError, "an IterableDataset; pass a map-style"),
+    "no length": (lambda: Task(Lengthless()), DataError, "without a length"),
+    "no sample in a stream": (lambda: Task(Counted()), DataError, "the training data is empty"),
     "unknown form": (lambda: Task({"x": X}), DataError, "has the type dict"),
-    "validation": (lambda: Task((X, Y), val=(X, Y.float())), DataError, "the validation data has labels"),
     "head with gaps": (lambda: Task((X, Y), head=range(0, 4, 2), name="digits"), DataError, "digits: invalid head"),
     "head of nothing": (lambda: Task((X, Y), head=range(2, 2)), DataError, "invalid head"),
 }
@@ -125,27 +120,20 @@ def test_invalid_tasks_are_rejected(case: str) -> None:
         make()
 
 
-class Table(nn.Module):
-    """Has weights, but no layer that a gradient memory could cover."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(torch.zeros(8, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.scores
-
-
-class Tuple(nn.Module):
+class Dictionary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = mlp()
 
     def forward(self, x: Tensor) -> Any:
-        return self.inner(x), x
+        return {"scores": self.inner(x), "inputs": x}
 
 
 LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[SteppeError], str]] = {
+    "float labels": (mlp, lambda: Task((X, Y.float())), DataError, "labels of type torch.float32"),
+    "boolean labels": (mlp, lambda: Task((X, Y > 1)), DataError, "labels of type torch.bool"),
+    "one-hot labels": (mlp, lambda: Task((X, torch.eye(4)[Y])), DataError, r"labels of shape \(40, 4\)"),
+    "validation labels": (mlp, lambda: Task((X, Y), val=(X, Y.float())), DataError, "the validation data has labels"),
     "label beyond the outputs": (
         mlp,
         lambda: Task((X, Y + 1), name="digits"),
@@ -183,15 +171,20 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         mlp,
         lambda: Task(TensorDataset(X, Y[:, None])),
         DataError,
-        r"shape \(1, 1\).*one class number",
+        r"shape \(4, 1\).*one class number",
     ),
     "labels in columns of a loader": (
         mlp,
         lambda: Task(DataLoader(TensorDataset(X, Y[:, None]))),
         DataError,
-        r"shape \(1, 1\).*one class number",
+        r"shape \(4, 1\).*one class number",
     ),
-    "several lengths": (mlp, lambda: Task(Ragged()), DataError, "collated into a batch.*pad sequences"),
+    "several lengths": (
+        mlp,
+        lambda: Task(Lengths()),
+        DataError,
+        "training data has sequences of different lengths.*padding=steppe.Padding",
+    ),
     "pictures": (mlp, lambda: Task(Pictures()), DataError, "collated into a batch.*ToTensor"),
     "a loader of pictures": (
         mlp,
@@ -199,7 +192,14 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         DataError,
         "collated into a batch.*ToTensor",
     ),
-    "a loader of a stream": (mlp, lambda: Task(DataLoader(Stream())), DataError, "IterableDataset"),
+    "a loader of several lengths": (
+        mlp,
+        lambda: Task(DataLoader(Lengths(), batch_size=4)),
+        DataError,
+        "collated into a batch.*pass the Dataset instead of a DataLoader",
+    ),
+    "an empty stream": (mlp, lambda: Task(Empty(), name="digits"), DataError, "digits: the training data is empty"),
+    "a loader of an empty stream": (mlp, lambda: Task(DataLoader(Empty())), DataError, "training data is empty"),
     "validation shape": (
         mlp,
         lambda: Task((X, Y), val=(X[:, :5], Y)),
@@ -221,7 +221,12 @@ LEARNING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Task], type[Step
         ModelError,
         "no layer that a gradient memory can cover",
     ),
-    "two outputs": (Tuple, lambda: Task((X, Y)), ModelError, "tuple"),
+    "two outputs": (
+        Dictionary,
+        lambda: Task((X, Y)),
+        ModelError,
+        r"got a dict without 'logits' \(it has 'scores', 'inputs'\)",
+    ),
     "a map as output": (lambda: nn.Conv1d(1, 4, 3), lambda: Task((X[:, None], Y)), ModelError, r"\(1, 4, 6\)"),
 }
 
@@ -374,22 +379,10 @@ def test_invalid_idx_files_are_rejected(raw: bytes, message: str) -> None:
         idx.parse_idx(raw, "digits")
 
 
-class Breaking(nn.Module):
-    """Its output becomes NaN at the given forward in training, counted from 1."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.inner, self.left = mlp(), at
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.left -= self.training
-        return self.inner(x) * (torch.nan if self.left == 0 and self.training else 1.0)
-
-
 @pytest.mark.parametrize(("at", "epoch", "update"), [(1, 1, 1), (8, 1, 8), (11, 2, 11)])
 def test_non_finite_loss_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
     """40 samples in batches of 10, two updates per batch: 8 updates per epoch, one forward per update."""
-    learner = Learner(Breaking(at), Finetune())
+    learner = Learner(BreaksAt(at, lambda output: output * torch.nan), Finetune())
     with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update};"):
         learner.learn(Task((X, Y), name="digits"), epochs=3, updates_per_batch=2)
 

@@ -279,8 +279,8 @@ def test_other_threads_keep_their_thread_number() -> None:
 
 def test_multiplications_are_counted() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5))
-    assert count_multiplications(net, torch.zeros(4, 2, 4, 4)) == 16 * 3 * 18 + 48 * 5
-    assert count_multiplications(net, torch.zeros(4, 7)) == sum(p.numel() for p in net.parameters())
+    assert count_multiplications(net, lambda: net(torch.zeros(4, 2, 4, 4)), 4) == 16 * 3 * 18 + 48 * 5
+    assert count_multiplications(net, lambda: net(torch.zeros(4, 7)), 4) == sum(p.numel() for p in net.parameters())
     torch.set_num_threads(2)
     assert (choose_num_threads(SINGLE_THREAD_LIMIT, 1), choose_num_threads(SINGLE_THREAD_LIMIT, 2)) == (1, 2)
     assert not net[0]._forward_hooks
@@ -368,11 +368,13 @@ def test_interrupted_reservoir_stays_consistent(monkeypatch: pytest.MonkeyPatch)
         reservoir.add(batch(0))
         writes = iter(range(1, 99))
 
-        def written(places: Any, where: Tensor, rows: Any, stop: int = stop, writes: Iterator[int] = writes) -> None:
-            for place, row in zip(places, rows, strict=True):
+        def written(
+            targets: Any, where: Tensor, places: Any, rows: Any, stop: int = stop, writes: Iterator[int] = writes
+        ) -> None:
+            for target, row in zip(targets, rows, strict=True):
                 if next(writes) == stop:
                     raise KeyboardInterrupt
-                place[where] = row
+                target[where] = row
 
         monkeypatch.setattr(steppe.methods.parts.reservoir, "_write", written)
         with pytest.raises(KeyboardInterrupt):

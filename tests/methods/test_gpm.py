@@ -9,19 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import no_hooks, orthonormal, widest_angle
-from reference_baselines import Normed, learn_tasks, same_bits, started_on, statistics_moves
+from reference_baselines import Normed, compare, learn_tasks, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     FlatGPM,
     flattened,
     gpm_basis,
 )
-from reference_update import PROBLEMS, drawn, listed
+from reference_update import PROBLEMS, drawn
 from torch import Tensor, nn
 
 from steppe import GPM, SGP, Batch, Learner, ModelError, Task, UsageError
 from steppe.projection.basis import Representation
 from steppe.projection.extend_basis import extend_basis
-from steppe.runtime.rng import Streams
 
 
 def feed(r: Tensor) -> Representation:
@@ -152,28 +151,15 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("problem", ["mlp", "conv"])
 @pytest.mark.parametrize("case", CASES)
 def test_three_tasks_equal_the_dense_reference(case: str, problem: str) -> None:
-    setup = PROBLEMS[problem]
-    settings, network, method = started_on(setup, "gpm", {"basis_samples": 8, **CASES[case]})
-    twin = FlatGPM(settings, setup, network.model, Streams(3).derive_seed)
-    for task in range(3):
-        network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
-        method.begin_task()
-        twin.begin_task()
-        for _ in range(4):
-            batch = drawn(setup, task, 5)
-            loss = method.observe(batch)
-            expected = twin.observe(listed(batch))
-            assert float(loss) == pytest.approx(expected, abs=1e-10)
-            torch.testing.assert_close(flattened(network.trainable), twin.w, rtol=0, atol=1e-10)
-            method.after_batch(batch)
-            twin.after_batch(listed(batch))
-        method.end_task()
-        twin.end_task()
+
+    def same_ranks(method: Any, twin: Any) -> None:
+        assert method.memory.projectors
         for name, projector in method.memory.projectors.items():
             ranks = [vectors.shape[1] for vectors in twin.vectors[name]]
             assert [directions_of(basis).shape[1] for basis in projector.basis] == ranks, name
-    assert method.memory.projectors
-    assert no_hooks(network.model)
+        assert no_hooks(method.network.model)
+
+    compare(FlatGPM, "gpm", {"basis_samples": 8, **CASES[case]}, PROBLEMS[problem], 4, same_ranks)
 
 
 def test_outputs_on_the_spanned_samples_do_not_change() -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 from reference import Sample, central_differences
-from reference_baselines import learn_tasks, same_bits, started_on, statistics_moves
+from reference_baselines import Flat, learn_tasks, same_bits, started_on, statistics_moves
 from reference_projection_baselines import (
     flattened,
     inner_gradients,
     meta_loss,
-    problem_loss,
 )
 from reference_update import PROBLEMS, Problem, drawn, listed
 from torch import Tensor
 
 from steppe import Batch
+from steppe.runtime.rng import Streams
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"inner_steps": 3},
@@ -40,8 +40,7 @@ def build_case(
     generator = torch.Generator().manual_seed(8)
     for rate in method.rates.values():
         rate += 0.2 * torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
-    shapes = {name: p.shape for name, p in network.trainable.items()}
-    return settings, network, method, lambda flat, samples: problem_loss(problem, network.model, shapes, flat, samples)
+    return settings, network, method, Flat(settings, problem, network.model, Streams(3).derive_seed).loss
 
 
 def slices_of(batch: Batch, steps: int) -> list[list[Sample]]:

@@ -16,6 +16,7 @@ from steppe.errors import DataError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.learning.task_group import TaskGroup
+from steppe.network.network import Network
 from steppe.runtime.rng import Streams
 
 SHORT = ["tasks=3", "samples=40", "test_samples=50"]
@@ -68,7 +69,7 @@ def test_every_sample_is_learned_on_its_own_head() -> None:
 def test_epoch_has_every_sample_once_and_mixes_the_tasks() -> None:
     tasks = [Task(data(count, 0, 6, seed)) for seed, count in enumerate((7, 12, 3))]
     curriculum = TaskGroup(tasks, first=4)
-    batches = list(curriculum.batches(5, Streams(0), 6, torch.device("cpu")))
+    batches = list(curriculum.batches(5, Streams(0), 6, Network(nn.Linear(5, 6).double())))
     assert [len(batch) for batch in batches] == [5, 5, 5, 5, 2]
     assert len(batches) == curriculum.count_batches(5)
     seen = {(int(t) - 4, tuple(x.tolist())) for batch in batches for x, t in zip(batch.x, batch.task, strict=True)}

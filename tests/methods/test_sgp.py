@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 import torch
 from reference import orthonormal
-from reference_baselines import learn_tasks, same_bits, started_on, statistics_moves
+from reference_baselines import compare, learn_tasks, same_bits, statistics_moves
 from reference_projection_baselines import (
     FlatGPM,
     flattened,
     sgp_importances,
 )
-from reference_update import PROBLEMS, drawn, listed
+from reference_update import PROBLEMS
 
 from steppe.projection.basis import Representation
 from steppe.projection.extend_basis import extend_basis
 from steppe.registry import find_method
-from steppe.runtime.rng import Streams
 
 
 @pytest.mark.parametrize("n", [5, 40], ids=["columns", "gram"])
@@ -39,23 +38,11 @@ def test_strengths_are_the_surrogate_singular_values(n: int) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 20.0])
 def test_three_tasks_equal_the_dense_reference(alpha: float, problem: str) -> None:
     """Weights after every update and importances after every task; some of them reach 1, some do not."""
-    setup = PROBLEMS[problem]
     changes = {"basis_samples": 8, "thresholds": "0.7", "threshold_step": 0.05, "alpha": alpha, "lr": 0.05}
-    settings, network, method = started_on(setup, "sgp", changes)
-    twin = FlatGPM(settings, setup, network.model, Streams(3).derive_seed)
-    for task in range(3):
-        network.heads.add(setup.heads[task], 6 if setup.heads[task] else 4)
-        method.begin_task()
-        twin.begin_task()
-        for _ in range(4):
-            batch = drawn(setup, task, 5)
-            method.observe(batch)
-            twin.observe(listed(batch))
-            torch.testing.assert_close(flattened(network.trainable), twin.w, rtol=0, atol=1e-9)
-            method.after_batch(batch)
-            twin.after_batch(listed(batch))
-        method.end_task()
-        twin.end_task()
+    methods: list[Any] = []
+
+    def same_importances(method: Any, twin: Any) -> None:
+        methods.append(method)
         for name, projector in method.memory.projectors.items():
             for basis, importance, expected in zip(
                 projector.basis, projector.importance, twin.importance[name], strict=True
@@ -66,7 +53,9 @@ def test_three_tasks_equal_the_dense_reference(alpha: float, problem: str) -> No
             held = sorted(value for group in twin.importance[name] for value in group)
             assert record["mean"] == pytest.approx(sum(held) / len(held))
             assert [record["deciles"][0], record["deciles"][10]] == pytest.approx([held[0], held[-1]])
-    values = torch.cat([p.active_importance for p in method.memory.projectors.values()])
+
+    compare(FlatGPM, "sgp", changes, PROBLEMS[problem], 4, same_importances)
+    values = torch.cat([p.active_importance for p in methods[-1].memory.projectors.values()])
     assert bool(((values > 0) & (values < 0.99)).any())
     assert bool((values == 1).any())
 

@@ -27,6 +27,10 @@ MODULES = [
     if ">>> " in path.read_text(encoding="utf-8")
 ]
 BUILDING_BLOCKS = [
+    steppe.GradientProjectionMemory,
+    steppe.ProjectedOptimizer,
+    steppe.FlatSharpness,
+    steppe.ReservoirBuffer,
     steppe.Method,
     steppe.MethodConfig,
     Reservoir,

@@ -69,7 +69,7 @@ def test_a_benchmark_in_one_file(tmp_path: Path) -> None:
 
 
 PLUGINS = {"own-method.md", "own-benchmark.md"}  # run as a plugin above
-PAGES_WITH_CODE = ["docs/concepts.md"] + [
+PAGES_WITH_CODE = ["docs/concepts.md", "docs/own-loop.md", "docs/scenarios.md"] + [
     f"docs/recipes/{page.name}"
     for page in sorted((ROOT / "docs" / "recipes").glob("*.md"))
     if page.name not in PLUGINS and "```python" in page.read_text(encoding="utf-8")

@@ -51,6 +51,16 @@ def test_own_data(tmp_path: Path) -> None:
     assert min(accuracies) > 80
 
 
+def test_own_loop(tmp_path: Path) -> None:
+    plain, protected = (
+        [float(value) for value in values.split()]
+        for values in re.findall(r"accuracy ([\d. ]+)", run_example("own_loop", tmp_path))
+    )
+    assert len(plain) == len(protected) == 4
+    assert protected[0] > plain[0] + 3
+    assert min(protected) > min(plain)
+
+
 def test_compare_methods(tmp_path: Path) -> None:
     rows = [line.split() for line in run_example("compare_methods", tmp_path).splitlines()[1:]]
     acc, bwt = ({name: float(row[place]) for name, *row in rows} for place in (0, 1))

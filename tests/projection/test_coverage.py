@@ -48,11 +48,14 @@ OUTSIDE = {
     "by a penalty": lambda e, x: e(x) * e.weight.square().sum(),
     "never called": lambda e, x: linear(x, nn.functional.normalize(e.weight), e.bias),
 }
+BY_VALUE = {
+    "its norm, detached": lambda e, x: e(x) * e.weight.detach().norm(),
+    "its norm, without gradients": lambda e, x: e(x) * torch.no_grad()(lambda: e.weight.norm())(),
+    "itself, detached": lambda e, x: e(x) + linear(x.cos(), e.weight.detach()),
+}
 INSIDE = {
     "called": lambda e, x: e(x),
     "twice": lambda e, x: e(torch.tanh(e(x))),
-    "detached": lambda e, x: e(x) * e.weight.detach().norm(),
-    "without gradients": lambda e, x: e(x) * torch.no_grad()(lambda: e.weight.norm())(),
     "by its type": lambda e, x: e(x.to(e.weight)),
     "times zero": lambda e, x: e(x) + 0 * e.weight.sum(),
     "for nothing": lambda e, x: (linear(e(x), e.weight), e(x))[1],
@@ -79,6 +82,16 @@ def test_weight_used_outside_its_layer_is_rejected_unless_excluded(name: str) ->
     result = steppe.Learner(model, steppe.GPM(), exclude=("e.weight",)).learn(steppe.Task((X, Y)))
     assert set(result.diagnostics["ranks"]) == {"h.weight"}
     assert share_outside_the_span(model) > 0.01
+
+
+@pytest.mark.parametrize("name", BY_VALUE)
+def test_a_weight_whose_value_is_used_without_a_gradient_is_named(name: str) -> None:
+    """Its gradient could be projected, and yet old outputs would change."""
+    model = Encoded(BY_VALUE[name])
+    with pytest.warns(UserWarning, match=r"without protection: e\.weight$"):
+        covered = find_covered_weights(Network(model), X, (), multi_head=False)
+    assert set(covered) == {"h.weight"}
+    assert share_outside_the_span(model) < 1e-9
 
 
 @pytest.mark.parametrize("name", INSIDE)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from own_models import Table
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize, softmax
 
@@ -156,19 +157,11 @@ def test_hidden_layer_calls_are_an_error() -> None:
 
 
 def test_nothing_to_cover_is_an_error_with_heads_too() -> None:
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scores = nn.Parameter(torch.zeros(6, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.scores
-
     with (
         pytest.warns(UserWarning, match="cannot cover"),
         pytest.raises(steppe.ModelError, match="no layer that a gradient memory can cover"),
     ):
-        steppe.Learner(Table(), steppe.GPM()).learn(steppe.Task((X, torch.arange(2)), head=range(2)))
+        steppe.Learner(Table(6), steppe.GPM()).learn(steppe.Task((X, torch.arange(2)), head=range(2)))
 
 
 @pytest.mark.parametrize("size", [5, 6, 12])

@@ -16,11 +16,11 @@ from steppe.fast.factored import to_dense
 from steppe.projection.hooks import capture_inputs
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.projection.layouts import make_projector
-from steppe.projection.nests import tensors_in
 from steppe.projection.row_counts import RowCounts
 from steppe.projection.rules.recurrent import recompute
 from steppe.projection.rules.registry import Layout
 from steppe.projection.true_inputs import find_misread_weights
+from steppe.tensors.nest import leaves
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -45,7 +45,7 @@ def collected(call: Call) -> dict[str, tuple[ProjectedWeight, Tensor]]:
 def numbers(call: Call) -> Tensor:
     """All numbers that a call returns."""
     output = call.layer(*call.args, **call.kwargs)
-    return torch.cat([x.flatten() for x in tensors_in(output) if x.is_floating_point()])
+    return torch.cat([x.flatten() for x in leaves(output) if isinstance(x, Tensor) and x.is_floating_point()])
 
 
 def projector_of(weight: ProjectedWeight, columns: Tensor) -> Any:

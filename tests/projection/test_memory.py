@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -208,7 +209,8 @@ def test_thresholds_near_1_fill_the_bases_and_give_a_remark(
     named = "threshold" if kind is steppe.FSDGPM else "thresholds"
     for step, rank in ((0.005, 6), (0.0, 2)):
         learner = steppe.Learner(nn.Linear(6, 2), kind.from_mapping({named: "0.99", "threshold_step": str(step)}))
-        results = [learner.learn(faint(task)) for task in range(4)]
+        with pytest.warns(UserWarning, match="no longer learn") if step else nullcontext():
+            results = [learner.learn(faint(task)) for task in range(4)]
         assert [each.diagnostics["ranks"]["weight"]["rank"] for each in results[1:]] == [2, rank, rank]
         remarked = [any("can no longer learn" in remark for remark in each.remarks) for each in results]
         assert remarked == [False, False, step > 0, False]
@@ -266,10 +268,62 @@ def test_saved_learner_does_not_repeat_remarks_on_saturated_weights(tmp_path: Pa
     x, y = torch.randn(80, 6), torch.arange(80) % 4
     full = [f"the basis of {name!r} holds all" for name in ("0.weight", "2.weight")]
     learner = steppe.Learner(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), steppe.FSDGPM(threshold=1.0))
-    remarks = learner.learn(steppe.Task((x, y))).remarks
+    with pytest.warns(UserWarning, match="no longer learn"):
+        remarks = learner.learn(steppe.Task((x, y))).remarks
     assert [start for start in full if any(remark.startswith(start) for remark in remarks)] == full
     learner.save(tmp_path / "learner.safetensors")
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
     again = steppe.load(tmp_path / "learner.safetensors", model).learn(steppe.Task((x, y)))
     assert {name: rank["rank"] for name, rank in again.diagnostics["ranks"].items()} == {"0.weight": 6, "2.weight": 5}
     assert not any("holds all" in remark for remark in again.remarks)
+
+
+def full_layers(found: list[warnings.WarningMessage]) -> list[str]:
+    assert all(issubclass(each.category, UserWarning) for each in found)
+    return [str(each.message).split("'")[1] for each in found if "can no longer learn" in str(each.message)]
+
+
+@pytest.mark.parametrize("method", [steppe.FSDGPM(threshold=1.0), steppe.GPM(thresholds="1")])
+def test_a_layer_that_can_no_longer_learn_is_warned_of_once_at_the_users_line(method: steppe.MethodConfig) -> None:
+    x, y = torch.randn(80, 6), torch.arange(80) % 4
+    learner = steppe.Learner(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), method)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        results = [learner.learn(steppe.Task((x, y))) for _ in range(3)]
+    assert sorted(full_layers(found)) == ["0.weight", "2.weight"]
+    assert {each.filename for each in found} == {__file__}
+    remarks = [remark for result in results for remark in result.remarks]
+    for each in found:
+        assert str(each.message) in remarks
+        assert "lower the threshold" in str(each.message)
+        assert f"exclude=({full_layers([each])[0]!r},)" in str(each.message)
+
+
+def test_a_warning_that_is_made_an_error_loses_nothing() -> None:
+    x, y = torch.randn(80, 6), torch.arange(80) % 4
+    learner, twin = (steppe.Learner(nn.Linear(6, 4), steppe.FSDGPM(threshold=1.0)) for _ in range(2))
+    twin.model.load_state_dict(learner.model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="'weight' holds all 6 directions"):
+            learner.learn(steppe.Task((x, y)))
+    with pytest.warns(UserWarning, match="'weight' holds all"):
+        twin.learn(steppe.Task((x, y)))
+    assert learner.num_tasks == 1
+    for each in (learner, twin):
+        each.learn(steppe.Task((x.flip(0), y)))
+    assert all(map(torch.equal, learner.model.parameters(), twin.model.parameters()))
+
+
+def test_a_task_that_is_ended_later_warns_then() -> None:
+    x, y = torch.randn(80, 6), torch.arange(80) % 4
+    learner = steppe.Learner(nn.Linear(6, 4), steppe.FSDGPM(threshold=1.0))
+
+    def stop(event: object) -> None:
+        if isinstance(event, steppe.EpochEnded):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(steppe.Task((x, y)), callback=stop)
+    with pytest.warns(UserWarning, match="'weight' holds all"):
+        learner.predict(x)

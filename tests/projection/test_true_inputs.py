@@ -174,17 +174,64 @@ def test_uncoverable_weights_are_named(name: str, monkeypatch: pytest.MonkeyPatc
     assert "without protection: 0.weight" in warned
     # rightly so: if covered, it would not preserve what it learned
     monkeypatch.setattr("steppe.projection.coverage.find_misread_weights", lambda *_: [])
+    monkeypatch.setattr("steppe.projection.coverage.find_weights_used_by_value", lambda *_: [])
     moved, covered, warned = output_change(FALSE[name])
     assert covered == {"0.weight", "3.weight"}
     assert warned == ""
     assert moved > 1e-4
 
 
-def test_parametrized_weights_are_named() -> None:
-    build: Callable[[], nn.Module] = lambda: nn.utils.parametrizations.weight_norm(nn.Linear(SIZE, 7, **F64))  # noqa: E731
+class Doubled(nn.Module):
+    """A parametrization that has nothing to do with norms."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+PARAMETRIZED: dict[str, tuple[Callable[[nn.Module], Any], list[str]]] = {
+    "spectral norm": (nn.utils.parametrizations.spectral_norm, ["parametrizations.weight.original"]),
+    "spectral norm, old form": (nn.utils.spectral_norm, ["weight_orig"]),
+    "one of one's own": (
+        lambda layer: nn.utils.parametrize.register_parametrization(layer, "weight", Doubled()),
+        ["parametrizations.weight.original"],
+    ),
+    "two": (
+        lambda layer: nn.utils.parametrize.register_parametrization(
+            nn.utils.parametrizations.weight_norm(layer), "weight", Doubled()
+        ),
+        ["parametrizations.weight.original0", "parametrizations.weight.original1"],
+    ),
+    "a frozen scale": (
+        lambda layer: nn.utils.parametrizations.weight_norm(layer).parametrizations.weight.original0.requires_grad_(
+            False
+        ),
+        ["parametrizations.weight.original1"],
+    ),
+    "a frozen direction": (
+        lambda layer: nn.utils.parametrizations.weight_norm(layer).parametrizations.weight.original1.requires_grad_(
+            False
+        ),
+        ["parametrizations.weight.original0"],
+    ),
+    "a hook besides": (
+        lambda layer: nn.utils.parametrizations.weight_norm(layer).register_forward_hook(lambda *_: None),
+        ["parametrizations.weight.original0", "parametrizations.weight.original1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRIZED)
+def test_parametrized_weights_are_named_where_no_step_can_be_projected(name: str) -> None:
+    change, left = PARAMETRIZED[name]
+
+    def build() -> nn.Module:
+        layer = nn.Linear(SIZE, 7, **F64)
+        change(layer)
+        return layer
+
     _, covered, warned = output_change(build)
     assert covered == {"3.weight"}
-    assert "protection: 0.parametrizations.weight.original0, 0.parametrizations.weight.original1" in warned
+    assert warned.endswith("protection: " + ", ".join(f"0.{each}" for each in left))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,7 +10,6 @@ than 300 MB. Prints JSON; exits with 1 otherwise.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recording import record
+from recording import option_parser, record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -237,10 +236,8 @@ def _fuzz(name: str, read: Callable[[random.Random], object], inputs: int, seed:
 
 def main() -> int:
     """Fuzz, and write the results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = option_parser(__doc__, "the changes")
     parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="inputs in all (default: 100000)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides the changes (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
     started = time.process_time()

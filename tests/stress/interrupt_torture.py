@@ -13,7 +13,6 @@ SIGALRM and a handler that raises, or with an exception raised by another thread
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import random
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recording import record
+from recording import option_parser, record
 from torch import Tensor, nn
 
 import steppe
@@ -47,10 +46,8 @@ class StruckError(BaseException):
 
 def main() -> int:
     """Interrupt, and print and write the counts; 1 if a learner was broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, "the instants and the cases")
     parser.add_argument("--interrupts", type=int, default=2000, metavar="N", help="how many (default: 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants and the cases (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,6 +62,8 @@ def run_trials(interrupts: int, seed: int, directory: Path) -> dict[str, int]:
     choice, count = random.Random(seed), Counter[str]()
     made = [(method, model) for method in sorted(METHODS) for model in (convolutional, chain)]
     cases = [Case(method, model, directory) for method, model in made]
+    with_adamw = [(method, model) for method, model in made if METHODS[method].settings.takes_any_optimizer]  # type: ignore[attr-defined]
+    cases += [Case(method, model, directory, keep) for method, model in with_adamw for keep in (False, True)]
     while count["interrupts"] < interrupts:
         case = choice.choice(cases)
         kind, act = choice.choice(KINDS), choice.choice(("learn", "learn", "learn", "evaluate", "predict"))
@@ -100,6 +99,11 @@ def chain() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 8))
 
 
+def adamw(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer of the user's."""
+    return torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
+
+
 def task(number: int) -> steppe.Task:
     """The n-th task, with its own head."""
     generator = torch.Generator().manual_seed(number)
@@ -116,22 +120,28 @@ class Case:
     """A method with a model: a learner that has learned one task, saved in a file, and the weights that the next task
     passes through."""
 
-    def __init__(self, method: str, model: Callable[[], nn.Module], directory: Path) -> None:
+    def __init__(
+        self, method: str, model: Callable[[], nn.Module], directory: Path, keep_state: bool | None = None
+    ) -> None:
         self.method, self.model, self.name = method, model, f"{method} on {model.__name__}"
+        self.optimizer: dict[str, Any] = {}
+        if keep_state is not None:
+            self.name += f" with AdamW, {'kept' if keep_state else 'anew'}"
+            self.optimizer = {"optimizer": adamw, "keep_optimizer_state": keep_state}
         self.file, self.again = directory / f"{self.name}", directory / "again"
         entry = METHODS[method]
         known = {key: value for key, value in SMALLER.items() if key in entry.settings.__dataclass_fields__}
         settings = entry.settings(**{**entry.variant, **known})
         self.apart = settings.schedule != "sequential"
         torch.manual_seed(0)
-        learner = steppe.Learner(model(), settings, seed=1, threads=1)
+        learner = steppe.Learner(model(), settings, seed=1, threads=1, **self.optimizer)
         if not self.apart:
             learner.learn(TASKS[0], **HOW)
         learner.save(self.file)
         self.boundaries, self.seconds = self._walked()
 
     def loaded(self) -> steppe.Learner:
-        return steppe.load(self.file, self.model())
+        return steppe.load(self.file, self.model(), **self.optimizer)
 
     def learn(self, learner: steppe.Learner) -> None:
         learner.learn(TASKS[:2] if self.apart else TASKS[1], **HOW)
@@ -186,7 +196,7 @@ class Case:
             return
         check_memory(learner)
         learner.save(self.again)
-        twin = steppe.load(self.again, self.model())
+        twin = steppe.load(self.again, self.model(), **self.optimizer)
         for each in (learner, twin):
             if not self.apart:
                 each.learn(TASKS[2], **HOW)

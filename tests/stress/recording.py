@@ -1,7 +1,8 @@
-"""Prints the results of the programs here, and writes them where `--out` says."""
+"""The options that the programs here share; prints their results, and writes them where `--out` says."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,15 @@ from typing import Any
 
 from steppe.runtime.environment import machine_info
 from steppe.version import versions
+
+
+def option_parser(text: str | None, seed_of: str | None = None) -> argparse.ArgumentParser:
+    """A parser of `--out`, and of `--seed` if it decides anything."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if seed_of is not None:
+        parser.add_argument("--seed", type=int, default=0, metavar="N", help=f"seed of {seed_of} (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON to this file as well")
+    return parser
 
 
 def record(out: Path | None, **found: Any) -> None:

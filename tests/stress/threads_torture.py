@@ -8,16 +8,14 @@ but the bits that the same call gives alone.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from recording import record
+from recording import option_parser, record
 from torch import Tensor, nn
 
 from steppe import ER, FSDGPM, GPM, Learner, MethodConfig, Task
@@ -46,9 +44,8 @@ LEARNERS: tuple[tuple[Model, MethodConfig], ...] = (
 
 def main() -> int:
     """Torture, and print and write the counts; 1 if a call failed or gave a different result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--calls", type=int, default=10_000, metavar="N", help="how many at least (default: 10000)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = run_threads(options.calls)

@@ -10,7 +10,6 @@ not its start; some go through the command line.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -25,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from recording import record
+from recording import option_parser, record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -47,10 +46,8 @@ PLUGIN = Path(pictures.__file__).resolve().with_name("pictures_plugin.py")
 
 def main() -> int:
     """Torture, and print and write the counts; 1 if a run was lost or different."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, "the instants, the cases and the damage")
     parser.add_argument("--kills", type=int, default=300, metavar="N", help="how often to kill at least (default: 300)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants, the cases and the damage (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         figures = run_trials(options.kills, options.seed, Path(directory))

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from recording import record
+from recording import option_parser, record
 
 from steppe.experiments.config import RunConfig
 from steppe.experiments.study import Job, run_all
@@ -35,10 +35,8 @@ LONGEST = 300.0  # seconds
 
 def main() -> int:
     """Torture, and print and write the counts; 1 if a study hung, or a run was unnamed or different."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, "the instants and of the workers to kill")
     parser.add_argument("--kills", type=int, default=200, metavar="N", help="how often to kill at least (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants and of who is killed (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the figures")
     parser.add_argument("--study", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.study is not None:

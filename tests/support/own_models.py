@@ -35,6 +35,30 @@ def convolutional() -> nn.Module:
     )
 
 
+class Table(nn.Module):
+    """Weights, but no layer that a gradient memory could cover."""
+
+    def __init__(self, inputs: int = 8) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(inputs, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.scores
+
+
+class BreaksAt(nn.Module):
+    """An MLP whose output is broken in one forward in training, counted from 1."""
+
+    def __init__(self, at: int, broken: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.left, self.broken = mlp(), at, broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= self.training
+        output: Tensor = self.inner(x)
+        return self.broken(output) if self.left == 0 and self.training else output
+
+
 class Sequence(nn.Module):
     """Conv1d over a signal, the mean over time, a linear head."""
 

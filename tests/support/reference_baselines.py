@@ -41,11 +41,13 @@ class Flat:
     def end_task(self) -> None: ...
 
     def logits(self, w: Tensor, samples: list[Any]) -> Tensor:
-        parts, at = {}, 0
-        for key, shape in self.shapes.items():
-            parts[key] = w[at : at + shape.numel()].reshape(shape)
-            at += shape.numel()
-        return self.problem.forward(self.model, parts, torch.stack([s[0] for s in samples]), False)[0]
+        return self.problem.forward(self.model, self.parts(w), torch.stack([s[0] for s in samples]), False)[0]
+
+    def parts(self, w: Tensor) -> dict[str, Tensor]:
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        return {
+            key: part.reshape(shape) for (key, shape), part in zip(self.shapes.items(), w.split(sizes), strict=True)
+        }
 
     def loss(self, w: Tensor, samples: list[Any]) -> Tensor:
         return head_loss(self.logits(w, samples), [s[1] for s in samples], [self.problem.heads[s[2]] for s in samples])
@@ -247,8 +249,18 @@ def started_on(problem: Problem, name: str, changes: dict[str, Any]) -> tuple[An
     return started(name, changes, model, coverage(problem, model))
 
 
-def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Problem, batches: int = 3) -> Any:
-    """Three tasks, two updates on each batch (the last one smaller): losses and weights after every update."""
+def compare(
+    twin: type[Flat],
+    name: str,
+    changes: dict[str, Any],
+    problem: Problem,
+    batches: int = 3,
+    after_task: Callable[[Any, Any], None] = lambda method, slow: None,
+) -> Any:
+    """Compare losses and weights after every update of three tasks, two updates per batch, the last one smaller.
+
+    `after_task` may compare more, given the method and its twin.
+    """
     settings, network, method = started_on(problem, name, changes)
     model = network.model
     slow = twin(settings, problem, model, Streams(3).derive_seed)
@@ -268,6 +280,7 @@ def compare(twin: type[Flat], name: str, changes: dict[str, Any], problem: Probl
             slow.after_batch(listed(batch))
         method.end_task()
         slow.end_task()
+        after_task(method, slow)
     return slow
 
 

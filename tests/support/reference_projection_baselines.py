@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from reference import ListReservoir, Sample, head_loss
-from reference_update import Problem, Weights
+from reference import ListReservoir, Sample
+from reference_baselines import Flat
+from reference_update import Problem
 from torch import Tensor, nn
 
 # Growing bases -------------------------------------------------------------------------------------------------------
@@ -50,14 +51,11 @@ def sgp_importances(r: Tensor, old: Tensor, before: list[float], new: Tensor, al
     return [min(1.0, b + f) for b, f in zip(before, fresh, strict=False)] + fresh[len(before) :]
 
 
-class FlatGPM:
-    """GPM, or SGP if `alpha` is given, on one flat weight vector with dense projection matrices."""
+class FlatGPM(Flat):
+    """GPM and SGP (where `alpha` is given), with dense projection matrices."""
 
     def __init__(self, s: Any, problem: Problem, model: nn.Module, seeds: Callable[[str], int]) -> None:
-        self.s, self.problem, self.model = s, problem, model
-        self.shapes = {key: p.shape for key, p in model.named_parameters()}
-        self.w = torch.cat([p.detach().flatten() for p in model.parameters()])
-        self.velocity = torch.zeros_like(self.w)
+        super().__init__(s, problem, model, seeds)
         self.vectors: dict[str, list[Tensor]] = {}
         self.importance: dict[str, list[list[float]]] = {}
         self.tasks_done = 0
@@ -66,22 +64,14 @@ class FlatGPM:
         numbers = [float(part) for part in s.thresholds.split(",")]
         self.thresholds = dict(zip(problem.covered, numbers * len(problem.covered), strict=False))
 
-    def parts(self, flat: Tensor) -> Weights:
-        return _parts(self.shapes, flat)
-
     def begin_task(self) -> None:
-        self.velocity = torch.zeros_like(self.w)
+        super().begin_task()
         self.samples = ListReservoir(self.s.basis_samples, *self.pickers)
 
     def observe(self, samples: list[Sample]) -> float:
-        w = self.w.clone().requires_grad_()
-        loss = problem_loss(self.problem, self.model, self.shapes, w, samples)
-        (g,) = torch.autograd.grad(loss, w)
-        if self.s.clip:
-            g = g * min(1.0, self.s.clip / (float(g.norm()) + 1e-6))
-        self.velocity = self.s.momentum * self.velocity + self.outside() @ g
-        self.w = self.w - self.s.lr * self.velocity
-        return float(loss.detach())
+        loss, g = self.slope(lambda w: self.loss(w, samples))
+        self.descend(self.outside() @ self.clipped(g))
+        return loss
 
     def outside(self) -> Tensor:
         blocks = []
@@ -118,23 +108,6 @@ class FlatGPM:
                 else:
                     self.importance[key].append([1.0] * (old.shape[1] + new.shape[1]))
         self.tasks_done += 1
-
-
-def _parts(shapes: dict[str, torch.Size], flat: Tensor) -> Weights:
-    found, at = {}, 0
-    for key, shape in shapes.items():
-        found[key] = flat[at : at + shape.numel()].reshape(shape)
-        at += shape.numel()
-    return found
-
-
-def problem_loss(
-    problem: Problem, model: nn.Module, shapes: dict[str, torch.Size], flat: Tensor, samples: list[Sample]
-) -> Tensor:
-    """The loss as a function of the flat weight vector."""
-    x = torch.stack([sample[0] for sample in samples])
-    logits, _ = problem.forward(model, _parts(shapes, flat), x, False)
-    return head_loss(logits, [s[1] for s in samples], [problem.heads[s[2]] for s in samples])
 
 
 # La-MAML -------------------------------------------------------------------------------------------------------------

@@ -141,6 +141,34 @@ class Bert(nn.Module):
         return self.head(torch.tanh(self.pooler(h[:, 0])))
 
 
+def normalized(old: bool) -> nn.Module:
+    """A perceptron with weight norm, in torch's old or new form, with the norms of rows, columns and whole weights."""
+    norm: Any = nn.utils.weight_norm if old else nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(
+        norm(nn.Linear(12, 20)), nn.Tanh(), norm(nn.Linear(20, 16), dim=1), nn.Tanh(), norm(nn.Linear(16, 4), dim=None)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(torch.where(torch.rand(parameter.shape) < 0.5, -1.5, 1.0))  # scales below 0 too
+    return model
+
+
+class NormalizedMix(nn.Module):
+    """Weight norm on convolutions, transposed and grouped ones, and on a recurrent weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.utils.parametrizations.weight_norm
+        self.down = norm(nn.Conv1d(24, 24, 2, groups=2))
+        self.up = norm(nn.ConvTranspose1d(24, 24, 2, groups=2), dim=1)
+        self.recurrent = norm(norm(nn.LSTM(24, 40, batch_first=True), "weight_hh_l0"), "weight_ih_l0")
+        self.head = nn.Linear(40, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(torch.tanh(self.down(x))).mT
+        return self.head(self.recurrent(h)[0][:, -1])
+
+
 def bag() -> nn.Module:
     return nn.Sequential(nn.EmbeddingBag(WORDS, 16, mode="mean"), nn.Tanh(), nn.Linear(16, 4))
 
@@ -174,6 +202,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data]]] = {
     "cells": (Cells, numbers(3, 10)),
     "autoencoder": (Autoencoder, numbers(2, 6, 6)),
     "bert": (Bert, sentences),
+    "weight norm": (lambda: normalized(old=False), numbers(12)),
+    "weight norm, old form": (lambda: normalized(old=True), numbers(12)),
+    "weight norm elsewhere": (NormalizedMix, numbers(24, 3)),
     "bag of words": (bag, sentences),
 }
 

@@ -116,8 +116,8 @@ def test_invalid_nests_are_rejected(nest: Any, message: str) -> None:
     ("one", "other", "message"),
     [
         ({"a": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.zeros(1)}, "the keys 'a' cannot .* keys 'a', 'b'"),
-        ({"a": torch.zeros(1)}, torch.zeros(1), "keys 'a' cannot be kept together with inputs of one tensor"),
-        ((torch.zeros(1),), (torch.zeros(1),) * 2, "of 1 parts cannot be kept together with inputs of 2 parts"),
+        ({"a": torch.zeros(1)}, torch.zeros(1), "keys 'a' cannot be stored together with inputs of one tensor"),
+        ((torch.zeros(1),), (torch.zeros(1),) * 2, "of 1 parts cannot be stored together with inputs of 2 parts"),
         ({"a": torch.zeros(1, 3)}, {"a": torch.zeros(1, 4)}, r"inputs \('a'\) of shape \(3,\) .* shape \(4,\)"),
         (torch.zeros(1, 3), torch.zeros(1, 4), r"inputs of shape \(3,\) cannot .* of shape \(4,\)"),
     ],

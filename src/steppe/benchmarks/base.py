@@ -47,6 +47,11 @@ class Benchmark(Settings, ABC):
         return None
 
     @property
+    def growing_head(self) -> str | None:
+        """The name of the network's output layer, if it grows with the classes; see `steppe.Learner(grow=True)`."""
+        return None
+
+    @property
     def is_canonical(self) -> bool:
         """Whether the settings are those of the published results."""
         return self == type(self)()

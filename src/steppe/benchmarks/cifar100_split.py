@@ -1,4 +1,4 @@
-"""CIFAR-100 Split: ten tasks of ten classes, in numerical order, multi-head; AlexNet."""
+"""CIFAR-100 Split: ten tasks of ten classes, in numerical order; AlexNet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steppe.benchmarks.image_benchmark import ImageBenchmark, Split, TaskSpec, holdout, split_classes
+from steppe.benchmarks.image_benchmark import (
+    ImageBenchmark,
+    Split,
+    TaskSpec,
+    holdout,
+    scenario_remarks,
+    scenario_setting,
+    split_classes,
+)
 from steppe.data import cifar100
 from steppe.data.images import ImageSet
 from steppe.data.transforms import Normalize
@@ -17,7 +25,9 @@ from steppe.registry import register_benchmark
 from steppe.settings import TrainingConfig, setting
 
 
-@register_benchmark("cifar100-split", "CIFAR-100 Split: 10 tasks of 10 classes each, every task with its own head.")
+@register_benchmark(
+    "cifar100-split", "CIFAR-100 Split: 10 tasks of 10 classes each; task-, domain- or class-incremental."
+)
 @dataclass(frozen=True)
 class CIFAR100Split(ImageBenchmark):
     """Settings of CIFAR-100 Split: 4,750 training, 250 validation and 1,000 test images per task."""
@@ -31,6 +41,7 @@ class CIFAR100Split(ImageBenchmark):
         "batch's own statistics, in tests too (GPM's own code)",
         choices=("second", "every"),
     )
+    scenario: str = scenario_setting()
 
     def images(self) -> ImageSet:
         """CIFAR-100."""
@@ -38,7 +49,7 @@ class CIFAR100Split(ImageBenchmark):
 
     def task_specs(self, seed: int) -> Sequence[TaskSpec]:
         """Classes 0 to 9, 10 to 19, and so on."""
-        return split_classes(range(100), self.tasks, 10)
+        return split_classes(range(100), self.tasks, 10, scenario=self.scenario)
 
     def split(self, seed: int) -> Split:
         """250 validation images per task."""
@@ -59,4 +70,14 @@ class CIFAR100Split(ImageBenchmark):
 
     def network(self) -> nn.Module:
         """The paper's AlexNet, or that of GPM's code."""
-        return AlexNet() if self.norm == "second" else GPMAlexNet()
+        outputs = 100 if self.scenario == "task" else 10
+        return AlexNet(outputs) if self.norm == "second" else GPMAlexNet(outputs)
+
+    @property
+    def growing_head(self) -> str | None:
+        """The output layer, if each sample is predicted among all classes seen so far."""
+        return "head" if self.scenario == "class" else None
+
+    def remarks(self) -> list[str]:
+        """Which scenario it is, if not the usual one."""
+        return scenario_remarks(self.scenario)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from steppe.benchmarks.base import Benchmark
 from steppe.data.images import ImageSet
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Augmentation, Task
+from steppe.settings import setting
 
 View = Callable[[Tensor], Tensor]
 _MAX_CACHED_TEST_BYTES = 2**28  # for test images whose view is applied once and kept
@@ -33,6 +35,8 @@ class TaskSpec:
     head: range | None = None
     view: View | None = None
     """Applied to each batch of images; None: no change."""
+    outputs: range | None = None
+    """The outputs of `classes`, if not those of the head."""
 
 
 class ImageBenchmark(Benchmark):
@@ -88,12 +92,13 @@ class ImageBenchmark(Benchmark):
 
 
 def _relabel(pair: tuple[Tensor, Tensor], spec: TaskSpec) -> tuple[Tensor, Tensor]:
-    """Map classes to outputs of the task's head."""
+    """Map classes to outputs."""
     x, y = pair
-    if spec.head is None or spec.classes is None:
+    outputs = spec.head if spec.outputs is None else spec.outputs
+    if outputs is None or spec.classes is None:
         return x, y
     rows = torch.zeros(max(spec.classes) + 1, dtype=torch.int64, device="cpu")
-    rows[list(spec.classes)] = torch.tensor(spec.head, device="cpu")
+    rows[list(spec.classes)] = torch.tensor(outputs, device="cpu")
     return x, rows[y]
 
 
@@ -164,17 +169,43 @@ def _shuffle(count: int, seed: int) -> Tensor:
     return torch.from_numpy(places)
 
 
-def split_classes(order: Sequence[int], tasks: int, each: int, names: Sequence[str] = ()) -> list[TaskSpec]:
-    """Split classes into multi-head tasks.
+SCENARIOS = ("task", "domain", "class")
+
+
+def scenario_setting() -> Any:
+    """The setting that decides what a sample is predicted among."""
+    return setting(
+        "task",
+        "what a sample is predicted among: the classes of its task, which is known (task: a head per task), the places "
+        "of the classes within a task, which all tasks share (domain), or all classes seen so far (class)",
+        choices=SCENARIOS,
+    )
+
+
+def scenario_remarks(scenario: str) -> list[str]:
+    """The remark on results of another scenario than task-incremental learning."""
+    meaning = {
+        "domain": "domain-incremental: all tasks share the same outputs.",
+        "class": "class-incremental: each sample is predicted among all classes seen so far.",
+    }
+    return [meaning[scenario]] if scenario in meaning else []
+
+
+def split_classes(
+    order: Sequence[int], tasks: int, each: int, names: Sequence[str] = (), *, scenario: str = "task"
+) -> list[TaskSpec]:
+    """Split classes into tasks.
 
     Args:
         order: The classes in order.
         tasks: The number of tasks.
         each: Classes per task.
         names: The names of the classes, used to name the tasks; by default, tasks are named by class numbers.
+        scenario: "task": each task has its own head. "domain": the first class of every task is output 0, and so on.
+            "class": each class has its own output, and there are no heads.
 
     Returns:
-        One spec per task; each has its own head.
+        One spec per task.
 
     Example:
         >>> [spec.name for spec in split_classes(range(10), 2, 2)]
@@ -190,5 +221,6 @@ def split_classes(order: Sequence[int], tasks: int, each: int, names: Sequence[s
             name = f"classes {classes[0]} to {classes[-1]}"
         else:
             name = f"classes {', '.join(map(str, classes))}"
-        specs.append(TaskSpec(name, classes, rows))
+        outputs = range(each) if scenario == "domain" else rows
+        specs.append(TaskSpec(name, classes, outputs if scenario == "task" else None, outputs=outputs))
     return specs

@@ -14,14 +14,17 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from steppe.errors import short_repr
+from steppe.errors import DataError, short_repr
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import nest_length
+from steppe.tensors.ragged import Ragged
 
 _MAX_EMPTY_SIZE = 10_000_000  # product of the nonzero sizes of an empty tensor: torch allocates by them
 _MAX_RANGE = 1_000_000  # a caller may turn a range into a list
 
 State = Any
-"""A tree: None, bool, int, float, str, Tensor, Batch, range, lists and dictionaries of them; keys are str or int."""
+"""A tree: None, bool, int, float, str, Tensor, Ragged, Batch, range, lists and dictionaries of them; keys are str or
+int."""
 
 INVALID_STATE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 """What `load_state_dict` may raise for a well-formed state of something else."""
@@ -42,10 +45,12 @@ class Stateful(Protocol):
 
 def clone_tree(tree: State, device: torch.device | str) -> State:
     """A copy of the tree, its tensors copied to the device."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, (Tensor, Ragged)):
         return tree.detach().to(device, copy=True)
     if isinstance(tree, Batch):
-        return Batch(*(clone_tree(part, device) for part in (tree.x, tree.y, tree.task)))
+        return Batch(
+            _as_tuples(clone_tree(tree.x, device)), *(clone_tree(part, device) for part in (tree.y, tree.task))
+        )
     if isinstance(tree, (list, tuple)):
         return [clone_tree(item, device) for item in tree]
     if isinstance(tree, Mapping):
@@ -86,7 +91,12 @@ def flatten_tree(tree: State) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(node, Tensor):
             return {"tensor": add(node, keys)}
         if isinstance(node, Batch):
-            return {"batch": [add(getattr(node, part), (*keys, part)) for part in ("x", "y", "task")]}
+            parts = {part: getattr(node, part) for part in ("x", "y", "task")}
+            if all(isinstance(part, Tensor) for part in parts.values()):
+                return {"batch": [add(value, (*keys, part)) for part, value in parts.items()]}
+            return {"nest": [pack(value, *keys, part) for part, value in parts.items()]}
+        if isinstance(node, Ragged):
+            return {"ragged": [add(node.flat(), (*keys, "flat")), add(node.lengths(), (*keys, "lengths"))]}
         if isinstance(node, range):
             return {"range": [node.start, node.stop]}
         if isinstance(node, (list, tuple)):
@@ -141,6 +151,10 @@ def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.devic
                 return float(value)
             if kind == "batch" and isinstance(value, list) and len(value) == 3:
                 return Batch(*(tensor(name) for name in value))
+            if kind == "nest" and isinstance(value, list) and len(value) == 3:
+                return _unpack_nest(*(unpack(part) for part in value))
+            if kind == "ragged" and isinstance(value, list) and len(value) == 2:
+                return Ragged.from_flat(tensor(value[0]), tensor(value[1]))
             if kind == "range" and isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
                 if not value[0] <= value[1] <= value[0] + _MAX_RANGE:
                     raise ValueError(f"invalid range from {short_repr(value[0])} to {short_repr(value[1])}")
@@ -150,6 +164,26 @@ def unflatten_tree(tree: Any, tensors: Mapping[str, Tensor], device: torch.devic
         raise ValueError("it contains something that no state contains")
 
     return unpack(tree)
+
+
+def _unpack_nest(x: State, y: State, task: State) -> Batch:
+    """A batch whose inputs are a nest; ValueError if its parts do not fit together."""
+    if not (isinstance(task, Tensor) and isinstance(y, (Tensor, Ragged)) and len(y) == len(task)):
+        raise ValueError("a batch has other parts than samples, targets and tasks")
+    try:
+        fits = nest_length(x) == len(task)
+    except DataError as error:
+        raise ValueError(f"a batch {error}") from error
+    if not fits:
+        raise ValueError("a batch has more or fewer inputs than tasks")
+    return Batch(_as_tuples(x), y, task)
+
+
+def _as_tuples(nest: State) -> State:
+    """A nest whose lists, which is what a tree makes of tuples, are tuples again."""
+    if isinstance(nest, (list, tuple)):
+        return tuple(_as_tuples(part) for part in nest)
+    return {key: _as_tuples(part) for key, part in nest.items()} if isinstance(nest, dict) else nest
 
 
 def _unpack_item(pair: Any, unpack: Any) -> tuple[str | int, State]:

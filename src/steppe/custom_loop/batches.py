@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from steppe.errors import DataError, UsageError
 from steppe.runtime.devices import to_device
+from steppe.tensors.model_call import arguments
 from steppe.tensors.nest import Nest, index_nest, leaves, map_nest
 
 Forward = Callable[[nn.Module, Any], object]
@@ -19,7 +20,7 @@ LABELS = "labels"
 """The key of a dictionary that is not passed to the model."""
 
 
-def call_model(model: nn.Module, batch: Nest) -> object:
+def call_on_batch(model: nn.Module, batch: Nest) -> object:
     """Run a model on a batch the way most batches are meant.
 
     Args:
@@ -31,19 +32,32 @@ def call_model(model: nn.Module, batch: Nest) -> object:
     Returns:
         The model's output.
 
+    Raises:
+        TypeError: The model does not take such arguments.
+
     Example:
         >>> x, y = torch.zeros(3, 4), torch.zeros(3)
-        >>> call_model(torch.nn.Linear(4, 2), (x, y)).shape
+        >>> call_on_batch(torch.nn.Linear(4, 2), (x, y)).shape
         torch.Size([3, 2])
     """
     x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     if isinstance(x, Mapping):
         x = {key: value for key, value in x.items() if key != LABELS}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    x = map_nest(lambda leaf: to_device(leaf, device) if isinstance(leaf, Tensor) else leaf, x)
-    if isinstance(x, dict):
-        return model(**x)
-    return model(*x) if isinstance(x, (tuple, list)) else model(x)
+    args, kwargs = arguments(map_nest(lambda leaf: to_device(leaf, device) if isinstance(leaf, Tensor) else leaf, x))
+    try:
+        return model(*args, **kwargs)
+    except TypeError as error:
+        error.add_note(
+            f"(steppe called the model with {_described(args, kwargs)}; if it is called in another way, pass "
+            "forward=lambda model, batch: ...)"
+        )
+        raise
+
+
+def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    named = f"the keywords {', '.join(kwargs)}" if kwargs else ""
+    return " and ".join(part for part in (f"{len(args)} positional argument(s)" if args else "", named) if part)
 
 
 def copied(batch: Nest) -> Nest:

@@ -45,6 +45,7 @@ def broadcast_tensors(
 
 def group_of(model: nn.Module) -> Any:
     """The process group of a `DistributedDataParallel` model; None for others."""
+    model = getattr(model, "_orig_mod", model)  # a compiled one
     return model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
-from steppe.custom_loop.batches import Forward, as_batches, call_model, copied, first_samples
+from steppe.custom_loop.batches import Forward, as_batches, call_on_batch, copied, first_samples
 from steppe.custom_loop.coverage import find_unprotectable
 from steppe.custom_loop.distributed import broadcast_tensors, group_of
 from steppe.custom_loop.importance import make_rule
-from steppe.custom_loop.projected_optimizer import ProjectedOptimizer
+from steppe.custom_loop.projected_optimizer import ProjectedOptimizer, StepLimit
 from steppe.errors import DataError, UsageError, short_repr
 from steppe.learning.checks import validate_exclude
 from steppe.network.module_state import in_mode
@@ -157,7 +157,7 @@ class GradientProjectionMemory:
             ModelError: A covered weight is used in a way that cannot be protected.
             LayerDivergedError: The inputs of a layer are not finite.
         """
-        call = call_model if forward is None else forward
+        call = call_on_batch if forward is None else forward
         if not callable(call):
             raise UsageError(f"forward must be a function of the model and a batch, got {short_repr(forward)}.")
         if max_samples is not None and (type(max_samples) is not int or max_samples < 1):
@@ -241,6 +241,20 @@ class GradientProjectionMemory:
             ]
             self._memory.update_importances(torch.cat(parts))
 
+    @property
+    def limit_step(self) -> StepLimit | None:
+        """What the change of weights with weight normalization must be passed through; None if there are none."""
+        return self._memory.limit_step
+
+    def normalized(self) -> list[str]:
+        """The directions and scales of weights with weight normalization, which are projected together.
+
+        Returns:
+            Their names.
+        """
+        weights = [weight for weight in self._memory.covered.values() if weight.norm is not None]
+        return [name for weight in weights for name in (weight.name, weight.scale_name)]
+
     def ranks(self) -> dict[str, dict[str, int]]:
         """The size of the bases.
 
@@ -263,7 +277,7 @@ class GradientProjectionMemory:
         Returns:
             Their names.
         """
-        covered = self._memory.covered
+        covered = {*self._memory.covered, *self.normalized()}
         return [name for name, p in self.model.named_parameters() if p.requires_grad and name not in covered]
 
     def frozen(self) -> list[str]:
@@ -326,19 +340,21 @@ class GradientProjectionMemory:
             ) from error
         self._memory, self.num_updates, self.version = memory, updates, self.version + 1
 
-    def _fitting(self, bases: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:
+    def _fitting(self, bases: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Copies of saved bases and importances, on the devices and in the number types of the weights."""
-        weights, fitting = dict(self.model.named_parameters()), {}
-        for name, (basis, importance) in bases.items():
-            weight = weights[name]
-            if basis.ndim == 3 and weight.numel() % (basis.shape[0] * basis.shape[1]):
+        weights = dict(self.model.named_parameters())
+        for name, (basis, *_) in bases.items():
+            if basis.ndim == 3 and weights[name].numel() % (basis.shape[0] * basis.shape[1]):
                 raise ValueError(f"the basis of {name!r} does not fit the weight")
-            dtype = torch.promote_types(weight.dtype, torch.float32)
-            fitting[name] = [
-                part.detach().to(weight.device, dtype if part.is_floating_point() else part.dtype, copy=True)
-                for part in (basis, importance)
-            ]
-        return fitting
+        return {name: [_like(weights[name], part) for part in parts] for name, parts in bases.items()}
+
+
+def _like(weight: Tensor, part: Any) -> Any:
+    """A copy of a saved tensor for a weight; row numbers stay integers."""
+    if not isinstance(part, Tensor):
+        return part
+    dtype = torch.promote_types(weight.dtype, torch.float32) if part.is_floating_point() else part.dtype
+    return part.detach().to(weight.device, dtype, copy=True)
 
 
 def _unwrapped(model: object) -> nn.Module:

@@ -93,8 +93,8 @@ class Perturbation:
                 parts = [part.clamp(-form.clamp, form.clamp) for part in parts]
         if grad_scale is not None:
             finite = torch.isfinite(_norm(parts))
-            parts = [torch.where(finite.to(part.device), part, 0.0) for part in parts]
-            coordinates = {name: torch.where(finite.to(c.device), c, 0.0) for name, c in coordinates.items()}
+            parts = [_if(finite, part) for part in parts]
+            coordinates = {name: _if(finite, c) for name, c in coordinates.items()}
             factor = torch.where(finite, factor, 0.0)
         if isinstance(factor, Tensor):
             torch._foreach_add_(moving, [part * factor.to(part) for part in parts])
@@ -110,7 +110,7 @@ class Perturbation:
         """∂L/∂λ of each weight, with the gradients that the weights hold at w + v.
 
         Args:
-            grad_scale: What the gradients were multiplied by.
+            grad_scale: What the gradients were multiplied by; if any is not finite, ∂L/∂λ counts as 0.
 
         Returns:
             Them by parameter name, (groups, k); empty if importances are not learned.
@@ -121,7 +121,10 @@ class Perturbation:
             if name in self._along and g is not None:
                 along = projector.coordinates(g.to(projector.importance.dtype))
                 gradients[name] = columnwise_dot([self._along[name]], along)
-        return gradients
+        if grad_scale is None or not gradients:
+            return gradients
+        finite = torch.isfinite(_norm(list(gradients.values())))
+        return {name: _if(finite, g) for name, g in gradients.items()}
 
     @torch.no_grad()
     def hold_buffers(self, model: nn.Module) -> None:
@@ -152,6 +155,11 @@ def _gradient(weight: Tensor, scale: float | Tensor | None) -> Tensor | None:
         return None
     g = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
     return g if scale is None else g / scale
+
+
+def _if(finite: Tensor, part: Tensor) -> Tensor:
+    """The tensor, or zeros if something was not finite; without waiting for the device."""
+    return torch.where(finite.to(part.device), part, 0.0)
 
 
 def _norm(parts: list[Tensor]) -> Tensor:

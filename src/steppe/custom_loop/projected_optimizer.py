@@ -10,7 +10,7 @@ orthogonalizes it, and weight decay is added to it. All of these lead back into 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -19,10 +19,12 @@ from torch.optim import Optimizer
 
 from steppe.custom_loop.wrapped_optimizer import Closure, WrappedOptimizer, blocked_signals, interruptible
 from steppe.errors import UsageError, unknown_name
-from steppe.fast.factored import to_dense
+from steppe.fast.factored import ParamDict, to_dense
 from steppe.projection.projector import SoftProjector
 
 MODES = ("step", "gradient", "both")
+StepLimit = Callable[[ParamDict], ParamDict]
+"""Takes the change of each weight by parameter name, and returns the changes to make."""
 
 
 class Memory(Protocol):
@@ -34,6 +36,15 @@ class Memory(Protocol):
     @property
     def projectors(self) -> Mapping[str, SoftProjector]:
         """The projectors, by parameter name."""
+        ...
+
+    @property
+    def limit_step(self) -> StepLimit | None:
+        """What the change of weights with weight normalization must be passed through; None if there are none."""
+        ...
+
+    def normalized(self) -> list[str]:
+        """The directions and scales of weights with weight normalization."""
         ...
 
     def frozen(self) -> list[str]:
@@ -99,7 +110,7 @@ class ProjectedOptimizer(WrappedOptimizer):
         """
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
-        self._require_own([{"params": params}])
+        self._require_own([{"params": [p[1] if isinstance(p, tuple) else p for p in params]}])  # may be named
         self.optimizer.add_param_group({**param_group, "params": params})
         self._parts = None
 
@@ -170,12 +181,19 @@ class _Parts:
         self.version = version
         memory = optimizer.memory
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        weights = {name: p for name, p in memory.model.named_parameters() if id(p) in own}
+        everything = dict(memory.model.named_parameters())
+        weights = {name: p for name, p in everything.items() if id(p) in own}
         self._projectors: list[tuple[Tensor, SoftProjector]] = [
             (weights[name], p) for name, p in memory.projectors.items() if name in weights
         ]
         self._frozen: list[Tensor] = [weights[name] for name in memory.frozen() if name in weights]
+        self._limit = memory.limit_step
+        # Both parts of a normalized weight, even if the optimizer moves only one of them.
+        self._normalized: dict[str, Tensor] = {name: everything[name] for name in memory.normalized()}
+        if not weights.keys() & self._normalized.keys():
+            self._normalized.clear()
         self._weights: list[Tensor] = [weight for weight, _ in self._projectors] + self._frozen
+        self._weights += self._normalized.values()
         self._before: list[Tensor] = []
 
     @property
@@ -194,8 +212,18 @@ class _Parts:
         if steps:
             for (weight, projector), before in zip(self._projectors, self._before, strict=False):
                 weight.sub_(_held(projector, weight - before))
+            if self._limit is not None and self._normalized:
+                self._pass_limit(self._limit)
         if self._frozen:
-            torch._foreach_copy_(self._frozen, self._before[len(self._projectors) :])
+            start = len(self._projectors)
+            torch._foreach_copy_(self._frozen, self._before[start : start + len(self._frozen)])
+
+    def _pass_limit(self, limit: StepLimit) -> None:
+        """Project what the steps of directions and scales change of the weights that are computed from them."""
+        weights, before = list(self._normalized.values()), self._before[-len(self._normalized) :]
+        changes = dict(zip(self._normalized, torch._foreach_sub(weights, before), strict=True))
+        torch._foreach_copy_(weights, before)  # the limit is about the change from where the weights were
+        torch._foreach_add_(weights, list(limit(changes).values()))
 
     def project_gradients(self) -> None:
         """Take the memory's directions out of the gradients."""

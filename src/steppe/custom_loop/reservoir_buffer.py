@@ -7,18 +7,11 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.errors import DataError, UsageError, short_repr
-from steppe.methods.parts.reservoir import allocate_rows
+from steppe.methods.parts.reservoir import Reservoir
 from steppe.runtime.rng import Streams
-from steppe.tensors.batch import index_of
-from steppe.tensors.nest import (
-    Nest,
-    concat_nests,
-    index_nest,
-    map_nest,
-    nest_bytes,
-    nest_length,
-    require_same_structure,
-)
+from steppe.tensors.batch import Batch
+from steppe.tensors.nest import Nest, concat_nests, map_nest, nest_device, nest_length, nest_to_device
+from steppe.tensors.ragged import Ragged
 
 
 class ReservoirBuffer:
@@ -31,10 +24,6 @@ class ReservoirBuffer:
         capacity: The maximum number of samples.
         seed: Decides what is kept and drawn.
         device: Where to keep the samples; by default where the first batch is.
-
-    Attributes:
-        capacity: The maximum number of samples.
-        num_seen: How many samples were added, kept or not.
 
     Raises:
         UsageError: An argument is invalid.
@@ -55,14 +44,22 @@ class ReservoirBuffer:
             raise UsageError(f"capacity = {short_repr(capacity)} is invalid; it must be at least 1.")
         if type(seed) is not int:
             raise UsageError(f"seed = {short_repr(seed)} is not an int.")
-        self.capacity, self.num_seen = capacity, 0
         self._streams = Streams(seed)
-        self._draws, self._pushes = (self._streams.python_rng(f"replay {name}") for name in ("draws", "pushes"))
-        self._device = device
-        self._stored: Nest | None = None
+        self._device = None if device is None else torch.device(device)
+        self._reservoir = Reservoir.from_streams(capacity, self._streams)
+
+    @property
+    def capacity(self) -> int:
+        """The maximum number of samples."""
+        return self._reservoir.capacity
+
+    @property
+    def num_seen(self) -> int:
+        """How many samples were added, kept or not."""
+        return self._reservoir.num_seen
 
     def __len__(self) -> int:
-        return min(self.num_seen, self.capacity)
+        return len(self._reservoir)
 
     def add(self, batch: Nest) -> None:
         """Offer every sample of a batch, in order.
@@ -73,25 +70,10 @@ class ReservoirBuffer:
         Raises:
             DataError: The tensors disagree in length, or the samples in shape with those stored.
         """
-        count = _length(batch)
-        if self._stored is None:
-            self._stored = map_nest(self._allocate, batch)
-        require_same_structure(batch, self._stored)
-        slots: dict[int, int] = {}
-        seen = self.num_seen
-        for sample in range(count):
-            slot = seen if seen < self.capacity else self._pushes.randrange(seen + 1)
-            seen += 1
-            if slot < self.capacity:
-                slots[slot] = sample
-
-        def write(target: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            where, which = index_of(slots, target.device), index_of(slots.values(), new.device)
-            target[where] = new.detach()[which].to(target.device)
-            return target
-
-        map_nest(write, self._stored, batch)
-        self.num_seen = seen
+        kept = map_nest(_detached, batch)
+        if self._device is not None:
+            kept = nest_to_device(kept, self._device)
+        self._reservoir.add(_without_targets(kept))
 
     def sample(self, count: int) -> Nest | None:
         """Draw distinct samples uniformly.
@@ -102,10 +84,8 @@ class ReservoirBuffer:
         Returns:
             The samples, in the structure of the first batch; None if nothing was added yet.
         """
-        if self._stored is None:
-            return None
-        indices = self._draws.sample(range(len(self)), min(count, len(self)))
-        return map_nest(lambda leaf: leaf.index_select(0, index_of(indices, leaf.device)), self._stored)
+        drawn = self._reservoir.sample(count)
+        return None if drawn is None else drawn.x
 
     def join(self, batch: Nest, count: int) -> Nest:
         """A batch followed by stored samples.
@@ -120,7 +100,7 @@ class ReservoirBuffer:
         drawn = self.sample(count)
         if drawn is None:
             return batch
-        return concat_nests([batch, map_nest(lambda new, own: own.to(new.device), batch, drawn)])
+        return concat_nests([batch, nest_to_device(drawn, nest_device(batch))])
 
     def memory_bytes(self) -> int:
         """The allocated memory of the samples.
@@ -128,7 +108,7 @@ class ReservoirBuffer:
         Returns:
             Bytes.
         """
-        return 0 if self._stored is None else nest_bytes(self._stored)
+        return self._reservoir.memory_bytes()
 
     def state_dict(self) -> State:
         """The stored samples, the number seen, and the state of the generators.
@@ -136,8 +116,9 @@ class ReservoirBuffer:
         Returns:
             The state.
         """
-        stored = None if self._stored is None else index_nest(self._stored, slice(0, len(self)))
-        return {"seen": self.num_seen, "stored": stored, "streams": self._streams.state_dict()}
+        state = self._reservoir.state_dict()
+        stored = None if state["stored"] is None else state["stored"].x
+        return {"seen": state["age"], "stored": stored, "streams": self._streams.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Restore a state.
@@ -148,31 +129,30 @@ class ReservoirBuffer:
         Raises:
             UsageError: It is a state of something else, or of a buffer of another capacity.
         """
+        before = self._streams.state_dict()
         try:
-            seen, stored, streams = state["seen"], state["stored"], state["streams"]
-            held = 0 if stored is None else nest_length(stored)
-            if type(seen) is not int or seen < 0 or held != min(seen, self.capacity):
-                raise UsageError(
-                    f"expected the state of a buffer of capacity {self.capacity}, got {held} samples of {seen} seen; "
-                    "create the buffer with the same capacity."
-                )
-            allocated = None if stored is None else map_nest(self._with_capacity, stored)
-            self._streams.load_state_dict(streams)
+            seen, stored = state["seen"], state["stored"]
+            if stored is not None:
+                stored = _without_targets(stored if self._device is None else nest_to_device(stored, self._device))
+            self._streams.load_state_dict(state["streams"])
+            self._reservoir.load_state_dict({"age": seen, "stored": stored, "notes": None})
         except (DataError, *INVALID_STATE_ERRORS) as error:
-            raise UsageError(f"this is not the state of a buffer ({type(error).__name__}: {error}).") from error
-        self.num_seen, self._stored = seen, allocated
-
-    def _with_capacity(self, filled: Tensor) -> Tensor:
-        whole = self._allocate(filled)
-        whole[: len(filled)] = filled
-        return whole
-
-    def _allocate(self, like: Tensor) -> Tensor:
-        return allocate_rows(like[:0] if self._device is None else like[:0].to(self._device), self.capacity)
+            self._streams.load_state_dict(before)
+            raise UsageError(
+                f"this is not the state of a buffer of capacity {self.capacity} ({type(error).__name__}: {error}); "
+                "create the buffer with the same capacity."
+            ) from error
 
 
-def _length(batch: Nest) -> int:
+def _without_targets(samples: Nest) -> Batch:
+    """Samples as the reservoir takes them; targets are among them."""
     try:
-        return nest_length(batch)
+        count, device = nest_length(samples), nest_device(samples)
     except DataError as error:
         raise DataError(f"the batch {error}") from None
+    nothing = torch.empty((count, 0), device=device)
+    return Batch(samples, nothing, nothing)
+
+
+def _detached(leaf: object) -> object:
+    return leaf.detach() if isinstance(leaf, (Tensor, Ragged)) else leaf

@@ -1,66 +1,24 @@
-"""Labelled samples in the three forms that users have: tensors, a `Dataset`, a `DataLoader`."""
+"""Labelled samples in the forms that users have: tensors, a `Dataset`, an `IterableDataset`, a `DataLoader`."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sized
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from steppe.data.peek import first_samples, preserve_all_global_rngs
-from steppe.data.tensors import as_tensor, check_dense, check_unmasked
-from steppe.errors import DataError, one_line
+from steppe.data.collate import TARGETS, Pair, as_nest, checked, split_targets
+from steppe.data.read_samples import DatasetSamples, LoaderSamples, StreamSamples
+from steppe.data.sample_source import Samples
+from steppe.errors import DataError
 from steppe.runtime.devices import to_device
+from steppe.tensors.nest import Nest, index_nest, leaves, map_nest, named_leaves
+from steppe.tensors.ragged import Ragged
 
-Pair = tuple[Tensor, Tensor]
 _DIGEST_INPUTS = 8  # inputs that are hashed
-
-
-class Samples(ABC):
-    """A finite set of labelled samples that is read in batches."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def take(self, indices: Tensor) -> Pair:
-        """The samples with these indices."""
-
-    def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
-        """Iterate over all samples once.
-
-        Args:
-            size: Samples per batch; the last batch may be smaller.
-            order: Shuffles the samples as soon as this is called; None keeps their order.
-            skip: How many batches to leave out at the beginning.
-
-        Returns:
-            An iterator over the batches.
-        """
-        count = len(self)
-        indices = (
-            torch.arange(count, device="cpu") if order is None else torch.randperm(count, generator=order, device="cpu")
-        )
-        return (self.take(pick) for pick in torch.split(indices, size)[skip:])
-
-    def first(self, count: int = 1) -> Pair:
-        """The first samples, at most `count`, to find out shapes; draws from no random number generator."""
-        if len(self) == 0:
-            raise DataError("is empty.")
-        return next(self.batches(count, None))
-
-    def count_batches(self, size: int) -> int:
-        """The number of batches of one pass."""
-        return -(-len(self) // size)
-
-    def digest(self) -> str | None:
-        """A hash that identifies the data, or None if it would take a pass through them."""
-        return None
 
 
 class PixelPermutation:
@@ -80,37 +38,32 @@ class PixelPermutation:
 
 
 class TensorSamples(Samples):
-    """Samples in memory as two tensors.
+    """Samples in memory as tensors.
 
     Args:
-        x: Inputs.
-        y: Labels, class numbers.
+        x: Inputs: a tensor, or a dictionary or tuple of tensors and `Ragged`.
+        y: Labels: class numbers, or whatever the loss takes.
         view: Turns stored inputs into the task's (a pixel permutation, say), batch by batch, so that many tasks can
             share one copy of the images.
         cache_view: Apply the view to all inputs at the first pass in order, and keep the result.
 
     Raises:
-        DataError: They are not dense tensors of equal length, labels are not integers, or inputs are not finite.
+        DataError: They are not dense tensors of equal length, or inputs are not finite.
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, view: Callable[[Tensor], Tensor] | None = None, *, cache_view: bool = False
+        self, x: Nest, y: Tensor | Ragged, view: Callable[[Tensor], Tensor] | None = None, *, cache_view: bool = False
     ) -> None:
-        check_dense(x, y)
-        if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
-            raise DataError(
-                f"has inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; "
-                "expected one class number per input."
-            )
-        self.x, self.y, self.view = _without_inference_mode(x.detach()), _without_inference_mode(as_labels(y)), view
+        self.x, self.y = checked(x, y, "has")
+        self.view = view
         self._cache_view = cache_view and view is not None
-        check_finite(x)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, indices: Tensor) -> Pair:
-        return self._apply_view(self.x[to_device(indices, self.x.device)]), self.y[to_device(indices, self.y.device)]
+        x = map_nest(lambda leaf: leaf[to_device(indices, leaf.device)], self.x)
+        return self._apply_view(x), self.y[to_device(indices, self.y.device)]
 
     def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
         if order is not None:
@@ -133,11 +86,14 @@ class TensorSamples(Samples):
         Returns:
             The hash in hexadecimal.
         """
-        few = self.x[sorted({place * (len(self) - 1) // (_DIGEST_INPUTS - 1) for place in range(_DIGEST_INPUTS)})].cpu()
-        few = few.to(torch.bfloat16) if few.is_floating_point() else few
-        total = hashlib.sha256(str(tuple(self.x.shape)).encode())
-        for part in (self.y.cpu(), few):
-            total.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        few = torch.tensor(
+            sorted({place * (len(self) - 1) // (_DIGEST_INPUTS - 1) for place in range(_DIGEST_INPUTS)}), device="cpu"
+        )
+        shapes = [(name, *_size(leaf)) if name else _size(leaf) for name, leaf in named_leaves(self.x)]
+        total = hashlib.sha256(str(shapes[0] if isinstance(self.x, Tensor) else shapes).encode())
+        for part in (self.y, *(_rounded(leaf[to_device(few, leaf.device)]) for leaf in leaves(self.x))):
+            numbers = (part.flat() if isinstance(part, Ragged) else part).cpu()
+            total.update(numbers.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return total.hexdigest()
 
     @functools.cached_property
@@ -145,76 +101,37 @@ class TensorSamples(Samples):
         return TensorSamples(self.x if self.view is None else self.view(self.x), self.y)
 
     def _part(self, pick: slice) -> Pair:
-        x = self.x[pick]
-        if x.is_floating_point():
-            x = x.clone()  # a model may work in place
+        x = index_nest(self.x, pick)
+        x = map_nest(
+            lambda leaf: leaf.clone() if leaf.dtype.is_floating_point else leaf, x
+        )  # a model may work in place
         return self._apply_view(x), self.y[pick]
 
-    def _apply_view(self, x: Tensor) -> Tensor:
+    def _apply_view(self, x: Nest) -> Nest:
         return x if self.view is None else self.view(x)
 
 
-class DatasetSamples(Samples):
-    """Samples of a map-style `Dataset` of (input, label) pairs, read and collated when needed."""
-
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        if not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
-            raise DataError(
-                "is a Dataset without a length, or an IterableDataset; pass a map-style Dataset, a DataLoader or "
-                "tensors."
-            )
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self.dataset))
-
-    def take(self, indices: Tensor) -> Pair:
-        return _check_pair(_collate(default_collate, [self.dataset[int(i)] for i in indices]), indices)
+def _own(leaf: Tensor | Ragged) -> Tensor | Ragged:
+    return leaf.clone() if leaf.dtype.is_floating_point else leaf  # a model may work in place
 
 
-class LoaderSamples(Samples):
-    """Samples of a `DataLoader`, with its own batch size and order."""
+def _size(leaf: Tensor | Ragged) -> tuple[int | None, ...]:
+    """The shape; with the number of all elements if the sequences have several lengths."""
+    return (*leaf.shape, sum(map(len, leaf.rows))) if isinstance(leaf, Ragged) else tuple(leaf.shape)
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
-        try:
-            self._length = len(cast(Sized, loader.dataset))
-        except TypeError as error:
-            raise DataError("is a DataLoader over a dataset without a length; pass one with a length.") from error
 
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, indices: Tensor) -> Pair:
-        raise DataError("is a DataLoader, whose samples cannot be indexed; pass a Dataset or tensors.")
-
-    def batches(self, size: int, order: torch.Generator | None, skip: int = 0) -> Iterator[Pair]:
-        pairs = iter(self.loader)
-        for _ in range(skip):  # only the loader knows its order
-            next(pairs, None)
-        return (_check_pair(pair) for pair in pairs)
-
-    def first(self, count: int = 1) -> Pair:
-        if len(self) == 0:
-            raise DataError("is empty.")
-        if isinstance(self.loader.dataset, IterableDataset):
-            raise DataError("is a DataLoader over an IterableDataset; pass one over a map-style Dataset, or tensors.")
-        with preserve_all_global_rngs():
-            given = first_samples(self.loader, count)
-            return _check_pair(_collate(self.loader.collate_fn or default_collate, given))
-
-    def count_batches(self, size: int) -> int:
-        try:
-            return len(self.loader)
-        except TypeError as error:
-            raise DataError("is a DataLoader whose sampler has no length; add __len__ to the sampler.") from error
+def _rounded(leaf: Tensor | Ragged) -> Tensor | Ragged:
+    """Floating-point numbers with few digits, the last of which may differ between machines."""
+    return leaf.to(torch.bfloat16) if leaf.dtype.is_floating_point else leaf
 
 
 def as_samples(source: object) -> Samples:
     """Wrap data in any of the accepted forms.
 
     Args:
-        source: A pair (inputs, labels) of tensors, arrays or lists, a map-style `Dataset` or a `DataLoader`.
+        source: A pair (inputs, labels), a dictionary of inputs with the labels under "labels" or "label", a `Dataset`,
+            an `IterableDataset` or a `DataLoader`. Inputs and labels are tensors, arrays or lists of samples; inputs
+            may be dictionaries and tuples of these.
 
     Returns:
         The samples; `source` itself if it is a `Samples`.
@@ -225,73 +142,28 @@ def as_samples(source: object) -> Samples:
     Example:
         >>> len(as_samples((torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))))
         4
+        >>> len(as_samples({"ids": torch.zeros(4, 3), "mask": torch.ones(4, 3), "labels": [0, 1, 0, 1]}))
+        4
     """
     if isinstance(source, Samples):
         return source
     if isinstance(source, DataLoader):
         return LoaderSamples(source)
-    if isinstance(source, Dataset):
+    if isinstance(source, IterableDataset):
+        return StreamSamples(source)
+    if isinstance(source, Dataset) or _is_dataset_like(source):
         return DatasetSamples(source)
+    if isinstance(source, Mapping) and any(key in source for key in TARGETS):
+        x, y = split_targets(source)
+        return TensorSamples(as_nest(x), as_nest(y))
     if isinstance(source, (tuple, list)) and len(source) == 2:
-        return TensorSamples(as_tensor(source[0]), as_tensor(source[1]))
+        return TensorSamples(as_nest(source[0]), as_nest(source[1]))
     raise DataError(
-        f"has the type {type(source).__name__}; expected a pair (inputs, labels) of tensors or arrays, "
-        "a Dataset or a DataLoader."
+        f"has the type {type(source).__name__}; expected a pair (inputs, labels) of tensors or arrays, a dictionary "
+        "with 'labels', a Dataset or a DataLoader."
     )
 
 
-def as_labels(y: Tensor) -> Tensor:
-    """Labels as int64; DataError if they are not integers."""
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"has labels of type {y.dtype}; expected integer class numbers.")
-    return y.long()
-
-
-def check_finite(x: Tensor, indices: Tensor | None = None) -> None:
-    """Check that inputs have no NaN or infinity.
-
-    Args:
-        x: A batch.
-        indices: The samples' indices in the data, for the error.
-
-    Raises:
-        DataError: It has; the first such sample is named.
-    """
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        row = int((~torch.isfinite(x).reshape(len(x), -1).all(1)).nonzero()[0])
-        place = row if indices is None else int(indices[row])
-        raise DataError(f"has NaN or infinity in its inputs, first in sample {place}; clean the data.")
-
-
-def _collate(collate: Callable[[Any], Any], samples: Any) -> Any:
-    for sample in samples if isinstance(samples, (list, tuple)) else []:
-        check_unmasked(*(sample if isinstance(sample, (list, tuple)) else [sample]))
-    try:
-        return collate(samples)
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise DataError(
-            f"cannot be collated into a batch ({one_line(error)}); every sample must be a tensor or array of the same "
-            "shape with a class number (for images, add a transform such as ToTensor; pad sequences)."
-        ) from error
-
-
-def _check_pair(pair: Any, indices: Tensor | None = None) -> Pair:
-    if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
-        raise DataError("does not yield (input, label) pairs of tensors or numbers.")
-    x, y = pair
-    check_dense(x, y)
-    if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
-        raise DataError(
-            f"yields a batch of inputs of shape {tuple(x.shape)} with labels of shape {tuple(y.shape)}; "
-            "expected one class number per input."
-        )
-    check_finite(x, indices)
-    return _without_inference_mode(x.detach()), _without_inference_mode(as_labels(y))
-
-
-def _without_inference_mode(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy if it was created under `torch.inference_mode`, which autograd cannot use."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()
+def _is_dataset_like(source: object) -> bool:
+    """Whether a `DataLoader` would take it for a dataset, though it is no `Dataset` (those of Hugging Face are not)."""
+    return hasattr(source, "__getitems__") and hasattr(source, "__len__")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from steppe.data.samples import Samples, as_samples
+from steppe.data.sample_source import Samples
+from steppe.data.samples import as_samples
 from steppe.errors import DataError
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -82,7 +84,7 @@ class Task:
     def _part(self, part: str, source: object) -> Samples:
         with self.error_context(part):
             samples = as_samples(source)
-            if len(samples) == 0:
+            if samples.count == 0:
                 raise DataError("is empty.")
         return samples
 
@@ -107,9 +109,13 @@ class Task:
         with self._name_errors():
             check_head(self.head, outputs)
 
-    def check_labels(self, y: Tensor, outputs: int) -> None:
-        """DataError, to be prefixed by `error_context`, if labels are outside the task's head."""
+    def check_labels(self, y: Any, outputs: int) -> None:
+        """DataError, to be prefixed by `error_context`, if labels are not class numbers within the task's head."""
         rows = self.head if self.head is not None else range(outputs)
+        if not isinstance(y, Tensor) or y.ndim != 1:
+            raise DataError(f"has labels of shape {tuple(y.shape)}; expected one class number per input.")
+        if y.dtype != torch.int64:  # what integers were converted to
+            raise DataError(f"has labels of type {y.dtype}; expected integer class numbers.")
         if len(y) == 0:
             return
         low, high = int(y.min()), int(y.max())
@@ -124,4 +130,5 @@ class Task:
             )
 
     def __repr__(self) -> str:
-        return f"Task({self.name!r}, {len(self.train)} samples, head={self.head})"
+        size = "a stream" if self.train.count is None else f"{self.train.count} samples"
+        return f"Task({self.name!r}, {size}, head={self.head})"

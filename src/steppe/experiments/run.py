@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
@@ -21,6 +22,7 @@ from steppe.experiments.run_directory import RunDirectory, lock_directory, read_
 from steppe.fast.malloc import keep_freed_memory
 from steppe.learning.events import Callback, EpochEnded, Event, Progress, RunStarted, TaskEnded, ignore
 from steppe.learning.learner import Learner
+from steppe.learning.loop import TaskResult
 from steppe.learning.metrics import AccuracyMatrix
 from steppe.learning.task_group import TaskGroup
 from steppe.results.layout import CHECKPOINTS, CONFIG, REPORT, RESULT
@@ -31,6 +33,7 @@ from steppe.runtime.contexts import gc_frozen
 from steppe.runtime.devices import make_deterministic, resolve_device
 from steppe.runtime.environment import format_machine, machine_info, printable
 from steppe.runtime.signals import StopCheck, never_stop
+from steppe.runtime.warn import CautionWarning
 from steppe.version import versions
 
 CHECKPOINT_EVERY = 300.0
@@ -159,7 +162,7 @@ class _Run:
     def _learn_tasks(self) -> None:
         config, tasks, training = self._config, self._tasks, self._config.training
         stages = _stages(config.method_settings.schedule, len(tasks))
-        each = [training.epochs * task.train.count_batches(training.batch_size) for task in tasks]
+        each = [training.epochs * (task.train.count_batches(training.batch_size) or 0) for task in tasks]
         lengths = [sum(each[stage.start : stage.stop]) for stage in stages]
         before = sum(lengths[: self._stage])
         if self._epochs_before:
@@ -173,7 +176,9 @@ class _Run:
             if retrain and not self._learner.has_pending_task:
                 self._learner = _build_learner(config)
             tested = self._evaluate_before_learning(number) if config.method_settings.schedule == "sequential" else ZERO
-            learned = self._learner.learn(tasks[stage.start : stage.stop], **training.as_dict(), callback=self._emit)  # type: ignore[arg-type]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CautionWarning)  # they are shown as remarks
+                learned = self._learn(tasks[stage.start : stage.stop])
             clock = Stopwatch(tested)
             row = self._learner.evaluate(tasks[: stage.stop])
             self._matrix.append(row, num_tasks=stage.stop - len(self._matrix))
@@ -192,14 +197,19 @@ class _Run:
             )
             self._emit(ended)
 
+    def _learn(self, tasks: Sequence[Task]) -> TaskResult:
+        return self._learner.learn(tasks, **self._config.training.as_dict(), callback=self._emit)  # type: ignore[arg-type]
+
     def _evaluate_before_learning(self, place: int) -> Elapsed:
         """Evaluate a task before it is learned (before the first one, all tasks) for forward transfer.
+
+        Where the head grows, its classes cannot be predicted yet.
 
         Returns:
             The time it took. A resumed task was evaluated before it was interrupted.
         """
         clock = Stopwatch()
-        if not self._learner.has_pending_task:
+        if not self._learner.has_pending_task and self._config.benchmark_settings.growing_head is None:
             if place == 0:
                 self._matrix.untrained = self._learner.evaluate(self._tasks)
             elif self._matrix.untrained and len(self._matrix.ahead) < place:
@@ -363,6 +373,8 @@ def _build_learner(config: RunConfig) -> Learner:
         seed=config.seed,
         device=config.device,
         input_transform=benchmark.input_transform,
+        head=benchmark.growing_head,
+        grow=benchmark.growing_head is not None,
         threads=config.threads,
     )
 

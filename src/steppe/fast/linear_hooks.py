@@ -15,6 +15,8 @@ from steppe.fast.agreement import agree
 from steppe.fast.factored import FactoredGrad
 from steppe.fast.switch import fast_paths_enabled
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def record_linear_calls(linear: Mapping[str, Sequence[nn.Module]]) -> Iterator[d
         yield calls
 
 
-def find_factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: Tensor) -> list[str]:
+def find_factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]], x: Nest) -> list[str]:
     """Find the weights whose gradient is the sum of δᵀX over their layers' calls, by comparison with autograd.
 
     This fails if a layer computes something else with its weight or in another precision, or if the model also uses the
@@ -84,7 +86,7 @@ def find_factorable(model: nn.Module, linear: Mapping[str, Sequence[nn.Module]],
     if not linear:
         return []
     with torch.enable_grad(), record_linear_calls(linear) as calls:
-        output: Tensor = model(x.clone())  # the model may work in place
+        output: Tensor = call_model(model, clone_nest(x))  # the model may work in place
         measure = output.logsumexp(-1).sum()
     calls = {name: made for name, made in calls.items() if any(call.rows for call in made)}  # no rows: no evidence
     edges = [call.output for made in calls.values() for call in made]

@@ -26,6 +26,7 @@ from steppe.landscape.hessian import top_eigenvalue
 from steppe.landscape.profile import LossProbe, loss_profile, loss_surface
 from steppe.landscape.settings import LandscapeSettings
 from steppe.network.eval_batches import min_eval_batch
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.results.layout import CONFIG, RESULT
 from steppe.runtime.files import explain_write_errors, resolve_target
@@ -186,6 +187,8 @@ class _Measurement:
             outputs = self.network.input_copies.call(self.network.prepare_inputs(x)).shape[1]
         for task in self.tasks:
             self.network.heads.add(task.head, outputs)
+        head = benchmark.growing_head
+        self._growing = None if head is None else GrowingHead(self.network.model, head, Streams(config.seed))
 
     def measure(
         self, landscape: Landscape, pairs: Sequence[tuple[int, int]], out: Path, command: str, callback: Callback
@@ -218,8 +221,11 @@ class _Measurement:
     def _load_weights(self, after: int) -> dict[str, Tensor]:
         weights = read_weights(self.run, after - 1)
         try:
+            if self._growing is not None:
+                self._growing.resize(len(weights[next(iter(self._growing.parameters))]))
+                self.network.fit_outputs(self._growing.rows)
             self.network.model.load_state_dict(weights)
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:
             raise RunError(f"{self.run}: the weights after task {after} do not fit the network: {error}") from error
         return weights
 
@@ -275,7 +281,7 @@ class _Measurement:
             indices = torch.randperm(len(indices), generator=generator, device="cpu")[:count].sort().values
         with task.error_context("training"):
             x, y = task.train.take(indices)
-        return self.network.prepare(Batch(x, y, torch.full_like(y, place)))
+        return self.network.prepare(Batch.of_task(x, y, place))
 
     def _add_bound(self, landscape: Landscape, after: int) -> None:
         if after < 2 or landscape.tasks(after) != list(range(1, after + 1)):
@@ -283,6 +289,11 @@ class _Measurement:
         place, settings = after - 1, self.settings
         old = [landscape.pairs[after, task].noisy for task in range(1, after)]
         before = read_weights(self.run, place - 1) if place - 1 in weight_checkpoints(self.run) else None
+        if before is not None and self._growing is not None:  # with new outputs as they were before they were trained
+            grown = {
+                name: self._growing.extend(name, before[name], self._growing.rows) for name in self._growing.parameters
+            }
+            before = {**before, **grown}
         new, count = landscape.pairs[after, after].noisy, len(self.tasks[place].train)
         weights, chosen = self.network.trainable, {"sigma": settings.sigma, "delta": settings.delta}
         try:

@@ -18,6 +18,7 @@ from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.runtime.contexts import flush_denormals
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import leaves
 
 CHUNK = 1024
 """Samples per matrix product: enough to be efficient, few enough for the cache."""
@@ -51,7 +52,8 @@ def zero_one(logits: Tensor, labels: Tensor) -> Tensor:
 
 def split_batch(batch: Batch, network: Network) -> list[Batch]:
     """Split prepared samples into parts of the size for which a call of the model is fastest."""
-    size = eval_batch_size(network.model, len(batch), max(1, min(CHUNK, _VALUES // max(1, batch.x[0].numel()))))
+    values = sum(leaf[0].numel() for leaf in leaves(batch.x))  # of a sample
+    size = eval_batch_size(network.model, len(batch), max(1, min(CHUNK, _VALUES // max(1, values))))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 

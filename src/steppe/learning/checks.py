@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State
+from steppe.data.padding import Padding
 from steppe.errors import (
     DivergedError,
     ModelError,
@@ -15,8 +16,11 @@ from steppe.errors import (
     short_repr,
     unknown_name,
 )
-from steppe.methods.base import MethodConfig
+from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.optimizer_descent import OptimizerDescent
 from steppe.network.module_state import is_frozen
+from steppe.network.network import Network
+from steppe.network.optimizer_choice import OptimizerChoice, OptimizerFactory, SchedulerFactory
 from steppe.runtime.devices import check_device
 
 _MODAL = (
@@ -54,6 +58,54 @@ def check_arguments(
     if not isinstance(exclude, (list, tuple)):
         raise UsageError(f"exclude must be a list of names, such as ['head'], got {short_repr(exclude)}.")
     check_device(next((p.device for p in model.parameters()), None) if device is None else device)
+
+
+def choose_optimizer(
+    optimizer: OptimizerFactory | None, scheduler: SchedulerFactory | None, *, keep_state: bool
+) -> OptimizerChoice | None:
+    """Return the user's choice of an optimizer; None if there is none."""
+    if optimizer is not None:
+        return OptimizerChoice(optimizer, scheduler, keep_state)
+    if scheduler is not None or keep_state:
+        raise UsageError(
+            f"{'scheduler' if scheduler is not None else 'keep_optimizer_state'} needs an optimizer; pass "
+            "optimizer=lambda params: torch.optim.SGD(params, lr=0.01), or another."
+        )
+    return None
+
+
+def check_supported(method: MethodConfig, *, loss: bool, optimizer: bool) -> None:
+    """Raise UsageError if the method cannot learn with a loss or an optimizer of the user's."""
+    name = type(method).__name__
+    if loss and not method.takes_any_loss:
+        raise UsageError(
+            f"{name} works with class numbers and cross-entropy only; leave out loss, or use another method."
+        )
+    if optimizer and not method.takes_any_optimizer:
+        raise UsageError(f"{name} takes its own steps; leave out optimizer, or use another method.")
+
+
+def check_uses_optimizer(method: Method, network: Network) -> None:
+    """Raise UsageError for a method that would ignore the user's optimizer."""
+    if network.optimizer is not None and not isinstance(method.descent, OptimizerDescent):
+        raise UsageError(
+            f"{type(method).__name__} does not take its steps with the learner's optimizer; let it use "
+            "make_descent(network, lr, momentum), or leave out optimizer."
+        )
+
+
+def check_schedule(network: Network) -> None:
+    """Raise UsageError if both a scheduler and validation would change the learning rates."""
+    if network.optimizer is not None and network.optimizer.scheduler is not None:
+        raise UsageError(
+            "both patience and the scheduler would change the learning rates; use patience=0, or leave out scheduler."
+        )
+
+
+def check_padding(padding: object) -> None:
+    """Raise UsageError for anything but a `Padding` or None."""
+    if padding is not None and not isinstance(padding, Padding):
+        raise UsageError(f"padding must be a steppe.Padding, such as steppe.Padding(0), got {short_repr(padding)}.")
 
 
 def validate_exclude(exclude: Sequence[str], model: nn.Module) -> tuple[str, ...]:
@@ -118,6 +170,8 @@ def check_state_matches(
     head: str | None,
     *,
     has_input_transform: bool,
+    padding: Padding | None,
+    grow: bool,
     has_loss: bool,
 ) -> None:
     """Raise UsageError for the state of a learner that was created with other arguments."""
@@ -125,11 +179,18 @@ def check_state_matches(
     saved = state["settings"]["kind"], state["settings"]["values"], state["seed"], state["exclude"], state.get("head")
     if (own[0], *own[2:]) != (saved[0], *saved[2:]) or not settings.equals(saved[1]):
         raise UsageError(f"the state was saved with {saved}, but this learner has {own}; use the same arguments.")
+    if bool(state.get("grow", False)) != grow:  # older states have no such entry
+        raise UsageError(f"the learner was saved with grow={not grow}; use the same.")
     if state.get("prepared", has_input_transform) != has_input_transform:  # older states have no such entry
         raise UsageError(
             "the learner was saved with its own `input_transform`, which a file cannot hold; pass the same function."
             if state["prepared"]
             else "the learner was saved without `input_transform`; leave it out."
+        )
+    saved_padding, own_padding = state.get("padding"), None if padding is None else padding.as_dict()
+    if saved_padding != own_padding:
+        raise UsageError(
+            f"the learner was saved with padding = {saved_padding}, but this one has {own_padding}; use the same."
         )
     if bool(state.get("loss", False)) != has_loss:
         raise UsageError(

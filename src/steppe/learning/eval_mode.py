@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from steppe.network.eval_batches import min_eval_batch
 from steppe.runtime.contexts import training_context
 from steppe.runtime.rng import GlobalRNG
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
+from steppe.tensors.nest import Nest, index_nest, nest_length
 
 _Result = TypeVar("_Result")
 
@@ -25,10 +27,11 @@ _Result = TypeVar("_Result")
 class EvalMode(LearnerState):
     """A learner's state, with what prediction and evaluation share."""
 
-    def _predict_with(self, x: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
-        inputs = as_inputs(x)
-        first = inputs[: min_eval_batch(self.model)] if inputs.ndim > 1 else None
-        count = len(inputs) if inputs.ndim else 1
+    def _predict_with(self, x: Any, work: Callable[[Nest], Tensor]) -> Tensor:
+        inputs = as_inputs(x, self.network)
+        flat = isinstance(inputs, Tensor) and inputs.ndim < 2
+        first = None if flat else index_nest(inputs, slice(min_eval_batch(self.model)))
+        count = 1 if flat and not inputs.ndim else nest_length(inputs)
         return self._run_exclusively(
             lambda session: self._in_eval_mode(lambda: work(inputs), first, count, [], session)
         )
@@ -36,7 +39,7 @@ class EvalMode(LearnerState):
     def _in_eval_mode(
         self,
         work: Callable[[], _Result],
-        first: Tensor | None,
+        first: Nest | None,
         count: int | None,
         tasks: Sequence[Task],
         session: Session,
@@ -45,7 +48,7 @@ class EvalMode(LearnerState):
         self._end_pending_task()
         if self._metric is not None or self._workload.draws(self._method, tasks):
             session.use_global_rng(GlobalRNG(self.network.device))
-        tiny = first is None or len(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
+        tiny = first is None or nest_length(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
         if first is not None and not tiny:
             session.set_num_threads(self._workload.threads(first, BATCH if count is None else min(count, BATCH)))
         with torch.no_grad(), self.network.mode(training=False):
@@ -61,16 +64,17 @@ class EvalMode(LearnerState):
         pending, method = self.phase, self._method
         assert method is not None
 
-        def end(session: Session) -> None:
+        def end(session: Session) -> list[str]:
             session.use_global_rng(GlobalRNG(self.network.device, self.streams))
             session.set_num_threads(pending.threads)
             with training_context(self.network.device), self.network.mode(training=True):
                 if pending.best:
                     self.network.restore(pending.best)
-                self._end_task(method, pending.name)
+                remarks = self._end_task(method, pending.name)
             self.phase = Idle()
+            return remarks
 
-        self._run_exclusively(end)
+        warn_of(self._run_exclusively(end))
 
     def _end_task(self, method: Method, name: str) -> list[str]:
         check_finite(self.network.trainable, f"after task {name!r}")

@@ -29,7 +29,7 @@ class Progress:
         epoch: The number of the epoch, from 0.
         epochs: The most epochs there can be.
         batch: Batches done in this epoch.
-        batches: Batches per epoch.
+        batches: Batches per epoch; None for a stream that does not know it.
         loss: Mean training loss since the last report.
     """
 
@@ -37,7 +37,7 @@ class Progress:
     epoch: int
     epochs: int
     batch: int
-    batches: int
+    batches: int | None
     loss: float
 
 
@@ -49,7 +49,7 @@ class EpochEnded:
         task: The number of the task, from 0.
         name: Its name.
         epoch: The number of the epoch, from 0.
-        batches: Batches per epoch.
+        batches: Batches in the epoch.
         loss: Mean training loss over the epoch.
         updates: Updates since the task began.
         seconds: How long the epoch took.
@@ -84,7 +84,26 @@ class TaskEnded:
     """CPU seconds by kind, where all of them were recorded."""
 
 
-Event = RunStarted | Progress | EpochEnded | TaskEnded
+@dataclass(frozen=True)
+class MemoryUpdated:
+    """The method's memory was updated while learning from a stream.
+
+    Attributes:
+        segment: The number of the segment that ended, counted like tasks, from 0.
+        samples: How many samples it had.
+        remarks: What the user should know, such as a weight that can no longer learn.
+        bytes: Memory that the method holds, by kind.
+        diagnostics: What the method records, such as the ranks of its bases.
+    """
+
+    segment: int
+    samples: int
+    remarks: list[str] = field(default_factory=list)
+    bytes: dict[str, int] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+Event = RunStarted | Progress | EpochEnded | TaskEnded | MemoryUpdated
 Callback = Callable[[Event], None]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,17 +17,19 @@ from steppe.learning.checks import (
     check_finite,
     check_frozen_eval_layers,
     check_precision,
+    check_schedule,
     check_unchanged,
+    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
 )
-from steppe.learning.eval_mode import EvalMode
 from steppe.learning.evaluation import outputs, predictions, probabilities, results
 from steppe.learning.events import Callback, ignore
 from steppe.learning.learner_state import UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
+from steppe.learning.stream import StreamLearner
 from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
@@ -38,13 +40,13 @@ from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.runtime.warn import warn_of
 from steppe.settings import TrainingConfig
-from steppe.tensors.batch import Batch
 
 _Result = TypeVar("_Result")
 
 
-class Learner(EvalMode):
+class Learner(StreamLearner):
     """A PyTorch model that learns tasks one after another with a continual-learning method.
 
     The model is used in place: `learn` changes its weights and leaves nothing else behind (no hooks, no change of
@@ -60,6 +62,9 @@ class Learner(EvalMode):
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
+        grow: Whether the layer `head`, a `torch.nn.Linear`, gets more outputs when a task has labels or a head beyond
+            them. What was learned stays as it is. The initial values of new outputs depend on `seed`
+            (docs/scenarios.md).
         threads: How many threads torch uses while learning and testing. By default one where a batch is little work,
             otherwise as many as torch is set to (docs/reliability.md).
         loss: A function of output and target that returns the mean loss; by default cross-entropy. Targets may then be
@@ -67,6 +72,11 @@ class Learner(EvalMode):
             class numbers counted from its first (docs/recipes/own-loss.md).
         metric: What `evaluate` measures: a function of output and target that returns a mean over the samples, or an
             object with `reset`, `update` and `compute` like those of torchmetrics. By default accuracy in percent.
+        optimizer: A function that makes an optimizer of the model's trainable parameters, such as
+            `lambda params: torch.optim.AdamW(params, lr=1e-3)`. It takes the steps in place of the method's SGD, whose
+            lr and momentum have no effect then. It is called for every task (docs/recipes/own-loss.md).
+        scheduler: A function that makes a scheduler of the optimizer. It steps after every update.
+        keep_optimizer_state: Carry the optimizer's moments over to the next task instead of starting anew.
 
     Attributes:
         model: The model, in place.
@@ -107,10 +117,10 @@ class Learner(EvalMode):
     ) -> TaskResult:
         """Learn the next task.
 
-        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are. If
-        `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended like any other (best weights,
-        bases, exemplars) when the learner is next used. A task that fails after it was resumed from a file cannot be
-        rolled back: load the file again.
+        If learning fails, the task is rolled back and can be learned again; only the weights stay as they are, unless
+        the learner has its own loss. If `callback` or Ctrl-C stops it, what was learned is kept, and the task is ended
+        like any other (best weights, bases, exemplars) when the learner is next used. A task that fails after it was
+        resumed from a file cannot be rolled back: load the file again.
 
         Args:
             tasks: The next task, or several to learn at once, shuffled together. A learner loaded from a file that was
@@ -150,7 +160,11 @@ class Learner(EvalMode):
             choose_precision(precision, self.network.device),
         )
         check_precision(config.precision, self.network.dtype)
-        return self._run_exclusively(lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session))
+        result = self._run_exclusively(
+            lambda session: self._learn_tasks(as_task_list(tasks), config, callback, session)
+        )
+        warn_of(result.remarks)
+        return result
 
     def _learn_tasks(
         self, tasks: list[Task], config: TrainingConfig, callback: Callback, session: Session
@@ -159,7 +173,9 @@ class Learner(EvalMode):
         group = TaskGroup(tasks, self.num_tasks - (len(tasks) if self.has_pending_task else 0))
         if isinstance(self.phase, Interrupted):
             check_same_task(self.phase.loop_state, group, config)
+        group.require_mixable()
         if config.patience:
+            check_schedule(self.network)
             group.require_validation()
         if self.settings.schedule != "sequential" and group.first:
             raise UsageError(
@@ -167,9 +183,14 @@ class Learner(EvalMode):
                 "learn([task, task, …]), or create a new Learner to learn again."
             )
         method = self.validate(group.tasks)
+        self.update_memory()  # with what came before from a stream
         guarded = UserCallback(callback, session)
         with self._transaction(group, guarded):
-            session.set_num_threads(self._workload.threads(probe_inputs(tasks[0], self.network), config.batch_size))
+            first = probe_inputs(tasks[0], self.network)
+            session.set_num_threads(self._workload.threads(first, config.batch_size))
+            with training_context(self.network.device):
+                self._grow_head(group.tasks[0])
+            session.set_num_threads(self._workload.threads(first, config.batch_size))  # of the model as it is now
             return self._learn(method, group, config, guarded, session)
 
     def _learn(
@@ -209,11 +230,6 @@ class Learner(EvalMode):
         method.begin_task()
         check_last_batch(method, self.network, group, config.batch_size)
 
-    def _use_chain_if_exact(self, task: Task, number: int) -> None:
-        x, y = task.train.first()
-        with torch.enable_grad():
-            self.network.use_chain_if_exact(self.network.prepare(Batch(x, y, torch.full_like(y, number))))
-
     def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
         """Measure the test accuracy, or the learner's `metric`.
 
@@ -231,13 +247,14 @@ class Learner(EvalMode):
         listed = as_task_list(tasks)
 
         def test() -> list[float]:
-            return results(listed, self.network, self._method, self._input_kind, self._metric)
+            grows = self._growing is not None
+            return results(listed, self.network, self._method, self._input_kind, self._metric, grows=grows)
 
         tests = [task.test for task in listed if task.test is not None]
-        first = tests[0].first()[0] if tests else None
+        first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
         return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
 
-    def predict(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the most likely class of each sample.
 
         Args:
@@ -255,7 +272,7 @@ class Learner(EvalMode):
             x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def predict_proba(self, x: Tensor, head: range | None = None) -> Tensor:
+    def predict_proba(self, x: Any, head: range | None = None) -> Tensor:
         """Predict the probability of each class: the softmax of the logits.
 
         Args:
@@ -285,7 +302,7 @@ class Learner(EvalMode):
             x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
         )
 
-    def outputs(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Any) -> Tensor:
         """Compute the model's output, in eval mode and in batches.
 
         Args:
@@ -320,7 +337,7 @@ class Learner(EvalMode):
         self._check_not_broken()
         self._end_pending_task()
         begun = self.num_tasks > 0  # before that, tasks that were only validated decide nothing
-        kind, outputs = self._input_kind if begun else None, self._num_outputs
+        kind, outputs = self._input_kind if begun else None, 0
         heads = list(self.network.heads.ranges)
         if self.has_pending_task:
             del heads[-len(tasks) :]  # those of the tasks to resume
@@ -328,7 +345,8 @@ class Learner(EvalMode):
         self.network.input_copies.forget()
         with neutral_autograd(self.network.device), preserve_global_rng(self.network.device):  # forwards may draw
             for task in tasks:
-                kind, outputs = validate_task(task, self.network, kind)
+                kind, needed = validate_task(task, self.network, kind, self._growing)
+                outputs = max(outputs, needed)
                 self.settings.validate(task, heads)
                 if self.settings.uses_projection:
                     warn_shared_head(task.name, task.head, earlier, self._num_outputs)
@@ -344,7 +362,8 @@ class Learner(EvalMode):
                 method, covered = self._start_method(tasks[0])
                 self._use_chain_if_exact(tasks[0], 0)
                 self._method, self._covered, self._multi_head = method, covered, multi_head
-        self._input_kind, self._num_outputs = kind, outputs
+        self._input_kind, self._outputs_needed = kind, outputs
+        self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
 
     def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
@@ -357,6 +376,7 @@ class Learner(EvalMode):
                 self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
             )
         method = self.settings.start(self.network, covered, self.streams)
+        check_uses_optimizer(method, self.network)
         return method, {name: weight.factorable for name, weight in covered.items()}
 
     def save(self, path: Path | str) -> None:

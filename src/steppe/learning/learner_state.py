@@ -5,36 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from steppe.checkpoint.tree import State, as_names, clone_tree, parse_dtype
-from steppe.errors import DivergedError, UsageError, one_line
+from steppe.checkpoint.tree import State, as_names, clone_tree
+from steppe.data.padding import Padding
+from steppe.data.task import Task
+from steppe.errors import DivergedError, UsageError, one_line, short_repr
 from steppe.fast.linear_hooks import may_factor
 from steppe.learning.checks import (
     check_arguments,
+    check_padding,
     check_state_matches,
+    check_supported,
     check_trainable,
+    choose_optimizer,
     has_extra_state,
     validate_exclude,
     validate_head,
 )
 from steppe.learning.events import Callback, Event
-from steppe.learning.input_kind import Kind
-from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase
+from steppe.learning.input_kind import Kind, kind_from_state, kind_to_state
+from steppe.learning.phases import Broken, Idle, Interrupted, Learning, PendingEnd, Phase, Streaming
 from steppe.learning.scoring import Metric, check_metric
-from steppe.learning.task_checks import check_loop_state, diagnose
+from steppe.learning.task_checks import check_columns, check_loop_state, diagnose, probe_inputs
 from steppe.learning.task_group import TaskGroup
 from steppe.learning.workload import Workload, validate_threads
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.optimizer_descent import OptimizerDescent
+from steppe.network.growing_head import GrowingHead, validate_grow
+from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
+from steppe.network.optimizer_choice import OptimizerFactory, SchedulerFactory
 from steppe.network.output_loss import Loss
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
-from steppe.runtime.rng import Streams
+from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.runtime.session import Session
+from steppe.tensors.batch import Batch
 
 _Result = TypeVar("_Result")
 
@@ -63,28 +73,32 @@ class LearnerState:
         *,
         seed: int = 0,
         device: str | torch.device | None = None,
-        input_transform: Callable[[Tensor], Tensor] | None = None,
+        input_transform: Callable[[Any], Any] | None = None,
+        padding: Padding | None = None,
         exclude: Sequence[str] = (),
         head: str | None = None,
+        grow: bool = False,
         threads: int | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        keep_optimizer_state: bool = False,
     ) -> None:
         check_arguments(model, method, seed, device, input_transform, exclude)
+        check_padding(padding)
         check_metric(metric)
-        if loss is not None and not method.takes_any_loss:
-            raise UsageError(
-                f"{type(method).__name__} works with class numbers and cross-entropy only; leave out loss, or use "
-                "another method."
-            )
+        choice = choose_optimizer(optimizer, scheduler, keep_state=keep_optimizer_state)
+        check_supported(method, loss=loss is not None, optimizer=choice is not None)
         chosen_threads = validate_threads(threads)
         self.model = model if device is None else model.to(device)
         self.settings = method
         self.streams = Streams(seed)
-        self.network = Network(self.model, input_transform, loss=loss)
+        self.network = Network(self.model, input_transform, padding, loss=loss, optimizer=choice)
         self.num_tasks = 0
         self.phase: Phase = Idle()
         self._exclude, self._head = validate_exclude(exclude, model), validate_head(head, model)
+        self._growing = GrowingHead(model, str(head), self.streams) if validate_grow(grow, self._head) else None
         self._has_input_transform, self._metric = input_transform is not None, metric
         self._turn = FairLock()  # of the threads that use it
         self._workload = Workload(self.network, chosen_threads)
@@ -92,7 +106,7 @@ class LearnerState:
         self._method: Method | None = None
         self._multi_head: bool | None = None
         self._input_kind: Kind | None = None
-        self._num_outputs = 0
+        self._num_outputs = self._outputs_needed = 0  # of the model; by the tasks that were validated last
         self._covered: dict[str, bool] = {}  # covered weights, and whether their gradients come as factors
         # Checked when a loaded learner is used again:
         self._eval_layers: list[str] | None = None  # frozen layers in eval mode when a task was last begun
@@ -134,11 +148,64 @@ class LearnerState:
             self._exclude,
             self._head,
             has_input_transform=self._has_input_transform,
+            padding=self.network.inputs.padding,
+            grow=self._growing is not None,
             has_loss=not self.network.output_loss.is_cross_entropy,
         )
-        self.network.load_state_dict(state["network"], state["outputs"])
-        check_trainable(as_names(state.get("trainable")), self.model)  # older states have no such entry
-        self._restore(state)
+        with self._head_resized(state["network"]["weights"]):
+            self.network.load_state_dict(state["network"], state["outputs"])
+            check_trainable(as_names(state.get("trainable")), self.model)  # older states have no such entry
+            self._restore(state)
+
+    @contextmanager
+    def _head_resized(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Give a growing head as many outputs as in saved weights; it gets its own number back if that fails."""
+        if self._growing is None:
+            yield
+            return
+        before, saved = self._growing.rows, [weights[name] for name in self._growing.parameters if name in weights]
+        try:
+            self._resize_head(len(saved[0]) if saved and saved[0].ndim else before)
+            yield
+        except BaseException:
+            self._resize_head(before)
+            raise
+
+    def _resize_head(self, outputs: int) -> None:
+        """Give a growing head this number of outputs, and the network what depends on it."""
+        assert self._growing is not None
+        self._growing.resize(outputs)
+        self.network.fit_outputs(outputs)
+        self._workload.forget()
+
+    def _grow_head(self, task: Task) -> None:
+        """Give the head as many outputs as a validated task needs, and the method what depends on it."""
+        outputs = self._outputs_needed
+        if self._growing is None or outputs <= self._growing.rows:
+            return
+        try:
+            self._resize_and_inform(outputs)
+        except BaseException:  # interrupted halfway: nothing may keep the old shape
+            self._resize_and_inform(outputs)
+            raise
+        with torch.no_grad(), preserve_global_rng(self.network.device), self.network.mode(training=False):
+            check_columns(
+                self.network.forward(self.network.prepare_inputs(probe_inputs(task, self.network))), self._growing
+            )
+
+    def _resize_and_inform(self, outputs: int) -> None:
+        assert self._growing is not None
+        self._resize_head(outputs)
+        self._num_outputs = outputs
+        if self._method is not None:
+            self._method.grow_head(self._growing)
+
+    def _use_chain_if_exact(self, task: Task, number: int) -> None:
+        x, y = task.train.first()
+        if self._growing is not None and is_class_numbers(y):  # it may not have grown yet
+            y = y.clamp(max=self._growing.rows - 1)
+        with torch.enable_grad():
+            self.network.use_chain_if_exact(self.network.prepare(Batch.of_task(x, y, number)))
 
     def _whole_state(self, *, without_method: bool = False) -> State:
         """The state, or only the part of it that the first task does not decide."""
@@ -148,12 +215,15 @@ class LearnerState:
             "seed": self.streams.seed,
             "exclude": list(self._exclude),
             "head": self._head,
+            "grow": self._growing is not None,
             "prepared": self._has_input_transform,
             "loss": not self.network.output_loss.is_cross_entropy,
+            "optimizer": self._optimizer_name(method),
             "threads": self._workload.chosen,
             "tasks_learnt": self.num_tasks,
             "outputs": self._num_outputs,
-            "inputs": None if kind is None else [list(kind[0]), str(kind[1]).removeprefix("torch.")],
+            "inputs": kind_to_state(kind),
+            "padding": None if (padding := self.network.inputs.padding) is None else padding.as_dict(),
             "trainable": list(self.network.trainable),
             "at_rest": self._eval_layers,
             "covered": {} if without_method else self._covered,
@@ -161,6 +231,7 @@ class LearnerState:
             "method": None if method is None else method.state_dict(),
             "streams": self.streams.state_dict(),
             "fitting": self._loop_state(),
+            "stream": self.phase.samples if isinstance(self.phase, Streaming) else None,
         }
 
     def _loop_state(self) -> State:
@@ -177,22 +248,46 @@ class LearnerState:
             state[name] for name in ("tasks_learnt", "outputs", "fitting", "covered")
         )
         check_loop_state(loop_state)
-        kind: Kind | None = None
-        if state["inputs"] is not None:
-            shape, dtype = state["inputs"]
-            kind = tuple(shape), parse_dtype(dtype)
+        streamed = state.get("stream")  # older states have no such entry
+        if streamed is not None and (
+            type(streamed) is not int or streamed < 0 or loop_state or state["method"] is None
+        ):
+            raise ValueError(f"invalid number of samples of a stream: {short_repr(streamed)}")
+        kind = kind_from_state(state["inputs"])
         method: Method | None = None
         if state["method"] is not None:
             method = self.settings.start(self.network, self._find_covered(covered), self.streams)
             validation = loop_state and loop_state["validation"]
             for _ in range(validation["cuts"] if validation else 0):
                 method.decay_lr(loop_state["training"]["lr_divisor"])
-            method.load_state_dict(state["method"])
+            method.load_state_dict(self._with_own_optimizer(method, state))
         self.streams.load_state_dict(state["streams"])  # last: creating the method may have drawn from them
         self._eval_layers, self._just_loaded = as_names(state.get("at_rest")), True
         self.num_tasks, self._num_outputs = num_tasks, outputs
         self._input_kind, self._covered, self._method = kind, covered, method
-        self.phase = Interrupted(loop_state) if loop_state else Idle()
+        self.phase = Interrupted(loop_state) if loop_state else Idle() if streamed is None else Streaming(streamed)
+
+    def _optimizer_name(self, method: Method | None) -> str | None:
+        """The class of the user's optimizer; None if there is none, or no method yet that uses it."""
+        return method.descent.name if method is not None and isinstance(method.descent, OptimizerDescent) else None
+
+    def _with_own_optimizer(self, method: Method, state: State) -> State:
+        """The method's state, with a fresh one of the optimizer if it was saved between tasks with another."""
+        saved, own = state.get("optimizer"), self._optimizer_name(method)  # older states have no such entry
+        if saved == own:
+            return state["method"]
+        if state["fitting"] is not None:
+            raise UsageError(
+                f"the learner was saved within a task that was learned with {saved or 'the SGD of its method'}, but "
+                f"this learner has {own or 'no optimizer of its own'}; resume that task with the same optimizer."
+            )
+        if own is None:
+            raise UsageError(
+                f"the learner was saved with the optimizer {saved}, which a file cannot hold; pass optimizer=..., the "
+                "same or another one."
+            )
+        assert method.descent is not None
+        return {**state["method"], "descent": method.descent.state_dict()}
 
     def _find_covered(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
         """The weights that were covered when the method was first created."""
@@ -225,7 +320,7 @@ class LearnerState:
             raise
 
     def _checkpoint(self) -> State:
-        """Everything that learning a task changes, except the weights.
+        """Everything that learning a task changes; the weights only with a loss of the user's, which may return NaN.
 
         Returns:
             The state; None where it cannot be rolled back: within a task, or if the method does not declare its state.
@@ -234,8 +329,12 @@ class LearnerState:
         if self.has_pending_task or not (first or self._method is None or self._method.state_attrs is not None):
             return None
         state = self._whole_state(without_method=first)
-        state["network"]["weights"] = {}
-        return clone_tree({**state, "loaded": self._just_loaded}, "cpu")  # a device may have no memory to spare
+        if self.network.output_loss.is_cross_entropy:
+            state["network"]["weights"] = {}
+        rows = None if self._growing is None else self._growing.rows
+        return clone_tree(
+            {**state, "loaded": self._just_loaded, "rows": rows}, "cpu"
+        )  # a device may have no memory to spare
 
     def _roll_back(self, checkpoint: State, is_resumed: bool, name: str, error: BaseException) -> None:
         if checkpoint is not None:
@@ -253,7 +352,10 @@ class LearnerState:
     def _restore_checkpoint(self, checkpoint: State) -> None:
         device = self.network.device
         state = checkpoint if device.type == "cpu" else clone_tree(checkpoint, device)
-        state["network"]["weights"] = self.network.state_dict()["weights"]
+        if state["rows"] is not None:
+            self._resize_head(state["rows"])
+        if not state["network"]["weights"]:
+            state["network"]["weights"] = self.network.state_dict()["weights"]
         self.network.load_state_dict(state["network"], state["outputs"])
         self._restore(state)
         self._just_loaded = state["loaded"]

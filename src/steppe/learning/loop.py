@@ -73,7 +73,7 @@ class TrainingLoop:
         self.updates = 0
         self._epoch = self._batch = 0  # the epoch, and how many batches of it are done
         self._over = False
-        self._losses = _Losses(group.name, 0, 0)
+        self._losses = Losses(group.name, 0, 0)
         self._streams_before: State = None  # as they were when the epoch began
         self._clock, self._seconds_before = Stopwatch(), 0.0
 
@@ -106,7 +106,7 @@ class TrainingLoop:
         batches = self._rest_of_epoch()
         while (batch := _fetch(batches)) is not None:
             for _ in range(training.updates_per_batch):
-                losses.add(_observe(self._method, batch, group.name, losses.place))
+                losses.add(observe(self._method, batch, group.name, losses.place))
             if self._epoch == 0:
                 self._method.after_batch(batch)
             self.updates += training.updates_per_batch
@@ -116,17 +116,30 @@ class TrainingLoop:
             if now - reported > _REPORT_EVERY:
                 reported = now
                 self._callback(Progress(self._place, self._epoch, training.epochs, self._batch, count, losses.settle()))
-        if self.updates == 0:
-            raise DataError(f"{group.name}: the training data yields no batch (drop_last with too few samples?).")
+        if self._batch == 0:
+            again = "; an IterableDataset must start anew each time it is iterated" if self._epoch else ""
+            raise DataError(
+                f"{group.name}: the training data yields no batch in epoch {self._epoch + 1}{again} (drop_last with "
+                "too few samples?)."
+            )
         losses.settle()
         goes_on = self._validation is None or self._validation.should_continue()
         self._over = not goes_on or self._epoch + 1 == training.epochs
         now = self.time.wall
         seconds, self._seconds_before = now - self._seconds_before, now
+        done = self._batch
         self._epoch, self._batch = self._epoch + 1, 0
-        self._losses = _Losses(group.name, self._epoch, self.updates)
+        self._losses = Losses(group.name, self._epoch, self.updates)
         judged = (None, None) if self._validation is None else (self._validation.loss, self._validation.lr)
-        ended = (self._place, group.name, self._epoch - 1, count, losses.mean, self.updates, seconds)
+        ended = (
+            self._place,
+            group.name,
+            self._epoch - 1,
+            count or done,
+            losses.mean,
+            self.updates,
+            seconds,
+        )
         self._callback(EpochEnded(*ended, *judged))
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
@@ -136,8 +149,8 @@ class TrainingLoop:
             self._streams.load_state_dict(self._streams_before)
         else:
             self._streams_before = now
-        size, device = self._training.batch_size, self._network.device
-        batches = self._group.batches(size, self._streams, self._outputs, device, self._batch)
+        size, skip = self._training.batch_size, self._batch
+        batches = self._group.batches(size, self._streams, self._outputs, self._network, skip)
         if self._batch:
             self._streams.load_state_dict(now)
         return batches
@@ -166,7 +179,7 @@ class TrainingLoop:
         self._epoch, self._batch, self.updates, self._over = (
             state[name] for name in ("epoch", "batch", "updates", "over")
         )
-        self._losses = _Losses(self._group.name, self._epoch, self.updates)
+        self._losses = Losses(self._group.name, self._epoch, self.updates)
         self._losses.load_state_dict(state["losses"])
         self._streams_before = state["streams_before"]
         if self._validation is not None:
@@ -241,7 +254,8 @@ def _fetch(batches: Iterator[Batch]) -> Batch | None:
         return next(batches, None)
 
 
-def _observe(method: Method, batch: Batch, name: str, place: str) -> Tensor:
+def observe(method: Method, batch: Batch, name: str, place: str) -> Tensor:
+    """Make one update; errors name the task, or the place in it."""
     try:
         return method.observe(batch)
     except DivergedError as error:
@@ -252,7 +266,7 @@ def _observe(method: Method, batch: Batch, name: str, place: str) -> Tensor:
         raise single_sample_error(name) from error
 
 
-class _Losses:
+class Losses:
     """The losses of an epoch, left on their device until they are needed."""
 
     def __init__(self, name: str, epoch: int, updates_before: int) -> None:
@@ -270,6 +284,7 @@ class _Losses:
         return f"task {self._name!r}, epoch {self._epoch + 1}, update {self._before + number + 1}"
 
     def add(self, loss: Tensor) -> None:
+        """Add the loss of an update."""
         self._pending.append(loss)
 
     def settle(self) -> float:
@@ -294,8 +309,10 @@ class _Losses:
         return math.fsum(self._seen) / max(len(self._seen), 1)
 
     def state_dict(self) -> State:
+        """Return the losses that were read."""
         return torch.tensor(self._seen, dtype=torch.float64, device="cpu")
 
     def load_state_dict(self, state: State) -> None:
+        """Restore them."""
         self._seen = state.tolist()
         self._before -= len(self._seen)

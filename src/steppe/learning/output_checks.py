@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,8 @@ from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
 from steppe.network.heads import is_class_numbers, within_head
 from steppe.network.network import Network
-from steppe.runtime.devices import to_device
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, concat_nests
 
 _NO_GRADIENT = (
     "the model's output has no gradient in any weight, so it cannot be trained; remove detach(), no_grad(), NumPy and "
@@ -17,18 +20,19 @@ _NO_GRADIENT = (
 )
 
 
-def check_gradient(output: Tensor, network: Network, x: Tensor) -> None:
+def check_gradient(output: Tensor, network: Network, x: Nest) -> None:
     """Raise ModelError if the output, in eval mode on stored samples x and in train mode too, has no gradient."""
     if not output.requires_grad and not _has_gradient(network, x):
         raise ModelError(_NO_GRADIENT)
 
 
-def _has_gradient(network: Network, x: Tensor) -> bool:
+def _has_gradient(network: Network, x: Nest) -> bool:
     """Whether the output on stored samples has a gradient in train mode, where a forward may change the model."""
     before = network.snapshot()
     try:
         with torch.enable_grad(), network.mode(training=True):
-            return bool(network.model(network.prepare_inputs(torch.cat([x, x]))).requires_grad)  # BatchNorm needs two
+            twice = network.prepare_inputs(concat_nests([x, x]))  # BatchNorm needs two
+            return bool(call_model(network.model, twice).requires_grad)
     finally:
         network.restore(before)
 
@@ -48,6 +52,8 @@ def expected_output(network: Network) -> str:
 
 def describe_if_unusable(output: object, samples: int, network: Network) -> str | None:
     """Describe what a model returns, for so many samples, if the loss cannot take it; None if it can."""
+    if isinstance(output, Mapping):
+        return f"a {type(output).__name__} without 'logits' (it has {', '.join(map(repr, output))})"
     if not isinstance(output, Tensor):
         return f"a {type(output).__name__}"
     if output.is_meta or output.layout != torch.strided:
@@ -96,5 +102,5 @@ def check_loss(task: Task, output: Tensor, target: Tensor, network: Network) -> 
     if network.output_loss.is_cross_entropy:
         return
     with torch.enable_grad():
-        output, target = within_head(output, to_device(target, network.device), task.head)
+        output, target = within_head(output, network.inputs.prepare_targets(target), task.head)
         network.output_loss.call(output, target)

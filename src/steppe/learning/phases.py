@@ -4,6 +4,7 @@ Idle ──learn──▶ Learning ──▶ Idle
 ├─ stopped by the callback or Ctrl-C ─▶ PendingEnd ──next use──▶ Idle
 └─ failed ──rolled back──▶ Idle, or Broken where that is impossible
 load_state_dict ──▶ Idle, or Interrupted if the state was saved within a task; then learn ──▶ Learning
+Idle ──observe──▶ Streaming ──every so many samples, update_memory or learn──▶ Idle
 """
 
 from __future__ import annotations
@@ -48,10 +49,18 @@ class PendingEnd:
 
 
 @dataclass(frozen=True)
+class Streaming:
+    """Within a segment of a stream, between two calls of `observe`; predicting, evaluating and saving are allowed."""
+
+    samples: int
+    """How many were learned since the memory was last updated."""
+
+
+@dataclass(frozen=True)
 class Broken:
     """A task failed and could not be rolled back."""
 
     reason: str
 
 
-Phase = Idle | Learning | Interrupted | PendingEnd | Broken
+Phase = Idle | Learning | Interrupted | PendingEnd | Streaming | Broken

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from steppe.checkpoint.io import read_state
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
+from steppe.data.padding import Padding
 from steppe.errors import RunError, UsageError, one_line
 from steppe.learning.learner import Learner
 from steppe.learning.scoring import Metric
 from steppe.methods.base import MethodConfig
 from steppe.network.module_state import undoing
+from steppe.network.optimizer_choice import OptimizerFactory, SchedulerFactory
 from steppe.network.output_loss import Loss
 from steppe.registry import METHODS
 from steppe.runtime.devices import check_device
@@ -26,10 +28,13 @@ def load(
     model: nn.Module,
     *,
     device: str | torch.device | None = None,
-    input_transform: Callable[[Tensor], Tensor] | None = None,
+    input_transform: Callable[[Any], Any] | None = None,
     threads: int | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    optimizer: OptimizerFactory | None = None,
+    scheduler: SchedulerFactory | None = None,
+    keep_optimizer_state: bool = False,
 ) -> Learner:
     """Load a learner that `Learner.save` wrote.
 
@@ -38,12 +43,16 @@ def load(
     Args:
         path: The file.
         model: A model of the same architecture, with the same weights frozen. Its weights are replaced by the saved
-            ones.
+            ones. If the learner was created with `grow=True`, the output layer grows to its saved size.
         device: Where to move the model; by default it stays where it is.
         input_transform: The same function as when the learner was created, if it had one.
         threads: How many threads to use; by default as chosen when the learner was created.
         loss: The same loss as when the learner was created, if it had one.
         metric: What `evaluate` measures; by default accuracy.
+        optimizer: Makes the optimizer, as for `Learner`. Between two tasks it may be another one than before; a learner
+            that was saved without may get one.
+        scheduler: Makes the scheduler, as for `Learner`.
+        keep_optimizer_state: As for `Learner`; another optimizer starts anew.
 
     Returns:
         The learner. If it was saved within a task, give that task to its `learn` to resume it.
@@ -66,7 +75,15 @@ def load(
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     with torch.inference_mode(False):  # weights made in it could not be trained outside
-        own = {"device": device, "input_transform": input_transform, "loss": loss, "metric": metric}
+        own = {
+            "device": device,
+            "input_transform": input_transform,
+            "loss": loss,
+            "metric": metric,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "keep_optimizer_state": keep_optimizer_state,
+        }
         return _load(Path(path), model, threads, own)
 
 
@@ -81,9 +98,11 @@ def _load(path: Path, model: nn.Module, threads: int | None, own: Mapping[str, A
             model,
             _read_settings(state["settings"]),
             seed=state["seed"],
+            padding=None if state.get("padding") is None else Padding(**state["padding"]),
             exclude=state["exclude"],
-            head=state.get("head"),  # older files have neither this
-            threads=state.get("threads") if threads is None else threads,  # nor this
+            head=state.get("head"),  # older files have none of these
+            grow=state.get("grow", False),
+            threads=state.get("threads") if threads is None else threads,
             **own,
         )
         undo = undoing(model)

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from steppe.checkpoint.tree import State
-from steppe.data.samples import DatasetSamples, TensorSamples
+from steppe.data.collate import Pair
+from steppe.data.read_samples import DatasetSamples
+from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import (
     DataError,
@@ -20,7 +23,7 @@ from steppe.errors import (
     UsageError,
     one_line,
 )
-from steppe.learning.input_kind import Kind, check_scaled_alike
+from steppe.learning.input_kind import Kind, check_scaled_alike, difference, kind_of, shapes
 from steppe.learning.output_checks import (
     check_gradient,
     check_head_possible,
@@ -35,72 +38,134 @@ from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
 from steppe.network.eval_batches import min_eval_batch
+from steppe.network.growing_head import GrowingHead
+from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, concat_nests, leaves, map_nest, nest_length
+from steppe.tensors.ragged import Ragged
 
 _NONE = type(None)
+_LOOKED_AT = 4  # samples of each part of a task; several, because sequences may differ in length
 _MOST_DECAYS = 100_000  # of the learning rates in a task
 
 
-def validate_task(task: Task, network: Network, earlier: Kind | None) -> tuple[Kind, int]:
-    """Return the kind of the task's inputs and how many outputs the model has.
+def validate_task(
+    task: Task, network: Network, earlier: Kind | None, head: GrowingHead | None = None
+) -> tuple[Kind, int]:
+    """Return the kind of the task's inputs and how many outputs the model has, or needs if its head grows.
+
+    Args:
+        task: The task.
+        network: The network.
+        earlier: The kind of earlier tasks' inputs.
+        head: The output layer, if it grows.
+
+    Returns:
+        The kind and the number of outputs.
 
     Raises:
         DataError: The data does not fit the model, its head or the inputs of earlier tasks.
         ModelError: The model does not return differentiable logits.
     """
     x, y = probe_samples(task, network)
-    kind = (tuple(x.shape[1:]), x.dtype)
-    if earlier is not None and kind != earlier:
+    kind = kind_of(x)
+    if earlier is not None and (differs := difference(kind, earlier)) is not None:
         raise DataError(
-            f"{task.name}: inputs are {x.dtype} of shape {kind[0]}, but those of earlier tasks are {earlier[1]} of "
-            f"shape {earlier[0]}; all tasks need inputs of the same type and shape."
+            f"{task.name}: inputs are {differs[0]}, but those of earlier tasks are {differs[1]}; all tasks need inputs "
+            "of the same type and shape."
         )
     try:
         with torch.enable_grad(), network.mode(training=False):
             output = network.forward(prepared_copy(network, x))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"{task.name}: inputs of shape {kind[0]} do not fit the model: {one_line(error)}") from error
-    check_output(output, len(x), network)
+        reason = one_line(error)
+        raise DataError(f"{task.name}: inputs of shape {shapes(kind)} do not fit the model: {reason}") from error
+    check_output(output, nest_length(x), network)
     check_gradient(output, network, x)
     check_head_possible(task, output)
     outputs = count_outputs(output)
+    if head is not None:
+        check_columns(output, head)
+        outputs = max(outputs, outputs_needed(task))
     task.check_head(outputs)
     for words, part in (("training", task.train), ("test", task.test), ("validation", task.val)):
         if part is None:
             continue
         with task.error_context(words):
-            first, label = part.first()
+            first, label = part.first(_LOOKED_AT)
+            first = network.inputs.as_stored(first)
             if isinstance(part, TensorSamples):
-                check_targets(task, part.y, outputs, network)
+                check_targets(task, part.y, _allowed_outputs(part.y, outputs, words, head), network)
             elif words == "training":
                 check_targets(task, label, outputs, network)
-        shape = tuple(first.shape[1:])
-        if shape != kind[0]:
+        own = kind_of(first)
+        if [part[:2] for part in own] != [part[:2] for part in kind]:
             raise DataError(
-                f"{task.name}: {words} inputs have shape {shape}, but training inputs have {kind[0]}; "
+                f"{task.name}: {words} inputs have shape {shapes(own)}, but training inputs have {shapes(kind)}; "
                 "both need the same shape."
             )
         with task.error_context(words):
             check_scaled_alike(first, kind, network)
+    if head is not None:  # as if it had grown
+        output = pad(output, (0, outputs - head.rows))
     check_loss(task, output, y, network)
     return kind, outputs
 
 
-def probe_inputs(task: Task, network: Network) -> Tensor:
+def check_columns(output: Tensor, head: GrowingHead) -> None:
+    """Raise ModelError if the model's output is not that of its growing head."""
+    if (found := count_outputs(output)) != head.rows:
+        raise ModelError(
+            f"the layer {head.name!r} has {head.rows} outputs, but the model returns {found}; with grow=True the model "
+            "must return that layer's outputs, however many there are."
+        )
+
+
+def outputs_needed(task: Task) -> int:
+    """Return how many outputs the task needs: up to the end of its head, or without one up to its highest label.
+
+    Raises:
+        DataError: The labels are no class numbers, or cannot be read before learning.
+    """
+    if task.head is not None:
+        return task.head.stop
+    with task.error_context("training"):
+        if isinstance(task.train, TensorSamples):
+            return most_outputs(task.train.y, 0)
+        if isinstance(task.train, DatasetSamples):
+            return max(most_outputs(y, 0) for _, y in task.train.batches(512, None))
+        raise DataError("is a DataLoader, whose labels are not known in advance; pass its Dataset, or tensors.")
+
+
+def most_outputs(y: Tensor, outputs: int) -> int:
+    """Return the number of outputs that class numbers need, at least `outputs`."""
+    if not is_class_numbers(y):
+        raise DataError(f"has targets {y.dtype} of shape {tuple(y.shape)}; grow=True needs class numbers, (n,).")
+    return max(outputs, int(y.max()) + 1) if len(y) else outputs
+
+
+def _allowed_outputs(y: Tensor, outputs: int, part: str, head: GrowingHead | None) -> int:
+    """How many outputs labels may index: in test data of a head that grows, also classes that have not come yet."""
+    return outputs if head is None or part != "test" else most_outputs(y, outputs)
+
+
+def probe_inputs(task: Task, network: Network) -> Nest:
     """Return the fewest stored inputs of the task that the model accepts."""
     return probe_samples(task, network)[0]
 
 
-def probe_samples(task: Task, network: Network) -> tuple[Tensor, Tensor]:
+def probe_samples(task: Task, network: Network) -> Pair:
     """Return the fewest stored inputs of the task that the model accepts, with their targets."""
     with task.error_context("training"):
         x, y = task.train.first(min_eval_batch(network.model))
-    if len(x) >= min_eval_batch(network.model):
+        x = network.inputs.as_stored(x)
+    if nest_length(x) >= min_eval_batch(network.model):
         return x, y
-    return torch.cat([x, x]), torch.cat([y, y])
+    return concat_nests([x, x]), concat_nests([y, y])
 
 
 def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeError | None:
@@ -120,7 +185,7 @@ def diagnose(error: Exception, group: TaskGroup, network: Network) -> SteppeErro
     try:
         x, _ = group.tasks[0].train.first()
         with torch.no_grad(), network.mode(training=True), preserve_global_rng(network.device):
-            output = network.model(network.prepare_inputs(torch.cat([x, x])))  # BatchNorm needs two
+            output = call_model(network.model, network.prepare_inputs(concat_nests([x, x])))  # BatchNorm needs two
     except Exception:  # nothing to add to the first error
         return None
     finally:
@@ -157,7 +222,7 @@ def check_last_batch(method: Method, network: Network, group: TaskGroup, size: i
         return
     if (sum(map(len, sources)) - 1) % size == 0:
         x, y = sources[0].first()
-        if not accepts_single_sample(network, network.prepare(Batch(x, y, torch.full_like(y, group.first)))):
+        if not accepts_single_sample(network, network.prepare(Batch.of_task(x, y, group.first))):
             raise single_sample_error(group.name)
 
 
@@ -185,7 +250,8 @@ def check_loop_state(loop_state: State) -> None:
         raise ValueError(f"invalid number of learning-rate decays: {validation['cuts']}")
     for each in loop_state.get("tasks", []):  # older states have no such entry
         kinds = type(each["head"]), type(each["samples"]), type(each["digest"])
-        if any(kind not in known for kind, known in zip(kinds, ((range, _NONE), (int,), (str, _NONE)), strict=True)):
+        known_kinds = ((range, _NONE), (int, _NONE), (str, _NONE))
+        if any(kind not in known for kind, known in zip(kinds, known_kinds, strict=True)):
             raise ValueError("invalid description of the interrupted task's data")
 
 
@@ -203,16 +269,20 @@ def _difference(saved: Sequence[State], group: TaskGroup) -> str | None:
     return None
 
 
-def prepared_copy(network: Network, x: Tensor) -> Tensor:
+def prepared_copy(network: Network, x: Nest) -> Nest:
     """Return a copy of stored samples as the model's inputs.
 
     Raises:
         UsageError: `input_transform` works in place.
     """
-    given = x.to(network.device, copy=True)  # as for batches; a later move would hide a change in place
-    version = given._version
+    given = map_nest(lambda leaf: leaf.to(network.device, copy=True), x)  # moving it later would hide what is done
+    parts = [part for leaf in leaves(given) for part in (leaf.rows if isinstance(leaf, Ragged) else (leaf,))]
+    before = [(part._version, part.clone()) for part in parts]
     prepared = network.prepare_inputs(given)
-    if given._version != version or not torch.equal(given, x.to(network.device)):  # a NumPy view counts no version
+    if any(
+        part._version != version or not torch.equal(part, copy)  # a NumPy view counts no version
+        for part, (version, copy) in zip(parts, before, strict=True)
+    ):
         raise UsageError(
             "`input_transform` changes its input in place, but batches are prepared several times and kept for replay; "
             "return a new tensor, such as (x - 5) / 2 instead of x.sub_(5).div_(2)."

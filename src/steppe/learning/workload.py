@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import UsageError, short_repr
+from steppe.learning.input_kind import Kind, kind_of
 from steppe.methods.base import Method
 from steppe.network.network import Network
 from steppe.runtime.rng import preserve_global_rng
 from steppe.runtime.threads import choose_num_threads, count_multiplications
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest, nest_length
 
 _TINY = 2**20
 """Multiplications that take no longer than changing the number of threads and back, about 0.1 ms."""
@@ -27,24 +28,30 @@ class Workload:
 
     def __init__(self, network: Network, chosen: int | None) -> None:
         self._network, self.chosen = network, chosen
-        self._multiplications: dict[tuple[int, ...], int] = {}  # per sample, by its shape
+        self._multiplications: dict[Kind, int] = {}  # per sample, by its kind
 
-    def threads(self, stored: Tensor, batch_size: int) -> int:
+    def forget(self) -> None:
+        """Count anew, because the model has changed."""
+        self._multiplications.clear()
+
+    def threads(self, stored: Nest, batch_size: int) -> int:
         """Return how many threads suit batches of this size of samples like the stored ones."""
         return self.chosen or choose_num_threads(self.count(stored), batch_size)
 
-    def is_tiny(self, stored: Tensor, count: int) -> bool:
+    def is_tiny(self, stored: Nest, count: int) -> bool:
         """Whether the forward of so many samples takes less time than changing the number of threads."""
         return self.chosen is None and self.count(stored) * count <= _TINY
 
-    def count(self, stored: Tensor) -> int:
+    def count(self, stored: Nest) -> int:
         """Return how many multiplications a sample like the stored ones takes; counted once per shape."""
-        shape = tuple(stored.shape[1:])
-        if shape not in self._multiplications:
+        kind, model = kind_of(stored), self._network.model
+        if kind not in self._multiplications:
             with preserve_global_rng(self._network.device), self._network.mode(training=False):
-                prepared = self._network.prepare_inputs(stored)
-                self._multiplications[shape] = count_multiplications(self._network.model, prepared)
-        return self._multiplications[shape]
+                prepared = clone_nest(self._network.prepare_inputs(stored))  # the model may work in place
+                self._multiplications[kind] = count_multiplications(
+                    model, lambda: call_model(model, prepared), nest_length(stored)
+                )
+        return self._multiplications[kind]
 
     def draws(self, method: Method | None, tasks: Sequence[Task] = ()) -> bool:
         """Whether anything involved may draw from torch's global generators.

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.checkpoint.tree import State, Stateful
 from steppe.errors import UsageError
-from steppe.methods.parts.sgd import MomentumSGD
+from steppe.methods.parts.descent import Descent
 from steppe.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from steppe.data.task import Task
+    from steppe.network.growing_head import GrowingHead
     from steppe.network.network import Network
     from steppe.projection.layers import ProjectedWeight
     from steppe.runtime.rng import Streams
     from steppe.tensors.batch import Batch
+    from steppe.tensors.nest import Nest
 
 
 class MethodConfig(Settings, ABC):
@@ -42,9 +44,17 @@ class MethodConfig(Settings, ABC):
     uses_projection: ClassVar[bool] = False
     """Whether the method projects gradients and needs the layers whose weights can be projected."""
 
+    needs_tasks: ClassVar[bool] = False
+    """Whether the method needs tasks with borders, so that it cannot learn from a stream (`Learner.observe`)."""
+
     takes_any_loss: ClassVar[bool] = True
     """Whether the method learns with any loss that the learner is created with. Then it computes losses only with
     `network.loss_and_grad`, `network.loss` or `network.output_loss`. False if it needs class numbers as targets.
+    """
+
+    takes_any_optimizer: ClassVar[bool] = True
+    """Whether its steps can be those of the user's optimizer. Then its `descent` comes from
+    `methods.parts.descent.make_descent`. False if it takes steps of its own.
     """
 
     schedule: ClassVar[Literal["sequential", "joint", "retrain"]] = "sequential"
@@ -83,11 +93,11 @@ class Method(ABC):
 
         >>> from dataclasses import dataclass
         >>> import steppe, torch
-        >>> from steppe.methods.parts.sgd import MomentumSGD
+        >>> from steppe.methods.parts.descent import make_descent
         >>> class PlainSGD(steppe.Method):
         ...     state_attrs = ("descent",)
         ...     def __init__(self, network, lr):
-        ...         self.network, self.descent = network, MomentumSGD(network, lr, momentum=0.0)
+        ...         self.network, self.descent = network, make_descent(network, lr, momentum=0.0)
         ...     def observe(self, batch):
         ...         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch))
         ...         self.descent.step(gradient)
@@ -105,8 +115,8 @@ class Method(ABC):
     """
 
     network: Network
-    descent: MomentumSGD | None = None
-    """SGD on the weights, if the method uses it."""
+    descent: Descent | None = None
+    """What moves the weights: SGD or the user's optimizer; None if the method moves them itself."""
 
     state_attrs: ClassVar[tuple[str, ...] | None] = None
     """Names of the attributes to save so that training can be resumed, beside the model and the random streams: objects
@@ -140,6 +150,17 @@ class Method(ABC):
             raise UsageError(f"{type(self).__name__} has no learning rate to decay: train it with patience=0.")
         return self.descent.decay_lr(divisor)
 
+    def grow_head(self, head: GrowingHead) -> None:
+        """Give everything that has the output layer's shape its new rows. By default: the momentum.
+
+        Called after the layer has grown, between two updates. After an exception it may be called again.
+
+        Args:
+            head: The layer; `head.fit(name, tensor)` extends a tensor that has the shape of one of its parameters.
+        """
+        if self.descent is not None:
+            self.descent.grow_head(head)
+
     @abstractmethod
     def observe(self, batch: Batch) -> Tensor:
         """Make one update from a batch of the current task.
@@ -166,7 +187,7 @@ class Method(ABC):
         """
         return []
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Nest) -> Tensor:
         """The scores that prediction compares: the model's output, unless the method predicts in another way.
 
         Args:

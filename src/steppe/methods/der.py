@@ -4,8 +4,9 @@ With D the batch, (x, z) a sample of the buffer with its stored logits and (x′
 
     loss = CE(D) + α · mean (z − f(x))² + β · CE(f(x′), y′)
 
-z is the model's raw output, all of it, from the last update on the batch before it was stored. CE is cross-entropy, or
-the learner's own loss; z may be an output of any shape.
+z is the model's raw output, all of it, from the last update on the batch before it was stored. Outputs that the model
+has gained since are not in z, and left out of the mean. CE is cross-entropy, or the learner's own loss; z may be an
+output of any shape.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn.functional import mse_loss
 from steppe.methods.base import Method
 from steppe.methods.parts.replay_method import ReplayConfig, ReplayMethod
 from steppe.methods.parts.sgd import clip_by_norm
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -45,6 +47,10 @@ class _DERPlusPlus(ReplayMethod[DERPlusPlus]):
         super().__init__(settings, network, streams)
         self._output = torch.empty(0, device="cpu")  # on the last batch observed
 
+    def grow_head(self, head: GrowingHead) -> None:
+        super().grow_head(head)
+        self.replay.widen_extras(head.rows)
+
     def observe(self, batch: Batch) -> Tensor:
         with_logits = self.replay.sample_with_extras(len(batch))  # x, z
         labeled = self.replay.sample(len(batch))  # x′, y′
@@ -58,11 +64,18 @@ class _DERPlusPlus(ReplayMethod[DERPlusPlus]):
             z = with_logits[1]
             distilled = slice(len(batch), len(batch) + len(z))
             rehearsed = slice(distilled.stop, None)
-            loss = loss + self.settings.alpha * mse_loss(output[distilled], z)
+            loss = loss + self.settings.alpha * self._distance(output[distilled], z)
             loss = loss + self.settings.beta * mean_loss(output[rehearsed], union[rehearsed])
         self._output = output[new].detach()
         self.descent.step(clip_by_norm(self.network.gradient_of(loss), self.settings.clip))
         return loss.detach()
+
+    def _distance(self, output: Tensor, z: Tensor) -> Tensor:
+        """The mean of (z − f(x))² over the logits that were stored, which a head that has grown has more of now."""
+        if not self.replay.has_partial_extras:
+            return mse_loss(output, z)
+        stored = ~z.isnan()
+        return torch.where(stored, output - z, 0.0).square().sum() / stored.sum()
 
     def after_batch(self, batch: Batch) -> None:
         self.replay.add(batch, self._output)

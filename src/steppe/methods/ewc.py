@@ -21,6 +21,7 @@ from steppe.methods.base import Method
 from steppe.methods.parts.sgd import clip_by_norm
 from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
 from steppe.methods.parts.single_sample import require_batchable
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -55,6 +56,10 @@ class _EWC(SGDMethod[EWC]):
     def begin_task(self) -> None:
         self.first = None
         super().begin_task()
+
+    def grow_head(self, head: GrowingHead) -> None:
+        super().grow_head(head)
+        self.penalty.grow_head(head)
 
     def observe(self, batch: Batch) -> Tensor:
         if self.first is None and self.settings.samples == 1:
@@ -153,6 +158,15 @@ class Penalty:
             if self._scatter is None:
                 self._scatter = self.scatter.to(value)
             return value + self._scatter, {name: h.mul_(2) for name, h in half.items()}
+
+    def grow_head(self, head: GrowingHead) -> None:
+        """Extend F and c of an output layer that has grown by zeros: no task needs its new weights.
+
+        Args:
+            head: The layer.
+        """
+        self.importance = {name: head.fit(name, part) for name, part in self.importance.items()}
+        self.centre = {name: head.fit(name, part) for name, part in self.centre.items()}
 
     def state_dict(self) -> State:
         """The number of tasks, F, c and s.

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from steppe.methods.base import Method, MethodConfig
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.methods.parts.reservoir import Reservoir
-from steppe.methods.parts.sgd import MomentumSGD, clip_factor
+from steppe.methods.parts.sgd import clip_factor
 from steppe.methods.parts.sharpness import PerturbedGradient, SharpnessAscent
 from steppe.network.network import Network
 from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
@@ -123,7 +124,7 @@ class FSDGPM(MethodConfig):
 
 
 class _FSDGPM(Method):
-    descent: MomentumSGD
+    descent: Descent
     state_attrs = ("descent", "replay", "memory", "tasks_done")
 
     def __init__(
@@ -133,7 +134,7 @@ class _FSDGPM(Method):
         self.replay = Reservoir.from_streams(settings.buffer, streams)
         self.memory = GradientMemory(settings.importance_rule(), covered)
         self.ascent = settings.ascent()
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)
         self.tasks_done = 0
         self._final_importances: dict[str, Any] = {}
 
@@ -160,7 +161,7 @@ class _FSDGPM(Method):
             self.memory.update_importances(perturbed.importance_gradient)
             # 3. Weight update: w ← w − η3 · gradient (I − M Λ Mᵀ), clipped before the projection.
             clip = clip_factor(perturbed.gradient, self.settings.clip)
-            self.descent.step(self.memory.project_out(perturbed.gradient, perturbed.coordinates), clip)
+            self.descent.step(perturbed.gradient, clip, outside=self.memory, coordinates=perturbed.coordinates)
         return perturbed.loss
 
     def _evaluate_sharpness(self, current: Batch, union: Batch) -> PerturbedGradient:

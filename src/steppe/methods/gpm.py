@@ -117,7 +117,7 @@ class _GPM(SGDMethod[GPM]):
 
     def observe(self, batch: Batch) -> Tensor:
         loss, gradient = self.network.loss_and_grad(self.network.prepare(batch), factored=self.memory.linear)
-        self.descent.step(self.memory.project_out(clip_by_norm(gradient, self.settings.clip)))
+        self.descent.step(clip_by_norm(gradient, self.settings.clip), outside=self.memory)
         return loss
 
     def after_batch(self, batch: Batch) -> None:

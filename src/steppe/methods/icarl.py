@@ -14,7 +14,7 @@ z is closest to its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from steppe.methods.base import Method
 from steppe.methods.parts.sgd import clip_by_norm
 from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
 from steppe.network.eval_batches import min_eval_batch
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -34,6 +35,7 @@ from steppe.runtime.rng import Streams
 from steppe.runtime.session import yield_point
 from steppe.settings import setting
 from steppe.tensors.batch import Batch, index_of
+from steppe.tensors.nest import Nest, split_nest
 
 _CHUNK = 256  # samples per forward when collecting logits
 
@@ -42,6 +44,7 @@ _CHUNK = 256  # samples per forward when collecting logits
 class ICaRL(SGDConfig):
     """Settings of iCaRL."""
 
+    needs_tasks = True
     takes_any_loss = False  # it keeps exemplars per class, and distills logits
 
     exemplars: int = setting(1000, "number of exemplars over all classes (K)", at_least=1)
@@ -122,6 +125,17 @@ class _ICaRL(SGDMethod[ICaRL]):
         self._pool = []
         self.uses_bare_batch = self.exemplars is None  # else exemplars of the old classes are joined to it
 
+    def grow_head(self, head: GrowingHead) -> None:
+        """Complete the stored logits by the new outputs'."""
+        super().grow_head(head)
+        held = self.exemplars
+        if held is None or held.logits.shape[1] == head.rows:
+            return
+        known = held.logits.shape[1]
+        logits = torch.cat([held.logits, self._logits(held.batch)[:, known:].to(held.logits)], 1)
+        exemplars = replace(held, logits=logits)
+        self.exemplars, self._means = exemplars, exemplars.class_means()
+
     def observe(self, batch: Batch) -> Tensor:
         exemplars, stored = self._sample_exemplars()  # stored: their z*
         union = self.network.prepare(batch.joined(exemplars))
@@ -196,12 +210,12 @@ class _ICaRL(SGDMethod[ICaRL]):
         """The full output on stored samples, in eval mode."""
         with torch.no_grad(), self.network.mode(training=False):
             parts = []
-            for x in torch.split(batch.x, _CHUNK):
+            for x in split_nest(batch.x, _CHUNK):
                 yield_point()
                 parts.append(self.network.input_copies.call(self.network.prepare_inputs(x)))
         return torch.cat(parts)
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Nest) -> Tensor:
         """Minus the distance to each class mean, or −inf for a class without exemplars."""
         logits = self.network.input_copies.call(x)
         scores = torch.full_like(logits, -torch.inf)
@@ -232,8 +246,7 @@ class _ICaRL(SGDMethod[ICaRL]):
         if self.exemplars is None:
             return {"replay": 0, "bases": 0, "logits": 0}
         batch = self.exemplars.batch
-        replay = batch.x.nbytes + batch.y.nbytes + batch.task.nbytes
-        return {"replay": replay, "bases": 0, "logits": self.exemplars.logits.nbytes}
+        return {"replay": batch.nbytes, "bases": 0, "logits": self.exemplars.logits.nbytes}
 
 
 def herd(features: Tensor, count: int) -> Tensor:

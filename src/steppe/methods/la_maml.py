@@ -23,6 +23,7 @@ from steppe.fast.factored import Gradient, ParamDict, to_dense
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.methods.parts.sgd import clip_by_norm
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method
@@ -35,6 +36,8 @@ from steppe.tensors.batch import Batch, index_of
 @dataclass(frozen=True)
 class LaMAML(MethodConfig):
     """Settings of La-MAML."""
+
+    takes_any_optimizer = False  # it learns a learning rate for every weight
 
     rate: float = setting(0.15, "initial learning rate of every weight (α0)", above=0)
     rate_lr: float = setting(0.3, "learning rate of the learning rates (η)", at_least=0)
@@ -82,6 +85,9 @@ class _LaMAML(Method):
         """Shorten the steps, not the learned rates, which carry over to the next task."""
         self._pace /= divisor
         return self._pace * (self.settings.rate if self.settings.asynchronous else self.settings.lr)
+
+    def grow_head(self, head: GrowingHead) -> None:
+        self.rates = {name: head.fit(name, rate, fill=self.settings.rate) for name, rate in self.rates.items()}
 
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self._sample_replay()))  # Q

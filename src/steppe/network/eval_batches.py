@@ -16,12 +16,12 @@ def min_eval_batch(model: nn.Module) -> int:
     return 2 if any(norm.running_mean is None for norm in norms) else 1
 
 
-def eval_batch_size(model: nn.Module, count: int, largest: int) -> int:
+def eval_batch_size(model: nn.Module, count: int | None, largest: int) -> int:
     """Choose the batch size for running samples through the model in eval mode.
 
     Args:
         model: The model.
-        count: How many samples there are.
+        count: How many samples there are; None if that is not known.
         largest: The batch size to use if possible.
 
     Returns:
@@ -30,7 +30,7 @@ def eval_batch_size(model: nn.Module, count: int, largest: int) -> int:
     Raises:
         DataError: There is one sample, and the model needs two.
     """
-    if min_eval_batch(model) == 1:
+    if count is None or min_eval_batch(model) == 1:
         return largest
     if count == 1:
         raise DataError(

@@ -11,6 +11,7 @@ from steppe.fast.chain_recognition import find_linear_chain
 from steppe.fast.factored import Gradient, to_dense
 from steppe.fast.linear_chain import LinearChain
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import Nest
 
 _MANY = 128  # samples from which the chain computes outputs faster than the model
 
@@ -42,7 +43,8 @@ class FastPath:
         """
         self._chain = None
         chain = find_linear_chain(self._model)
-        if chain is None or (batch.x.ndim > 2 and not chain.flattens):
+        x = batch.x
+        if chain is None or not isinstance(x, Tensor) or (x.ndim > 2 and not chain.flattens):
             return
         expected = loss_and_grad(batch)
         self._chain = chain
@@ -54,7 +56,7 @@ class FastPath:
         self._chain = find_linear_chain(self._model) if enabled else None
 
     @staticmethod
-    def outputs(chain: LinearChain | None, x: Tensor) -> Tensor | None:
+    def outputs(chain: LinearChain | None, x: Nest) -> Tensor | None:
         """Return the model's output on many prepared inputs, or None where its own forward is faster."""
         if chain is None or len(x) < _MANY or not chain.untouched:
             return None

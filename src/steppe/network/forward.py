@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, autocast, nn
@@ -12,6 +13,7 @@ from steppe.fast.matmul import fast_linear_layers, wide_linear_layers
 from steppe.network.input_copies import InputCopies
 from steppe.network.module_state import in_mode
 from steppe.network.weights import Weights
+from steppe.tensors.nest import Nest
 
 
 class Forward:
@@ -24,13 +26,16 @@ class Forward:
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:
         self._model, self._weights = model, weights
-        self._wide = wide_linear_layers(model)
+        self.find_wide_layers()
         self.input_copies = InputCopies(model)
         self.is_mixed = False
 
-    def __call__(self, x: Tensor, call: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the model's output on prepared inputs; `call` replaces the model."""
-        call = call or self._model
+    def find_wide_layers(self) -> None:
+        """Find the layers that are computed in another way because of their size."""
+        self._wide = wide_linear_layers(self._model)
+
+    def __call__(self, x: Nest, call: Callable[..., Any] | None = None) -> Tensor:
+        """Return the model's output on prepared inputs; `call` replaces the model, see `call_model`."""
         if not self.is_mixed:
             with fast_linear_layers(self._wide):
                 return self.input_copies.call(x, call)

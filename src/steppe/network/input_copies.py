@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from steppe.errors import ModelError
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest, leaves
 
 
 class InputCopies:
@@ -26,29 +29,33 @@ class InputCopies:
         """Check the next forward in each mode again, in case the model was changed."""
         self._needed.clear()
 
-    def call(self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the model's output for an input; `forward` replaces the model."""
+    def call(self, x: Nest, forward: Callable[..., Any] | None = None) -> Tensor:
+        """Return the model's output for inputs; `forward` replaces the model, see `call_model`."""
         forward = forward or self._model
         training = self._model.training
         needed = self._needed.get(training)
         if needed:
-            return forward(x.clone())
+            return call_model(forward, clone_nest(x))
         if needed is None:
-            copy = x.clone()
-            output = forward(copy)
-            self._needed[training] = _changed(copy, x)
+            copy = clone_nest(x)
+            output = call_model(forward, copy)
+            pairs = zip(leaves(copy), leaves(x), strict=True)
+            self._needed[training] = any(_changed(one, other) for one, other in pairs)
             return output
-        if x.is_inference():  # inference tensors have no version counter
-            return forward(x)
-        version = x._version
-        output = forward(x)
-        if x._version != version:
+        versions = _versions(x)
+        output = call_model(forward, x)
+        if _versions(x) != versions:
             self._needed[training] = True
             raise ModelError(
                 "the model changed its input in place, but did not in its first forward; this batch is overwritten. "
                 "Start its forward with a copy (x = x.clone()), or set inplace=False in the layers that work in place."
             )
         return output
+
+
+def _versions(x: Nest) -> list[int]:
+    """The version counters of the inputs; inference tensors have none."""
+    return [leaf._version for leaf in leaves(x) if not leaf.is_inference()]
 
 
 def _changed(copy: Tensor, original: Tensor) -> bool:

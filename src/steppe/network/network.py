@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from steppe.checkpoint.tree import State
+from steppe.data.padding import Padding
 from steppe.fast.factored import Gradient, ParamDict
 from steppe.fast.linear_chain import LinearChain
 from steppe.network.fast_path import FastPath
@@ -22,10 +24,12 @@ from steppe.network.gradients import Gradients
 from steppe.network.heads import Heads, validate_heads
 from steppe.network.inputs import InputPipeline
 from steppe.network.model_tensors import ModelTensors
+from steppe.network.optimizer_choice import OptimizerChoice
 from steppe.network.output_loss import CrossEntropy, Loss, OutputLoss, UserLoss
 from steppe.network.scratch import Scratch
 from steppe.network.weights import Weights
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import Nest
 
 
 class Network:
@@ -35,10 +39,13 @@ class Network:
         model: The model, used in place.
         input_transform: Turns stored inputs, on the model's device, into the model's inputs. By default bytes are
             scaled to 0…1 and other numbers are kept.
+        padding: How sequences of different lengths are padded.
         loss: The mean loss, given output and target; by default cross-entropy within each task's head.
+        optimizer: What takes the steps of methods; by default their own SGD.
 
     Attributes:
         model: The model itself.
+        optimizer: The user's optimizer, if there is one.
         weights: The trainable parameters, and which of them are frozen.
         trainable: The trainable parameters by name; short for `weights.trainable`.
         device: The device of the model.
@@ -61,14 +68,16 @@ class Network:
     def __init__(
         self,
         model: nn.Module,
-        input_transform: Callable[[Tensor], Tensor] | None = None,
+        input_transform: Callable[[Any], Any] | None = None,
+        padding: Padding | None = None,
         *,
         loss: Loss | None = None,
+        optimizer: OptimizerChoice | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.optimizer = model, optimizer
         self.weights = Weights(model)
         self.trainable, self.device, self.dtype = self.weights.trainable, self.weights.device, self.weights.dtype
-        self.inputs = InputPipeline(input_transform, self.device, self.dtype)
+        self.inputs = InputPipeline(input_transform, self.device, self.dtype, padding)
         self.heads = Heads(self.device)
         self.scratch = Scratch(self.weights)
         self.output_loss: OutputLoss = (
@@ -80,7 +89,7 @@ class Network:
         self.input_copies = self._forward.input_copies
         self._fast_path = FastPath(model)
 
-    def prepare_inputs(self, x: Tensor) -> Tensor:
+    def prepare_inputs(self, x: Nest) -> Nest:
         """Return stored samples as the model's inputs: on its device, in its dtype, transformed."""
         return self.inputs.prepare_inputs(x)
 
@@ -88,11 +97,11 @@ class Network:
         """Return a stored batch as the model's input."""
         return self.inputs.prepare(batch)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Nest) -> Tensor:
         """Return the model's output on prepared inputs, in the current precision."""
         return self._forward(x)
 
-    def outputs(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Nest) -> Tensor:
         """Return the model's output on prepared inputs where no gradient is needed."""
         fast = self._fast_path.outputs(self.chain, x)
         return self.forward(x) if fast is None else fast
@@ -153,7 +162,9 @@ class Network:
         # graph that goes through BatchNorm refuses that.
         copies = {} if statistics else {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         replaced = {**weights, **copies}
-        return self._forward(batch.x, lambda x: torch.func.functional_call(self.model, replaced, (x,)))
+        return self._forward(
+            batch.x, lambda *args, **kwargs: torch.func.functional_call(self.model, replaced, args, kwargs)
+        )
 
     @property
     def chain(self) -> LinearChain | None:
@@ -183,6 +194,13 @@ class Network:
     def autocast_to(self, precision: str) -> AbstractContextManager[None]:
         """Run the model in this precision inside, in train mode only; its weights stay as they are."""
         return self._forward.autocast_to(precision)
+
+    def fit_outputs(self, outputs: int) -> None:
+        """Adapt to the model's number of outputs, which has changed; can be repeated after an exception."""
+        self.heads.set_ranges(self.heads.ranges, outputs)
+        self.scratch.forget()
+        self._forward.find_wide_layers()
+        self._fast_path.enable(self.chain is not None)  # anew: what was computed for the old one does not fit
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return copies of all weights and buffers."""

@@ -18,6 +18,10 @@ class Scratch:
         self._tensors: ParamDict = {}
         self._scalars: dict[float, Tensor] = {}
 
+    def forget(self) -> None:
+        """Forget the tensors, because the weights have other shapes now."""
+        self._tensors = {}
+
     def tensor(self, name: str) -> Tensor:
         """Return the scratch tensor of a weight's shape, always the same one."""
         if not self._tensors:

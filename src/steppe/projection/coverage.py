@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from steppe.errors import ModelError
 from steppe.fast.linear_hooks import find_factorable
 from steppe.network.network import Network
 from steppe.projection.hooks import find_head_weight, find_last_weight, find_weights_used_outside
 from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights
 from steppe.projection.true_inputs import find_misread_weights
+from steppe.projection.value_use import find_weights_used_by_value
 from steppe.runtime.contexts import without_fused_rnn
 from steppe.runtime.warn import warn_user
+from steppe.tensors.nest import Nest
 
 
 def find_covered_weights(
-    network: Network, x: Tensor, exclude: tuple[str, ...], *, multi_head: bool, head: str | None = None
+    network: Network, x: Nest, exclude: tuple[str, ...], *, multi_head: bool, head: str | None = None
 ) -> dict[str, ProjectedWeight]:
     """Find the weights that a gradient memory covers: those of layers with a rule, but not a multi-head model's head.
 
@@ -62,10 +62,19 @@ def find_covered_weights(
     with network.mode(training=False):
         _require_called(find_weights_used_outside(network.model, covered, x))
         misread = find_misread_weights(network.model, covered, x)
+        understood = {name: weight for name, weight in covered.items() if name not in misread}
+        misread += find_weights_used_by_value(network.model, understood, x)
     named_head = [name for name in network.trainable if multi_head and head is not None and _matches(name, head)]
-    _warn_uncovered(network, {*(known.keys() - misread), *named_head})
+    scales = {
+        weight.scale_name
+        for name, weight in known.items()
+        if weight.norm is not None and weight.parameter.requires_grad and name not in misread
+    }
+    _warn_uncovered(network, {*(known.keys() - misread), *scales, *named_head})
     covered = {name: weight for name, weight in covered.items() if name not in misread}
-    linear = {name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs}
+    linear = {
+        name: weight.layers for name, weight in covered.items() if weight.rule is linear_inputs and weight.norm is None
+    }
     with network.mode(training=False), without_fused_rnn(network.model):
         factored = find_factorable(network.model, linear, x)
     return {name: replace(weight, factorable=name in factored) for name, weight in covered.items()}

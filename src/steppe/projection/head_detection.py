@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steppe.projection.nests import tensors_in
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest, leaves
 
 _ROWS = 8  # number of rows of the Jacobian to compute
 _PARALLEL = 1e-4  # sin² of the angle up to which vectors count as parallel
 _FAINT = 1e-5  # norms up to this share of the largest entry may be rounding noise
 
 
-def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterable[nn.Module], x: Tensor) -> bool:
+def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterable[nn.Module], x: Nest) -> bool:
     """Whether the model's output is, element by element, a function of these layers' outputs.
 
     Args:
@@ -45,13 +46,13 @@ def is_output_head(model: nn.Module, layers: Sequence[nn.Module], others: Iterab
         return cuts[-1].clone()  # the model may modify it in place, which a leaf does not allow
 
     def note(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        around.extend(part for part in tensors_in(output) if part.requires_grad)
+        around.extend(part for part in leaves(output) if isinstance(part, Tensor) and part.requires_grad)
 
     with temporary_hooks() as hooks:
         for hook, hooked in ((cut, layers), (note, others)):
             hooks += [layer.register_forward_hook(hook) for layer in dict.fromkeys(hooked)]
         with torch.enable_grad():
-            output: Tensor = model(x.clone())  # the model may modify it in place
+            output: Tensor = call_model(model, clone_nest(x))  # the model may modify it in place
     if not output.requires_grad:
         return False
     weights = torch.arange(output.numel(), device=output.device).cos().reshape(output.shape).to(output.dtype)

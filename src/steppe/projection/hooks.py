@@ -12,8 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from steppe.projection.head_detection import is_output_head
 from steppe.projection.layers import CallRule, ProjectedWeight
-from steppe.projection.nests import map_tensors
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, clone_nest, map_nest
 
 _HALF = (torch.float16, torch.bfloat16)
 CallSink = Callable[[ProjectedWeight, nn.Module, Tensor], None]
@@ -79,11 +80,11 @@ def capture_inputs(weights: Mapping[str, ProjectedWeight], sink: CallSink) -> It
             with torch.autocast(first.device.type, enabled=False), torch.no_grad():  # the bases keep full precision
                 if rule is None:
                     x = _widened((args[0] if args else kwargs["input"]).detach(), torch.float32)
-                    seen = dict.fromkeys((name for _, name in used), x)
+                    seen = {weight.name_in_calls(name): x for weight, name in used}
                 else:
                     seen = dict(rule(layer, *_widened((args, kwargs), first.dtype)))
                 for weight, name in used:
-                    sink(weight, layer, seen[name])
+                    sink(weight, layer, seen[weight.name_in_calls(name)])
 
     with temporary_hooks() as hooks:
         for layer in users:
@@ -103,10 +104,10 @@ def _by_call_rule(
 
 def _widened(nest: Any, dtype: torch.dtype) -> Any:
     """A nest with its half-precision tensors in another precision."""
-    return map_tensors(nest, lambda x: x.to(dtype) if x.dtype in _HALF else x)
+    return map_nest(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.dtype in _HALF else x, nest)
 
 
-def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> str | None:
     """Find the head: the layer that returns the model's output, or from whose output alone it is computed element-wise.
 
     Args:
@@ -128,13 +129,13 @@ def find_head_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x
     return None
 
 
-def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> str | None:
+def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> str | None:
     """Find the weight of the layer that a forward calls last; None if it calls none."""
     calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
 
 
-def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:
     """Find the covered weights that a forward also uses outside their layers.
 
     During a layer's calls, its weight does not require a gradient: any gradient it still gets comes from elsewhere.
@@ -162,7 +163,7 @@ def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedW
                 for layer in dict.fromkeys(weight.layers):
                     hooks.append(layer.register_forward_pre_hook(hook_for(parameters[name], False), prepend=True))
                     hooks.append(layer.register_forward_hook(hook_for(parameters[name], True)))
-            output: Tensor = model(x.clone())  # the model may modify it in place
+            output: Tensor = call_model(model, clone_nest(x))  # the model may modify it in place
             if not (parameters and output.requires_grad):
                 return []
             total = output.logsumexp(-1).sum()
@@ -174,7 +175,7 @@ def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedW
 
 
 def _record_outputs(
-    model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor
+    model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest
 ) -> tuple[list[tuple[str, Tensor, int]], Tensor]:
     """The output of each call of the layers, with the name of its weight and its version, and the model's output."""
     calls: list[tuple[str, Tensor, int]] = []
@@ -190,4 +191,4 @@ def _record_outputs(
         for name, weight in weights.items():
             for layer in dict.fromkeys(weight.layers):
                 hooks.append(layer.register_forward_hook(hook_for(name)))
-        return calls, model(x.clone())  # the model may modify it in place
+        return calls, call_model(model, clone_nest(x))  # the model may modify it in place

@@ -5,7 +5,7 @@ To add a layer type, register a rule (docs/recipes/own-layer.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from steppe.projection.rules.registry import (
     register_call_rule,
     register_rule,
 )
+from steppe.projection.weight_norm import WeightNorm, find_weight_norms
 
 __all__ = [
     "RULES",
@@ -57,6 +58,8 @@ class ProjectedWeight:
     """Computes the input vectors from all arguments of a call, if the first one is not enough."""
     layout: Layout = Layout.ROWS
     """How the weight is viewed as rows that multiply input vectors."""
+    norm: WeightNorm | None = None
+    """If it is the direction v of a normalized weight: how the weight is computed."""
 
     @property
     def uses(self) -> dict[tuple[nn.Module, str], None]:
@@ -68,6 +71,22 @@ class ProjectedWeight:
         """The weight itself."""
         layer, name = next(iter(self.uses))
         return layer.get_parameter(name)
+
+    @property
+    def scale(self) -> nn.Parameter:
+        """The scale g of a normalized weight."""
+        assert self.norm is not None
+        return self.layers[0].get_parameter(self.norm.scale)
+
+    @property
+    def scale_name(self) -> str:
+        """The name of the scale in the model."""
+        assert self.norm is not None
+        return self.name.removesuffix(self.norm.direction) + self.norm.scale
+
+    def name_in_calls(self, name: str) -> str:
+        """The name by which a call rule knows a weight, given its name within the layer."""
+        return name if self.norm is None else self.norm.weight
 
 
 def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[str, ProjectedWeight]:
@@ -98,12 +117,13 @@ def projected_weights(model: nn.Module, exclude: tuple[str, ...] = ()) -> dict[s
         if not users[0].parameter.requires_grad or any(_is_excluded(name, user.path, exclude) for user in users):
             continue
         ruled = [user for user in users if user.rule is not None]
-        if not ruled:
+        if not ruled or not all(user.can_step for user in users):
             continue
-        other = next((user.path for user in users if user.rule != ruled[0].rule), None)
+        first = ruled[0]
+        other = next((u.path for u in users if u.rule != first.rule or (u.norm is not None and u != first)), None)
         if other is not None:
             raise ModelError(
-                f"the weight {name!r} is shared with {other!r}, which uses it in another way than {ruled[0].path!r}, "
+                f"the weight {name!r} is shared with {other!r}, which uses it in another way than {first.path!r}, "
                 f"so its gradient cannot be projected: untie it, or leave it out with exclude=({name!r},)."
             )
         weights[name] = _projected(name, ruled)
@@ -115,7 +135,7 @@ def coverable_weights(model: nn.Module) -> dict[str, ProjectedWeight]:
     return {
         name: _projected(name, [user for user in users if user.rule == ruled.rule])
         for name, users in _users(model).items()
-        if (ruled := next((user for user in users if user.rule is not None), None)) is not None
+        if (ruled := next((user for user in users if user.rule is not None), None)) is not None and ruled.can_step
     }
 
 
@@ -127,6 +147,12 @@ class _User(NamedTuple):
     parameter: nn.Parameter
     name: str
     rule: LayerRule | None
+    norm: WeightNorm | None = None
+
+    @property
+    def can_step(self) -> bool:
+        """Whether both parts of the weight learn, if it is normalized."""
+        return self.norm is None or self.module.get_parameter(self.norm.scale).requires_grad
 
 
 def _projected(name: str, users: list[_User]) -> ProjectedWeight:
@@ -140,6 +166,7 @@ def _projected(name: str, users: list[_User]) -> ProjectedWeight:
         names=own if set(own) != {"weight"} else (),
         call_rule=rule.call_rule,
         layout=rule.layout,
+        norm=users[0].norm,
     )
 
 
@@ -160,16 +187,31 @@ def _users(model: nn.Module) -> dict[str, list[_User]]:
     taken: set[tuple[int, str]] = set()  # modules and names of parameters that another layer's rule names
     for path, module in model.named_modules():
         rule = find_rule(module)
-        ruled = [] if rule is None else [own for own in rule.weights_of(module) if (id(module), own) not in taken]
-        for own in ruled:
+        for own, norm in _weights_of(module, rule):
             owner, _, last = own.rpartition(".")
-            taken.add((id(module.get_submodule(owner)), last))
-            parameter = module.get_parameter(own)
-            users[names[id(parameter)]].append(_User(path, module, parameter, own, rule))
+            place = id(module.get_submodule(owner)), last
+            if place not in taken:
+                taken.add(place)
+                parameter = module.get_parameter(own)
+                users[names[id(parameter)]].append(_User(path, module, parameter, own, rule, norm))
         for own, parameter in module.named_parameters(recurse=False):
             if (id(module), own) not in taken:
                 users[names[id(parameter)]].append(_User(path, module, parameter, own, None))
     return users
+
+
+def _weights_of(layer: nn.Module, rule: LayerRule | None) -> Iterator[tuple[str, WeightNorm | None]]:
+    """The names within a layer of its weights, or of the directions of those that are normalized."""
+    if rule is None:
+        return
+    norms = list(find_weight_norms(layer))
+    parts = {part for norm in norms for part in (norm.direction, norm.scale)}
+    for name, _ in layer.named_parameters(remove_duplicate=False):
+        if rule.has_weight(name) and name not in parts:
+            yield name, None
+    for norm in norms:
+        if rule.has_weight(norm.weight):
+            yield norm.direction, norm
 
 
 def require_covered(covered: Mapping[str, ProjectedWeight]) -> None:

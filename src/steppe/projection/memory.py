@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.errors import ModelError
-from steppe.fast.factored import Gradient
+from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.collect import Collected, collect_inputs
@@ -21,6 +21,8 @@ from steppe.projection.layouts import make_projector
 from steppe.projection.projector import SoftProjector
 from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
+from steppe.runtime.warn import Caution
+from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
@@ -63,6 +65,16 @@ class GradientMemory:
             own = {name: weight.parameter for name, weight in covered.items()}
             _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
+
+    @property
+    def covered(self) -> Mapping[str, ProjectedWeight]:
+        """The weights to project, by parameter name."""
+        return self._covered
+
+    @covered.setter
+    def covered(self, covered: Mapping[str, ProjectedWeight]) -> None:
+        self._covered = covered
+        self._normalized = [(weight, weight.norm) for weight in covered.values() if weight.norm is not None]
 
     @property
     def projectors(self) -> Mapping[str, SoftProjector]:
@@ -111,10 +123,7 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
-        parts = dict(gradient)
-        for name, projector in self._projectors.items():
-            parts[name] = projector.project_onto(gradient[name], None if known is None else known.get(name))
-        return parts
+        return self._projected(gradient, known, lambda projector, g, c: projector.project_onto(g, c))
 
     def project_out(self, gradient: Gradient, known: Gradient | None = None) -> Gradient:
         """The component of a gradient outside the memory: G − G M diag(λ) Mᵀ.
@@ -126,10 +135,37 @@ class GradientMemory:
         Returns:
             The component; gradients of weights without a projector unchanged.
         """
+        return self._projected(gradient, known, lambda projector, g, c: projector.project_out(g, c))
+
+    def _projected(
+        self,
+        gradient: Gradient,
+        known: Gradient | None,
+        project: Callable[[SoftProjector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
+    ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
-            parts[name] = projector.project_out(gradient[name], None if known is None else known.get(name))
+            parts[name] = project(projector, gradient[name], None if known is None else known.get(name))
         return parts
+
+    @property
+    def limit_step(self) -> Callable[[ParamDict], ParamDict] | None:
+        """What a step must be passed through, beyond being projected: None if it is nothing.
+
+        A function of the change of each weight, which returns the changes to make. It projects the change of weights
+        that are computed from several parameters, as with weight normalization.
+        """
+        return self._limit_step if self._normalized and self._projectors else None
+
+    def _limit_step(self, changes: ParamDict) -> ParamDict:
+        limited = dict(changes)
+        for weight, norm in self._normalized:
+            if weight.name in self._projectors:
+                names, parameters = (weight.name, weight.scale_name), (weight.parameter, weight.scale)
+                v, g = (p + changes[name] for p, name in zip(parameters, names, strict=True))
+                kept = norm.limit(parameters, (v, g), self._projectors[weight.name])
+                limited.update({n: new - p for n, p, new in zip(names, parameters, kept, strict=True)})
+        return limited
 
     def ranks(self) -> dict[str, dict[str, int]]:
         """The size of the bases.
@@ -173,7 +209,7 @@ class GradientMemory:
         if gradient is not None:
             self.rule.update(self.importance, gradient)
 
-    def rebuild(self, network: Network, x: Tensor, threshold: float, chunk: int = 64) -> list[str]:
+    def rebuild(self, network: Network, x: Nest, threshold: float, chunk: int = 64) -> list[str]:
         """UpdateGPM: replace the bases by those of the covered layers' inputs on stored samples, and reinitialize λ.
 
         Args:
@@ -215,7 +251,7 @@ class GradientMemory:
         return self._saturation_remarks(before)
 
     def extend(
-        self, network: Network, x: Tensor, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
+        self, network: Network, x: Nest, thresholds: Mapping[str, float], *, first: bool, chunk: int = 64
     ) -> list[str]:
         """GPM's update: extend the bases by what they miss of the covered layers' inputs on stored samples.
 
@@ -277,8 +313,11 @@ class GradientMemory:
         """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
         saturated = self.saturated()
         return [
-            f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
-            "learn: lower the threshold to leave it room."
+            Caution(
+                f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
+                "learn. For the next model, lower the threshold or its step per task, soften the projection (method "
+                f"sgp, or importance='spectral'), widen the layer, or leave it unprotected with exclude=({name!r},)."
+            )
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]
@@ -344,9 +383,9 @@ def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
     return f"{kind[0]} on {kind[1]}"
 
 
-def _forwards(network: Network, x: Tensor, chunk: int) -> Iterator[object]:
+def _forwards(network: Network, x: Nest, chunk: int) -> Iterator[object]:
     """Run the model on stored samples x, a chunk each time."""
-    for part in torch.split(x, eval_batch_size(network.model, len(x), chunk)):
+    for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
         yield network.input_copies.call(network.prepare_inputs(part))
 
 

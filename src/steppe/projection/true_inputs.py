@@ -16,22 +16,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.weight_norm import WeightNorm as WeightNormHook
 
 from steppe.fast.factored import to_dense
 from steppe.network.module_state import swap_parameters
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.layers import RULES, Layout, ProjectedWeight
 from steppe.projection.layouts import make_projector
-from steppe.projection.nests import map_tensors, tensors_in
 from steppe.projection.projector import SoftProjector
 from steppe.runtime.hooks import temporary_hooks
+from steppe.tensors.model_call import call_model
+from steppe.tensors.nest import Nest, leaves, map_nest
 
 _VECTORS = 8  # the maximum number of input vectors to test a call with
 _ROUNDING = 64  # rounding errors of the largest output that a difference may amount to
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Tensor) -> list[str]:
+def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:
     """Find the weights that some layer uses other than by multiplying the input vectors that its rule finds.
 
     Layers that run torch's own forward are trusted. Layers that cannot be tested, or are not called, are not.
@@ -60,7 +62,7 @@ def find_misread_weights(model: nn.Module, weights: Mapping[str, ProjectedWeight
             hooks.append(layer.register_forward_pre_hook(note, prepend=True, with_kwargs=True))
         if calls:
             with torch.no_grad(), disable_fused_attention(model):
-                model(x)
+                call_model(model, x)
     return [
         name
         for name, weight in weights.items()
@@ -77,7 +79,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def _clone_arguments(arguments: _Arguments) -> _Arguments:
     """A copy with cloned tensors."""
-    copies: _Arguments = map_tensors(arguments, lambda x: x.detach().clone())
+    copies: _Arguments = map_nest(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, arguments)
     return copies
 
 
@@ -89,7 +91,7 @@ def _is_known(layer: nn.Module, names: Iterable[str]) -> bool:
         and kind.__module__.startswith("torch.nn.")
         and all(getattr(type(layer), name, None) is getattr(kind, name, None) for name in _METHODS)
         and not any(name in vars(layer) for name in _METHODS)
-        and not any(getattr(layer, hooks) for hooks in _HOOKS)
+        and not any(not isinstance(hook, WeightNormHook) for hooks in _HOOKS for hook in getattr(layer, hooks).values())
         and all(operator.attrgetter(name)(layer) is layer.get_parameter(name) for name in names)
     )
 
@@ -120,10 +122,10 @@ def _multiplies_inputs(weight: ProjectedWeight, layer: nn.Module, name: str, arg
             if before is None or len(columns) != 1:
                 return False
             if weight.layout is Layout.TABLE:
-                projector = _row_projector(columns[0], parameter, getattr(layer, "padding_idx", None))
+                projector = row_projector(columns[0], parameter, getattr(layer, "padding_idx", None))
                 return _output_stays(before, moved, parameter, projector, lambda output: output)
             return any(
-                _output_stays(before, moved, parameter, _span_projector(weight.layout, part, parameter), read)
+                _output_stays(before, moved, parameter, span_projector(weight.layout, part, parameter), read)
                 for part, read in _probe_sets(columns[0], before, layer)
             )
     except Exception:  # it takes or returns something that rules do not support
@@ -134,7 +136,7 @@ def _as_tensor(output: Any) -> Tensor | None:
     """A copy of what a layer returns: a tensor, or the numbers of all tensors in a nest; None if there are none."""
     if isinstance(output, Tensor):
         return output.detach().clone() if output.is_floating_point() else None
-    parts = [x.detach().flatten() for x in tensors_in(output) if x.is_floating_point()]
+    parts = [x.detach().flatten() for x in leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
     return torch.cat(parts) if parts else None
 
 
@@ -175,13 +177,13 @@ def _channel_axes(layer: nn.Module, output: Tensor) -> list[int]:
     return [-1, 1] if output.ndim > 1 else []
 
 
-def _row_projector(rows: Tensor, weight: Tensor, padding: int | None) -> SoftProjector:
+def row_projector(rows: Tensor, weight: Tensor, padding: int | None) -> SoftProjector:
     """The projector onto rows of a table, and the one for padding, which is never trained."""
     held = torch.unique(rows if padding is None else torch.cat([rows, rows.new_tensor([padding])]))
     return make_projector(Layout.TABLE, weight, held, torch.ones(1, len(held), dtype=torch.float64, device=held.device))
 
 
-def _span_projector(layout: Layout, columns: Tensor, weight: Tensor) -> SoftProjector:
+def span_projector(layout: Layout, columns: Tensor, weight: Tensor) -> SoftProjector:
     """The projector onto the span of input vectors, (groups, n, in)."""
     basis, values, _ = torch.linalg.svd(columns.double().mT, full_matrices=False)
     basis = basis * (values > 1e-9 * values[:, :1]).unsqueeze(1)
@@ -194,7 +196,7 @@ def _output_stays(
     """Whether a step of the weight outside its inputs' span preserves their outputs, but one within does not."""
     generator = torch.Generator().manual_seed(0)
     size = float(weight.detach().double().square().mean().sqrt()) or 1.0
-    step = size * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device)
+    step = size * torch.randn(weight.shape, generator=generator, dtype=torch.float64, device="cpu").to(weight.device)
     along = to_dense(projector.project_onto(step))
     across = step - along
     if float(across.norm()) <= 1e-6 * float(step.norm()):  # the inputs span the whole space

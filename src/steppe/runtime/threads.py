@@ -8,6 +8,7 @@ the layers' sizes, not measured, because results depend on the number of threads
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +35,16 @@ def choose_num_threads(multiplications: int, batch: int) -> int:
     return 1 if multiplications * batch <= SINGLE_THREAD_LIMIT else torch.get_num_threads()
 
 
-def count_multiplications(model: nn.Module, inputs: Tensor) -> int:
+def count_multiplications(model: nn.Module, run: Callable[[], object], samples: int) -> int:
     """Count the multiplications in one sample's forward pass.
 
     Each weight counts once for each position that its layer is applied to, and at least once, as a model may use
     weights outside its layers.
 
     Args:
-        model: The model, which is run once.
-        inputs: A few samples as the model takes them.
+        model: The model.
+        run: Runs the model once.
+        samples: On how many samples it does.
 
     Returns:
         The number of multiplications.
@@ -61,10 +63,10 @@ def count_multiplications(model: nn.Module, inputs: Tensor) -> int:
                 hooks.append(layer.register_forward_hook(count))
         try:
             with torch.no_grad():
-                model(inputs.clone())  # it may work in place
+                run()
         except (RuntimeError, ValueError, TypeError, IndexError):
             counted = 0  # the model rejects these inputs: reported where they are used
-    return max(counted // max(len(inputs), 1), least)
+    return max(counted // max(samples, 1), least)
 
 
 def set_num_threads(count: int) -> int:

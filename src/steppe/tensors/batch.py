@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from steppe.errors import ShapesDifferError
+from steppe.tensors.nest import Nest, concat_nests, index_nest, nest_bytes, require_same_structure
 
 
 def index_of(places: Iterable[int], device: torch.device) -> Tensor:
@@ -18,17 +20,33 @@ def index_of(places: Iterable[int], device: torch.device) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Samples with their labels and, for each, the place of its task in the order of learning."""
+    """Samples with their targets and, for each, the place of its task in the order of learning.
 
-    x: Tensor
-    y: Tensor
+    Attributes:
+        x: The inputs: a tensor, or a dictionary or tuple of tensors; `Ragged` where sequences differ in length.
+        y: The targets: class numbers, or anything that the loss takes.
+        task: The places of the tasks.
+    """
+
+    x: Nest
+    y: Any
     task: Tensor
 
+    @classmethod
+    def of_task(cls, x: Nest, y: Any, place: int) -> Batch:
+        """Samples of one task."""
+        return cls(x, y, torch.full((len(y),), place, dtype=torch.int64, device=y.device))
+
     def __len__(self) -> int:
-        return self.y.shape[0]  # len() of a tensor is slow enough to show in every update
+        return self.task.shape[0]  # len() of a tensor is slow enough to show in every update
 
     def __getitem__(self, index: slice | Tensor) -> Batch:
-        return Batch(self.x[index], self.y[index], self.task[index])
+        return Batch(index_nest(self.x, index), self.y[index], self.task[index])
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all its tensors in bytes."""
+        return sum(map(nest_bytes, (self.x, self.y, self.task)))
 
     @staticmethod
     def union(batches: Sequence[Batch]) -> Batch:
@@ -37,8 +55,8 @@ class Batch:
             return batches[0]
         try:
             return Batch(
-                torch.cat([batch.x for batch in batches]),
-                torch.cat([batch.y for batch in batches]),
+                _join([batch.x for batch in batches]),
+                _join([batch.y for batch in batches]),
                 torch.cat([batch.task for batch in batches]),
             )
         except RuntimeError:
@@ -48,11 +66,11 @@ class Batch:
 
     def require_like(self, other: Batch) -> None:
         """Raise ShapesDifferError if the other batch has samples of another shape."""
-        shape, others = self.x.shape[1:], other.x.shape[1:]
-        if shape != others:
+        require_same_structure(self.x, other.x)
+        if isinstance(self.y, Tensor) and isinstance(other.y, Tensor) and self.y.shape[1:] != other.y.shape[1:]:
             raise ShapesDifferError(
-                f"inputs of shape {tuple(shape)} cannot be stored together with others of shape {tuple(others)}: give "
-                "all samples one shape (pad sequences to one length, not to the longest of each batch)."
+                f"targets of shape {tuple(self.y.shape[1:])} cannot be stored together with others of shape "
+                f"{tuple(other.y.shape[1:])}: give all samples targets of one shape."
             )
 
     def flat(self) -> Batch:
@@ -62,3 +80,7 @@ class Batch:
     def joined(self, other: Batch | None) -> Batch:
         """The batch followed by the other's samples."""
         return self if other is None or len(other) == 0 else Batch.union([self, other])
+
+
+def _join(parts: list[Nest]) -> Nest:
+    return torch.cat(parts) if isinstance(parts[0], Tensor) and isinstance(parts[1], Tensor) else concat_nests(parts)

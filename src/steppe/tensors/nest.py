@@ -1,7 +1,7 @@
 """Nests of tensors: a tensor, or dictionaries, tuples and lists of nests, with the samples along the first dimension.
 
 Any mapping counts as a dictionary (a tokenizer's output, say) and comes back as a `dict`; named tuples stay what they
-are. torch's own tree functions are private, and take a tokenizer's output for a leaf.
+are. A leaf may also be `Ragged`. torch's own tree functions are private, and take a tokenizer's output for a leaf.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ import torch
 from torch import Tensor
 
 from steppe.errors import DataError, ShapesDifferError
+from steppe.runtime.devices import to_device
+from steppe.tensors.ragged import Ragged
 
 Nest = Any
-"""A tensor, or a mapping with string keys, tuple or list of nests."""
+"""A tensor or `Ragged`, or a mapping, tuple or list of nests. A mapping's keys are names of the model's arguments, or
+0, 1, … for arguments without a name."""
+
+Leaf = Tensor | Ragged
 
 
 def map_nest(function: Callable[..., Any], nest: Nest, *others: Nest) -> Nest:
@@ -88,11 +93,11 @@ def nest_length(nest: Nest) -> int:
         return nest.shape[0]
     found: dict[int, str] = {}
     for name, leaf in named_leaves(nest):
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, (Tensor, Ragged)):
             raise DataError(f"has {_quoted(name)}of type {type(leaf).__name__}; expected a tensor.")
         if leaf.ndim == 0:
             raise DataError(f"has {_quoted(name)}without dimensions; expected the samples along the first dimension.")
-        found.setdefault(leaf.shape[0], name)
+        found.setdefault(len(leaf), name)
     if not found:
         raise DataError("has no tensor; expected at least one.")
     if len(found) > 1:
@@ -103,6 +108,19 @@ def nest_length(nest: Nest) -> int:
     return next(iter(found))
 
 
+def nest_shape(nest: Nest) -> tuple[int | None, ...] | dict[str, tuple[int | None, ...]]:
+    """Return the shape, or the shape of every leaf by name, for messages."""
+    return (
+        tuple(nest.shape) if isinstance(nest, (Tensor, Ragged)) else {n: tuple(t.shape) for n, t in named_leaves(nest)}
+    )
+
+
+def nest_device(nest: Nest) -> torch.device:
+    """Return the device of the first leaf."""
+    device: torch.device = leaves(nest)[0].device
+    return device
+
+
 def index_nest(nest: Nest, index: slice | Tensor) -> Nest:
     """Return the samples at an index, as from `tensor[index]`.
 
@@ -111,6 +129,27 @@ def index_nest(nest: Nest, index: slice | Tensor) -> Nest:
         (tensor([1, 2]), tensor([10, 20]))
     """
     return nest[index] if isinstance(nest, Tensor) else map_nest(lambda leaf: leaf[index], nest)
+
+
+def clone_nest(nest: Nest) -> Nest:
+    """Return a copy."""
+    return nest.clone() if isinstance(nest, Tensor) else map_nest(lambda leaf: leaf.clone(), nest)
+
+
+def split_nest(nest: Nest, size: int) -> Sequence[Nest]:
+    """Return parts of so many samples, as from `torch.split`."""
+    if isinstance(nest, Tensor):
+        return torch.split(nest, size)
+    return [index_nest(nest, slice(start, start + size)) for start in range(0, max(nest_length(nest), 1), size)]
+
+
+def nest_to_device(nest: Nest, device: torch.device) -> Nest:
+    """Copy every leaf to the device without waiting; see `to_device`."""
+    return to_device(nest, device) if isinstance(nest, Tensor) else map_nest(lambda leaf: _move(leaf, device), nest)
+
+
+def _move(leaf: Leaf, device: torch.device) -> Leaf:
+    return to_device(leaf, device) if isinstance(leaf, Tensor) else leaf.to(device, non_blocking=device.type != "cpu")
 
 
 def concat_nests(nests: Sequence[Nest]) -> Nest:
@@ -126,7 +165,7 @@ def concat_nests(nests: Sequence[Nest]) -> Nest:
     with _structures_compared(nests):
         if isinstance(nests[0], Tensor):
             return torch.cat(list(nests))
-        return map_nest(lambda *parts: torch.cat(parts), *nests)
+        return map_nest(_cat, *nests)
 
 
 def nest_bytes(nest: Nest) -> int:
@@ -157,8 +196,8 @@ def require_same_structure(nest: Nest, other: Nest) -> None:
     mine, its = dict(named_leaves(nest)), dict(named_leaves(other))
     if mine.keys() != its.keys():
         raise ShapesDifferError(
-            f"inputs {_described(nest)} cannot be kept together with inputs {_described(other)}: give all samples the "
-            "same parts."
+            f"inputs {_described(nest)} cannot be stored together with inputs {_described(other)}: give all samples "
+            "the same parts."
         )
     for name, leaf in mine.items():
         _require_same_shape(name, leaf, its[name])
@@ -175,14 +214,21 @@ def _structures_compared(nests: Sequence[Nest]) -> Iterator[None]:
         raise
 
 
-def _require_same_shape(name: str, leaf: Tensor, other: Tensor) -> None:
-    if leaf.shape[1:] == other.shape[1:]:
+def _cat(*parts: Leaf) -> Leaf:
+    if any(isinstance(part, Ragged) for part in parts):
+        return Ragged.cat(parts)
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])
+
+
+def _require_same_shape(name: str, leaf: Leaf, other: Leaf) -> None:
+    ragged = isinstance(leaf, Ragged) or isinstance(other, Ragged)
+    if leaf.shape[2:] == other.shape[2:] if ragged else leaf.shape[1:] == other.shape[1:]:
         return
     part = f" ({name!r})" if name else ""
     raise ShapesDifferError(
-        f"inputs{part} of shape {tuple(leaf.shape[1:])} cannot be kept together with others of shape "
-        f"{tuple(other.shape[1:])}: give all samples one shape (pad sequences to one length, not to the longest of "
-        "each batch)."
+        f"inputs{part} of shape {tuple(leaf.shape[1:])} cannot be stored together with others of shape "
+        f"{tuple(other.shape[1:])}: give all samples one shape (sequences: pad them all to one length, or pass them "
+        "without padding and create the learner with padding=steppe.Padding(…))."
     )
 
 

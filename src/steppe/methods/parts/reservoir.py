@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from steppe.checkpoint.tree import State
 from steppe.errors import UsageError
 from steppe.tensors.batch import Batch, index_of
+from steppe.tensors.nest import leaves, map_nest
+from steppe.tensors.ragged import Ragged
 
 if TYPE_CHECKING:
     from steppe.runtime.rng import Streams
@@ -48,6 +50,8 @@ class Reservoir:
         self._draws, self._pushes = draws, pushes
         self._stored: Batch | None = None  # allocated for the full capacity by the first `add`
         self._extras: Tensor | None = None  # likewise, if there are extras
+        self.has_partial_extras = False
+        """Whether extras may be shorter than the newest ones; the rest of them is NaN."""
 
     @classmethod
     def from_streams(cls, capacity: int, streams: Streams, purpose: str = "replay") -> Reservoir:
@@ -79,7 +83,7 @@ class Reservoir:
         """
         if self._stored is None:
             self._extras = None if extras is None else allocate_rows(extras, self.capacity)
-            self._stored = Batch(*(allocate_rows(part, self.capacity) for part in _parts(batch)))
+            self._stored = allocate_batch(batch, self.capacity)
         batch.require_like(self._stored)  # else a sample of one number would be broadcast over a whole row
         slots: dict[int, int] = {}  # slot -> sample; of several samples for one slot the last stays
         seen = self.num_seen
@@ -89,13 +93,17 @@ class Reservoir:
             if slot < self.capacity:
                 slots[slot] = sample
         if slots:
-            where, which = (index_of(indices, batch.y.device) for indices in (slots, slots.values()))
+            where, which = (index_of(indices, batch.task.device) for indices in (slots, slots.values()))
             targets = [*_parts(self._stored), *([] if self._extras is None or extras is None else [self._extras])]
-            rows = [part[which] for part in (*_parts(batch), *([] if extras is None else [extras]))]
+            sources = [*_parts(batch), *([] if extras is None else [extras])]
+            places = list(slots), list(slots.values())
+            rows = [
+                part.pick(places[1]) if isinstance(part, Ragged) else part.index_select(0, which) for part in sources
+            ]
             try:
-                _write(targets, where, rows)
+                _write(targets, where, places[0], rows)
             except BaseException:  # interrupted halfway: write again, so that no sample keeps another one's label
-                _write(targets, where, rows)
+                _write(targets, where, places[0], rows)
                 self.num_seen = seen
                 raise
         self.num_seen = seen  # last, so that only complete samples are counted
@@ -111,7 +119,7 @@ class Reservoir:
         """
         if self._stored is None:
             return None
-        return _select(self._stored, self._sample_indices(count))
+        return _select(self._stored, *self._sample_places(count))
 
     def sample_with_extras(self, count: int) -> tuple[Batch, Tensor] | None:
         """Draw distinct samples uniformly, with their extras.
@@ -124,13 +132,27 @@ class Reservoir:
         """
         if self._stored is None or self._extras is None:
             return None
-        indices = self._sample_indices(count)
-        return _select(self._stored, indices), self._extras[indices]
+        places, indices = self._sample_places(count)
+        return _select(self._stored, places, indices), self._extras[indices]
 
-    def _sample_indices(self, count: int) -> Tensor:
+    def widen_extras(self, width: int) -> None:
+        """Make room for longer extras, (n, width). Those stored so far are completed by NaN.
+
+        Args:
+            width: The length of extras from now on.
+        """
+        if self._extras is None or self._extras.shape[1] == width:
+            return
+        wider = allocate_rows(self._extras.new_empty((0, width)), self.capacity).fill_(torch.nan)
+        wider[:, : self._extras.shape[1]] = self._extras
+        self.has_partial_extras, self._extras = True, wider
+
+    def _sample_places(self, count: int) -> tuple[list[int], Tensor]:
+        """Distinct places, as numbers and as a tensor on the device."""
         assert self._stored is not None
         filled = min(self.num_seen, self.capacity)
-        return index_of(self._draws.sample(range(filled), min(count, filled)), self._stored.y.device)
+        places = self._draws.sample(range(filled), min(count, filled))
+        return places, index_of(places, self._stored.task.device)
 
     def state_dict(self) -> State:
         """The number of samples seen and the filled slots.
@@ -141,7 +163,7 @@ class Reservoir:
         filled = slice(0, len(self))
         stored = None if self._stored is None else self._stored[filled]
         extras = None if self._extras is None else self._extras[filled]
-        return {"age": self.num_seen, "stored": stored, "notes": extras}
+        return {"age": self.num_seen, "stored": stored, "notes": extras, "partial": self.has_partial_extras}
 
     def load_state_dict(self, state: State) -> None:
         """Restore a state.
@@ -158,17 +180,20 @@ class Reservoir:
             raise ValueError(
                 f"a buffer of capacity {self.capacity} that has seen {seen} samples cannot hold {[*map(len, parts)]}"
             )
-        allocated = None if stored is None else Batch(*(_with_capacity(part, self.capacity) for part in _parts(stored)))
-        self._extras = None if extras is None else _with_capacity(extras, self.capacity)
-        self.num_seen, self._stored = seen, allocated  # last, once everything could be allocated
+        allocated = None
+        if stored is not None:
+            allocated = map_batch(lambda part: _with_capacity(part, self.capacity), stored)
+        kept = None if extras is None else _rows_with_capacity(extras, self.capacity)
+        self.has_partial_extras = bool(state.get("partial", False))  # older states have no such entry
+        self.num_seen, self._stored, self._extras = seen, allocated, kept  # last, once everything could be allocated
 
     def memory_bytes(self) -> int:
-        """The allocated memory of the samples, without extras.
+        """The allocated memory of the samples, without extras; of sequences, what those stored take.
 
         Returns:
             Bytes.
         """
-        return 0 if self._stored is None else sum(part.nbytes for part in _parts(self._stored))
+        return 0 if self._stored is None else self._stored.nbytes
 
     def extras_bytes(self) -> int:
         """The allocated memory of the extras.
@@ -189,23 +214,51 @@ def allocate_rows(like: Tensor, capacity: int) -> Tensor:
         ) from error
 
 
-def _with_capacity(filled: Tensor, capacity: int) -> Tensor:
+def allocate_batch(like: Batch, capacity: int) -> Batch:
+    """A batch of `capacity` samples like those of another one; sequences of different lengths are empty slots."""
+    return map_batch(
+        lambda part: Ragged.empty_slots(part, capacity) if isinstance(part, Ragged) else allocate_rows(part, capacity),
+        like,
+    )
+
+
+def map_batch(function: Callable[[Any], Any], batch: Batch) -> Batch:
+    """A batch of what a function makes of each tensor."""
+    return Batch(map_nest(function, batch.x), function(batch.y), function(batch.task))
+
+
+def _with_capacity(filled: Tensor | Ragged, capacity: int) -> Tensor | Ragged:
+    if isinstance(filled, Ragged):
+        slots = Ragged.empty_slots(filled, capacity)
+        slots[: len(filled)] = filled
+        return slots
+    return _rows_with_capacity(filled, capacity)
+
+
+def _rows_with_capacity(filled: Tensor, capacity: int) -> Tensor:
     whole = allocate_rows(filled, capacity)
     whole[: len(filled)] = filled
     return whole
 
 
-def _select(batch: Batch, indices: Tensor) -> Batch:
-    """The samples at the indices; `index_select` has less overhead than general indexing."""
-    return Batch(
-        batch.x.index_select(0, indices), batch.y.index_select(0, indices), batch.task.index_select(0, indices)
+def _select(batch: Batch, places: Sequence[int], indices: Tensor) -> Batch:
+    """The samples at the places; `index_select` has less overhead than general indexing."""
+    if isinstance(batch.x, Tensor) and isinstance(batch.y, Tensor):
+        return Batch(
+            batch.x.index_select(0, indices), batch.y.index_select(0, indices), batch.task.index_select(0, indices)
+        )
+    return map_batch(
+        lambda part: part.pick(places) if isinstance(part, Ragged) else part.index_select(0, indices), batch
     )
 
 
-def _write(targets: Sequence[Tensor], where: Tensor, rows: Sequence[Tensor]) -> None:
+def _write(targets: Sequence[Any], where: Tensor, places: Sequence[int], rows: Sequence[Any]) -> None:
     for target, new in zip(targets, rows, strict=True):
-        target[where] = new
+        if isinstance(target, Ragged):
+            target.put(places, new)
+        else:
+            target[where] = new
 
 
-def _parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    return batch.x, batch.y, batch.task
+def _parts(batch: Batch) -> list[Any]:
+    return [batch.x, batch.y, batch.task] if isinstance(batch.x, Tensor) else [*leaves(batch.x), batch.y, batch.task]

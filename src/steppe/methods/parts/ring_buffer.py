@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from steppe.checkpoint.tree import State
-from steppe.methods.parts.reservoir import allocate_rows
+from steppe.methods.parts.reservoir import allocate_batch
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import map_nest
 
 
 class TaskRingBuffer:
@@ -55,7 +59,7 @@ class TaskRingBuffer:
             ShapesDifferError: If the inputs have another shape than the stored ones.
         """
         if self._stored is None:
-            self._stored = Batch(*(allocate_rows(part, len(self._written)) for part in (batch.x, batch.y, batch.task)))
+            self._stored = allocate_batch(batch, len(self._written))
         batch.require_like(self._stored)  # else a sample of one number would be broadcast over a whole row
         count = min(len(batch), self.slots - self._position)
         start = self._current * self.slots + self._position
@@ -69,9 +73,7 @@ class TaskRingBuffer:
 
     def _put(self, into: slice, batch: Batch) -> None:
         assert self._stored is not None
-        self._stored.x[into] = batch.x
-        self._stored.y[into] = batch.y
-        self._stored.task[into] = batch.task
+        _assign(self._stored, into, batch)
         self._written[into] = True  # last, so that only complete samples count
 
     def past(self) -> list[Batch]:
@@ -111,10 +113,8 @@ class TaskRingBuffer:
         self._current, self._position, self._written = state["task"], state["position"], state["written"].cpu()
         self._stored = None
         if state["held"] is not None:
-            parts = state["held"].x, state["held"].y, state["held"].task
-            self._stored = Batch(*(allocate_rows(part, len(self._written)) for part in parts))
-            for whole, part in zip((self._stored.x, self._stored.y, self._stored.task), parts, strict=True):
-                whole[self._written] = part
+            self._stored = allocate_batch(state["held"], len(self._written))
+            _assign(self._stored, self._written, state["held"])
 
     def memory_bytes(self) -> int:
         """The allocated memory of all rings.
@@ -122,6 +122,15 @@ class TaskRingBuffer:
         Returns:
             Bytes.
         """
-        if self._stored is None:
-            return 0
-        return sum(part.nbytes for part in (self._stored.x, self._stored.y, self._stored.task))
+        return 0 if self._stored is None else self._stored.nbytes
+
+
+def _assign(whole: Batch, places: slice | Tensor, batch: Batch) -> None:
+    """Overwrite the samples at these places."""
+
+    def assign(target: Any, source: Any) -> None:
+        target[places] = source
+
+    map_nest(assign, whole.x, batch.x)
+    assign(whole.y, batch.y)
+    assign(whole.task, batch.task)

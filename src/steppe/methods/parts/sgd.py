@@ -1,8 +1,9 @@
-"""The step that all methods share: SGD with momentum, reset at each task, and gradient clipping."""
+"""The step that methods take by default: SGD with momentum, reset at each task; and gradient clipping."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,8 +11,13 @@ from torch import Tensor
 from steppe.checkpoint.tree import State
 from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.fast.matmul import plus_product
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
+from steppe.projection.memory import GradientMemory
 from steppe.tensors.clipping import clip_ratio, clip_ratio_tensor
+
+StepLimit = Callable[[ParamDict], ParamDict] | None
+"""Takes the change of each weight by parameter name, and returns the changes to make."""
 
 
 class MomentumSGD:
@@ -62,6 +68,15 @@ class MomentumSGD:
         self._weights: list[Tensor] = []  # the ones that move, in the order of the velocities
         self._velocities: list[Tensor] = []
 
+    def grow_head(self, head: GrowingHead) -> None:
+        """Extend the momentum of an output layer that has grown by zeros.
+
+        Args:
+            head: The layer.
+        """
+        if self._velocity:
+            self._set_velocity({name: head.fit(name, velocity) for name, velocity in self._velocity.items()})
+
     def state_dict(self) -> State:
         """The learning rate and the momentum.
 
@@ -86,20 +101,32 @@ class MomentumSGD:
         self._clear_velocity()
         self._set_velocity({name: torch.zeros_like(weights[name]).copy_(v) for name, v in saved.items()})
 
-    def step(self, gradient: Gradient, scale: float | Tensor = 1.0) -> None:
+    def step(
+        self,
+        gradient: Gradient,
+        scale: float | Tensor = 1.0,
+        *,
+        outside: GradientMemory | None = None,
+        coordinates: Gradient | None = None,
+    ) -> None:
         """Take one step: V = momentum · V + scale · G;   W −= lr · V.
 
         Args:
             gradient: G by parameter name, dense or factored.
             scale: A factor on the gradient, such as that of `clip_factor`.
+            outside: A memory that the gradient is projected out of first.
+            coordinates: The gradient along the memory's bases, where it is known.
         """
+        limit = None
+        if outside is not None:
+            gradient, limit = outside.project_out(gradient, coordinates), outside.limit_step
         if torch.is_grad_enabled():
             with torch.inference_mode():
-                self._step(gradient, scale)
+                self._step(gradient, scale, limit)
         else:
-            self._step(gradient, scale)
+            self._step(gradient, scale, limit)
 
-    def _step(self, gradient: Gradient, scale: float | Tensor) -> None:
+    def _step(self, gradient: Gradient, scale: float | Tensor, limit: StepLimit) -> None:
         if not self._velocity:
             with torch.inference_mode(False):
                 self._set_velocity(
@@ -118,7 +145,11 @@ class MomentumSGD:
         if whole:
             torch._foreach_mul_(moving, self._momentum)
             torch._foreach_add_(moving, whole, alpha=scale)
-        torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
+        if limit is None:
+            torch._foreach_add_(self._weights, self._velocities, alpha=-self.lr)
+        else:
+            changes = limit({name: -self.lr * velocity for name, velocity in self._velocity.items()})
+            torch._foreach_add_(self._weights, list(changes.values()))
 
     def _set_velocity(self, velocity: ParamDict) -> None:
         velocities = list(velocity.values())

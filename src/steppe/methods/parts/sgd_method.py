@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from steppe.methods.base import Method, MethodConfig
-from steppe.methods.parts.sgd import MomentumSGD
+from steppe.methods.parts.descent import Descent, make_descent
 from steppe.network.network import Network
 from steppe.settings import setting
 
@@ -34,9 +34,9 @@ class SGDMethod(Method, Generic[SGDConfigT]):
         network: The network to train.
     """
 
-    descent: MomentumSGD
+    descent: Descent
     state_attrs: ClassVar[tuple[str, ...] | None] = ("descent",)
 
     def __init__(self, settings: SGDConfigT, network: Network) -> None:
         self.settings, self.network = settings, network
-        self.descent = MomentumSGD(network, settings.lr, settings.momentum)
+        self.descent = make_descent(network, settings.lr, settings.momentum)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
@@ -75,9 +76,9 @@ class PastTasks:
 
     def __init__(self, network: Network, samples: Sequence[Batch], *, together: bool | None = None) -> None:
         self._network = network
-        self.samples = [network.prepare(batch) for batch in samples]
+        self._union = network.prepare(Batch.union(samples)) if samples else None  # padded to one length
+        self.samples = [] if self._union is None else _parts(self._union, [len(batch) for batch in samples])
         """The prepared samples of each task."""
-        self._union = Batch.union(self.samples) if samples else None
         self._sample_kernel: Tensor | None = None
         self.linear: LinearLayers = self._find_linear(together)
         """The linear layer of each weight if gradients are computed together, else empty."""
@@ -132,6 +133,8 @@ class PastTasks:
     def _kernel(self, x: Tensor) -> Tensor | None:
         """XXᵀ if X is the samples themselves, which stay the same throughout a task."""
         assert self._union is not None
+        if not isinstance(self._union.x, Tensor):
+            return None
         rows, samples = x.flatten(0, 1), self._union.x.flatten(1)
         if rows.data_ptr() != samples.data_ptr() or rows.shape != samples.shape:
             return None
@@ -169,6 +172,12 @@ class PastTasks:
             agree((fast.parts[name].left.mT @ fast.parts[name].right).reshape(rows.shape), rows)
             for name, rows in self._one_by_one(0).parts.items()
         )
+
+
+def _parts(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
+    """A batch split into parts of these sizes."""
+    ends = list(accumulate(sizes, initial=0))
+    return [batch[start:end] for start, end in pairwise(ends)]
 
 
 def _flat(rows: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ _MORE = "raise memory to at least two samples per task"
 class TaskMemoryConfig(SGDConfig):
     """Settings of SGD, and the size of the memory."""
 
+    needs_tasks = True
+
     clip: float = setting(2.0, "maximum norm of each gradient, past tasks' included; 0 disables clipping", at_least=0)
     memory: int = setting(200, "memory size in samples, divided equally among the tasks", at_least=1)
     tasks: int = setting(20, "number of tasks that share the memory; one more is an error", at_least=1)

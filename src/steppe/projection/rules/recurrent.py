@@ -95,7 +95,7 @@ def recompute(
 def _as_steps(layer: nn.RNNBase, input: Tensor | PackedSequence) -> _Steps:
     if isinstance(input, PackedSequence):
         x, lengths = pad_packed_sequence(input)
-        return _Steps(x, (torch.arange(len(x)).unsqueeze(1) < lengths).to(x.device))
+        return _Steps(x, (torch.arange(len(x), device="cpu").unsqueeze(1) < lengths).to(x.device))
     x = input.unsqueeze(1) if input.ndim == 2 else input.transpose(0, 1) if layer.batch_first else input
     return _Steps(x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device))
 

@@ -44,10 +44,9 @@ class LayerRule:
     """Computes the input vectors of several weights, or from several arguments; `rule` then has nothing to do."""
     layout: Layout = Layout.ROWS
 
-    def weights_of(self, layer: nn.Module) -> list[str]:
-        """The names of a layer's weights, within the layer."""
-        names = [name for name, _ in layer.named_parameters(remove_duplicate=False)]
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.weights)]
+    def has_weight(self, name: str) -> bool:
+        """Whether this is the name of one of the weights, within the layer."""
+        return any(fnmatchcase(name, pattern) for pattern in self.weights)
 
 
 RULES: dict[type[nn.Module], LayerRule] = {}
