@@ -22,7 +22,7 @@ from steppe.integrations import requirements
 from steppe.integrations.mlflow import MLflowLogger
 from steppe.integrations.tensorboard import TensorBoardLogger
 from steppe.integrations.wandb import WandbLogger
-from steppe.learning.events import EpochEnded, Event
+from steppe.learning.events import EpochEnded, Event, MemoryUpdated, Progress
 
 Curves = dict[str, list[tuple[int, float]]]
 SETS = ["benchmark.tasks=3", "benchmark.samples=60", "test_samples=50", "training.epochs=2"]
@@ -254,6 +254,24 @@ def test_a_task_resumed_by_another_process_counts_on(tmp_path: Path) -> None:
     with TensorBoardLogger(tmp_path / "tensorboard") as logger:
         learner.learn(tasks[1], epochs=2, callback=logger)
     assert [step for step, _ in read_tensorboard(tmp_path)["train/epoch_loss"]] == [4, 8, 12, 16]
+
+
+def test_epochs_of_a_stream_and_streams_without_tasks(tmp_path: Path) -> None:
+    """Epochs whose length is known at their end only, and differs."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'steppe[tensorboard]'")
+    ranks = {"ranks": {"weight": {"rank": 3, "of": 8}}}
+    with TensorBoardLogger(tmp_path / "tensorboard") as logger:
+        for epoch, length in enumerate([5, 3]):
+            logger(Progress(0, epoch, 2, 2, None, 1.0))
+            logger(EpochEnded(0, "stream", epoch, length, 1.0, 0, 0.0))
+        logger(Progress(1, 0, 2, 1, None, 1.0))
+    for segment in range(2):
+        with TensorBoardLogger(tmp_path / "tensorboard") as logger:
+            logger(MemoryUpdated(segment, 40, diagnostics=ranks))
+    curves = read_tensorboard(tmp_path)
+    assert [step for step, _ in curves["train/loss"]] == [2, 7, 9]
+    assert [step for step, _ in curves["train/epoch_loss"]] == [5, 8]
+    assert curves["rank/weight"] == [(40, 3.0), (80, 3.0)]
 
 
 def test_a_tracker_that_fails_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

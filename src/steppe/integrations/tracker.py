@@ -1,7 +1,7 @@
 """What trackers log of a run, and at which step; the files beside this one write it to TensorBoard, MLflow and W&B.
 
-A step is a batch, counted over all tasks. A run that was resumed repeats what came after its last checkpoint; whatever
-a tracker holds already is not logged again.
+A step is a batch, counted over all tasks, or a sample of a stream without tasks. A run that was resumed repeats what
+came after its last checkpoint; whatever a tracker holds already is not logged again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from steppe.errors import one_line
-from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
+from steppe.learning.events import EpochEnded, Event, MemoryUpdated, Progress, RunStarted, TaskEnded
 from steppe.learning.loop import TaskResult
 from steppe.learning.metrics import AccuracyMatrix
 from steppe.runtime.warn import warn_user
@@ -38,6 +38,7 @@ class Tracker(ABC):
         self._ends: list[int] = []
         self._task = -1
         self._start = self._step = 0
+        self._epoch = (0, 0)  # the number of an epoch, and the step at which it begins
         self._rows: dict[int, list[float]] = {}
         self._points: dict[str, Point | None] = {}
         self._has_failed = False
@@ -122,22 +123,40 @@ class Tracker(ABC):
     def _take(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._ends = event.ends if len(event.ends) == event.tasks else []
-            return
-        self._enter(event.task)
+        elif isinstance(event, MemoryUpdated):
+            self._end_segment(event)
+        else:
+            self._enter(event.task)
+            if isinstance(event, TaskEnded):
+                self._end_task(event)
+            else:
+                self._log_training(event)
+
+    def _log_training(self, event: Progress | EpochEnded) -> None:
+        batches = event.batches or 0
+        epoch, begin = self._epoch  # the one that goes on, if this process has seen the one before end
+        if epoch != event.epoch:
+            begin = self._start + event.epoch * batches
         if isinstance(event, Progress):
-            self._step = self._start + event.epoch * event.batches + event.batch
+            self._step = begin + event.batch
             self._log({"train/loss": event.loss}, self._step)
-        elif isinstance(event, EpochEnded):
-            self._step = self._start + (event.epoch + 1) * event.batches
-            values = {
-                "train/epoch_loss": event.loss,
-                "train/lr": self._lr if event.lr is None else event.lr,
-                "validation/loss": event.validation_loss,
-            }
-            self._log({name: value for name, value in values.items() if value is not None}, self._step)
-            self._flush()
-        elif isinstance(event, TaskEnded):
-            self._end_task(event)
+            return
+        self._step = begin + batches
+        self._epoch = (event.epoch + 1, self._step)
+        values = {
+            "train/epoch_loss": event.loss,
+            "train/lr": self._lr if event.lr is None else event.lr,
+            "validation/loss": event.validation_loss,
+        }
+        self._log({name: value for name, value in values.items() if value is not None}, self._step)
+        self._flush()
+
+    def _end_segment(self, event: MemoryUpdated) -> None:
+        """Log the ranks; a step is a sample here."""
+        last = self.last("segment")
+        step = event.samples + (0 if last is None else last[0])
+        self._log({"segment": event.segment + 1.0, **_ranks(event.diagnostics)}, step)
+        self._flush()
 
     def _enter(self, task: int) -> None:
         """Find the step at which a task begins."""
@@ -153,7 +172,7 @@ class Tracker(ABC):
             self._start = 0 if ended is None else ended[0]
         ended = self.last("train/epoch_loss")
         self._step = self._start if ended is None else max(ended[0], self._start)
-        self._task = task
+        self._task, self._epoch = task, (0, self._start)
         self._log({"task": task + 1.0}, self._start)
 
     def _end_task(self, event: TaskEnded) -> None:
@@ -181,7 +200,9 @@ def _task_values(matrix: AccuracyMatrix, diagnostics: Mapping[str, object]) -> d
     values["ACC"] = matrix.acc
     if matrix.bwt is not None:
         values["BWT"] = matrix.bwt
+    return {**values, **_ranks(diagnostics)}
+
+
+def _ranks(diagnostics: Mapping[str, object]) -> dict[str, float]:
     ranks = diagnostics.get("ranks")
-    if isinstance(ranks, Mapping):
-        values |= {f"rank/{name}": float(size["rank"]) for name, size in ranks.items()}
-    return values
+    return {f"rank/{name}": float(size["rank"]) for name, size in ranks.items()} if isinstance(ranks, Mapping) else {}
