@@ -99,7 +99,8 @@ class GradientProjectionMemory:
         rule = make_rule(importance, lr=importance_lr, temperature=temperature, alpha=alpha, ridge=ridge)
         self.freeze_uncovered = freeze_uncovered
         self.num_updates = 0
-        self._memory = GradientMemory(rule, covered)
+        # Half precision is too little for orthonormal bases, and an optimizer's step need not be in the weights' type.
+        self._memory = GradientMemory(rule, covered, least_precision=torch.float32)
         self.version = 0
         """Changes with the bases."""
         self._warn_unprotected()
