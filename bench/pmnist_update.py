@@ -72,7 +72,7 @@ def update(name: str, learnt: int) -> tuple[Callable[[], None], dict[str, int]]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("methods", nargs="*", default=["fs-dgpm", "fs-sgpm", "er", "gpm"], metavar="METHOD")
+    parser.add_argument("methods", nargs="*", default=["fs-dgpm", "fs-sgpm", "fs-rgpm", "er", "gpm"], metavar="METHOD")
     parser.add_argument("--tasks", type=int, default=19, help="tasks learnt before (default: 19, the most)")
     parser.add_argument("--rounds", type=int, default=60, help="blocks of each (default: 60)")
     options = parser.parse_args()

@@ -27,6 +27,7 @@ from packages import TASKS, Text, read_tasks
 from torch import Tensor, nn
 
 import steppe
+import steppe.methods  # noqa: F401  (registers them)
 from steppe.registry import METHODS
 from steppe.runtime.environment import machine_info
 from steppe.version import versions

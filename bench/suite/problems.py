@@ -49,6 +49,7 @@ class Problem:
         network: The network, freshly initialized.
         learning: Arguments of `Learner.learn`.
         head: Outputs of a task, in the scenario "task".
+        adamw: AdamW's learning rate, where it takes the place of the method's own SGD; 0 for SGD.
     """
 
     scenario: Scenario
@@ -59,6 +60,7 @@ class Problem:
     network: Callable[[], nn.Module]
     learning: dict[str, Any]
     head: int = 0
+    adamw: float = 0.0
 
     def build(self, seed: int) -> tuple[nn.Module, list[steppe.Task]]:
         """The network and the tasks of a seed."""
@@ -91,15 +93,18 @@ def _permuted(side: int) -> Callable[[int, Sizes, torch.Generator], Parts]:
     return make
 
 
-def _rotated(number: int, sizes: Sizes, rng: torch.Generator) -> Parts:
-    angle = torch.tensor(number * 20 * torch.pi / 180)
-    turn = torch.tensor([[angle.cos(), -angle.sin(), 0], [angle.sin(), angle.cos(), 0]])
+def _turned(degrees: float) -> Callable[[int, Sizes, torch.Generator], Parts]:
+    def make(number: int, sizes: Sizes, rng: torch.Generator) -> Parts:
+        angle = torch.tensor(number * degrees * torch.pi / 180)
+        turn = torch.tensor([[angle.cos(), -angle.sin(), 0], [angle.sin(), angle.cos(), 0]])
 
-    def rotate(x: Tensor) -> Tensor:
-        grid = affine_grid(turn.expand(len(x), 2, 3), list(x.shape), align_corners=False)
-        return grid_sample(x, grid, align_corners=False)
+        def rotate(x: Tensor) -> Tensor:
+            grid = affine_grid(turn.expand(len(x), 2, 3), list(x.shape), align_corners=False)
+            return grid_sample(x, grid, align_corners=False)
 
-    return Parts(*((rotate(x), y) for x, y in draw_parts(*digits(14), sizes, rng)))
+        return Parts(*((rotate(x), y) for x, y in draw_parts(*digits(14), sizes, rng)))
+
+    return make
 
 
 def _photos(name: str, per_task: int) -> Callable[[int, Sizes, torch.Generator], Parts]:
@@ -143,13 +148,13 @@ PROBLEMS: dict[str, Problem] = {
         "class", "held out", 5, Sizes(500, 200, 400), _digit_pair(14), lambda: convnet(1, 14, 10), _often(3)
     ),
     "rotated digits, convnet": Problem(
-        "domain", "choose", 9, Sizes(300, 200, 400), _rotated, lambda: convnet(1, 14, 10), _often(10)
+        "domain", "choose", 9, Sizes(300, 200, 400), _turned(20), lambda: convnet(1, 14, 10), _often(10)
     ),
     "50 permutations of 100 digits, MLP": Problem(
         "domain", "held out", 50, Sizes(100, 100, 200), _permuted(14), lambda: mlp(196, 10), _often(10)
     ),
-    "200 permutations of 20 digits, MLP": Problem(
-        "domain", "choose", 200, Sizes(20, 20, 50), _permuted(7), lambda: mlp(49, 10), _often(25)
+    "200 slow turns of 20 digits, MLP": Problem(
+        "domain", "choose", 200, Sizes(20, 20, 50), _turned(1.8), lambda: mlp(196, 10), _often(10)
     ),
     "5 permutations of 5,000 digits, MLP": Problem(
         "domain", "held out", 5, Sizes(5000, 500, 1000), _permuted(14), lambda: mlp(196, 10), _often(1)
@@ -177,8 +182,9 @@ PROBLEMS: dict[str, Problem] = {
         Sizes(1200, 300, 200),
         _photos("tiny-imagenet", 4),
         lambda: Transformer(16, 24, patch=8),
-        _often(4, 20),
+        _often(5, 20),
         head=4,
+        adamw=1e-3,
     ),
     "waves, 1-D convolutions": Problem(
         "domain", "held out", 6, Sizes(200, 100, 300), waves, lambda: conv1d(4), _often(5)
@@ -193,10 +199,18 @@ PROBLEMS: dict[str, Problem] = {
         Sizes(400, 200, 200),
         _help_texts(2),
         lambda: Transformer(48, 16),
-        _often(3),
+        _often(5),
         head=2,
+        adamw=1e-3,
     ),
     "passages, transformer, classes": Problem(
-        "class", "choose", 5, Sizes(400, 200, 200), _help_texts(2), lambda: Transformer(48, 10), _often(4)
+        "class",
+        "choose",
+        5,
+        Sizes(400, 200, 200),
+        _help_texts(2),
+        lambda: Transformer(48, 10),
+        _often(5),
+        adamw=1e-3,
     ),
 }

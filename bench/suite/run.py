@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from problems import PROBLEMS
+from problems import PROBLEMS, Problem
 
 import steppe
 from steppe.registry import METHODS
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, cell: Cell) -> str:
     started = time.process_time()
     result: dict[str, Any] = {"problem": name, "method": label_of(options, method), "seed": seed}
     try:
-        result |= learn(model, tasks, settings, seed, problem.learning)
+        result |= learn(model, tasks, settings, seed, problem)
         line = f"test {result['test']['acc']:5.1f}  bwt {result['test']['bwt']:6.1f}"
     except steppe.SteppeError as error:
         result["error"] = line = str(error)
@@ -115,14 +115,15 @@ def parse(changes: list[str]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def learn(model: torch.nn.Module, tasks: list[steppe.Task], settings: Any, seed: int, how: dict[str, Any]) -> Any:
+def learn(model: torch.nn.Module, tasks: list[steppe.Task], settings: Any, seed: int, problem: Problem) -> Any:
     """Learn all tasks one after another; test on validation and test samples after each."""
-    learner = steppe.Learner(model, settings, seed=seed, threads=1)
+    optimizer = (lambda parameters: torch.optim.AdamW(parameters, lr=problem.adamw)) if problem.adamw else None
+    learner = steppe.Learner(model, settings, seed=seed, threads=1, optimizer=optimizer)
     validation = [steppe.Task(task.train, task.val, head=task.head) for task in tasks]
     rows: dict[str, list[list[float]]] = {"test": [], "validation": []}
     calls = [tasks] if settings.schedule != "sequential" else [[task] for task in tasks]
     for number, call in enumerate(calls):
-        result = learner.learn(call, **how)
+        result = learner.learn(call, **problem.learning)
         seen = len(tasks) if len(call) > 1 else number + 1
         rows["test"].append(learner.evaluate(tasks[:seen]))
         rows["validation"].append(learner.evaluate(validation[:seen]))

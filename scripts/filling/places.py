@@ -79,15 +79,17 @@ def _study_table(file: Path, methods: list[str] | None) -> str:
     """
     header, *rows = _table_cells(file)
     by_method = {row[0]: row[:-1] for row in rows}
-    kilobytes = {method: f"{_kilobytes(file.parent / method):.0f}" for method in by_method}
-    lines = [[*by_method[method], kilobytes[method]] for method in methods or by_method]
+    lines = [[*by_method[method], *_kilobytes(file.parent / method)] for method in methods or by_method]
     assert header[-1] == "seconds"
-    return _lines([[*header[:-1], "kB"], *lines])
+    return _lines([[*header[:-1], "kB kept", "kB working"], *lines])
 
 
-def _kilobytes(runs: Path) -> float:
-    """A method's memory besides the network at the end, mean over its runs."""
-    return fmean(read_result(file.parent).memory_bytes / 1000 for file in runs.glob(f"*/{RESULT}"))
+def _kilobytes(runs: Path) -> tuple[str, str]:
+    """A method's memory besides the network at the end, kept and working, mean over its runs."""
+    results = [read_result(file.parent) for file in runs.glob(f"*/{RESULT}")]
+    sizes = [result.kept_bytes for result in results], [result.working_bytes for result in results]
+    kept, working = (f"{fmean(each) / 1000:.0f}" for each in sizes)
+    return kept, working
 
 
 def _details(study: Path) -> str:
@@ -136,12 +138,13 @@ def _first_tasks(study: Path, longer: Path) -> str:
 def _bytes_table(study: Path) -> str:
     """Memory of each method's first seed after its last task, by kind, in kilobytes."""
     files = {method: study / method / "seed-0" / RESULT for method in methods_in_order(study)}
-    held = {method: read_result(file.parent).bytes for method, file in files.items()}
-    kinds = list(dict.fromkeys(kind for part in held.values() for kind in part))
-    lines = [["method", *kinds, "sum"]]
-    for method, part in held.items():
+    held = {method: read_result(file.parent) for method, file in files.items()}
+    kinds = list(dict.fromkeys(kind for result in held.values() for kind in result.bytes))
+    lines = [["method", *kinds, "kept", "working"]]
+    for method, result in held.items():
+        part = result.bytes
         kilobytes = [f"{part[kind] / 1000:.0f}" if part.get(kind) else "" for kind in kinds]
-        lines.append([method, *kilobytes, f"{sum(part.values()) / 1000:.0f}"])
+        lines.append([method, *kilobytes, f"{result.kept_bytes / 1000:.0f}", f"{result.working_bytes / 1000:.0f}"])
     return _lines(lines)
 
 

@@ -24,6 +24,7 @@ from steppe.checkpoint.io import parse_state, read_state, write_state
 from steppe.checkpoint.tree import flatten_tree, unflatten_tree
 from steppe.errors import ModelError, RunError, SteppeError, UsageError
 from steppe.tensors.batch import Batch
+from steppe.tensors.ragged import Ragged
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 X, Y = bright(8)(24, 0)
@@ -41,8 +42,28 @@ def batches() -> st.SearchStrategy[Batch]:
     return st.builds(Batch, tensors(), tensors(), tensors())
 
 
+@st.composite
+def ragged(draw: st.DrawFn, count: int | None = None) -> Ragged:
+    lengths = draw(st.lists(st.integers(0, 3), min_size=count or 1, max_size=count or 4))
+    return Ragged(torch.arange(2 * length).reshape(length, 2) for length in lengths)
+
+
+@st.composite
+def nest_batches(draw: st.DrawFn) -> Batch:
+    count = draw(st.integers(1, 3))
+    leaf = st.one_of(ragged(count), st.just(torch.arange(3 * count).reshape(count, 3)), st.just(torch.ones(count)))
+    keys = st.text() | st.integers()
+    nest = st.recursive(
+        leaf,
+        lambda inner: st.dictionaries(keys, inner, min_size=1) | st.lists(inner, min_size=1, max_size=2).map(tuple),
+        max_leaves=4,
+    )
+    return Batch(draw(nest), draw(ragged(count) | st.just(torch.arange(count))), torch.zeros(count))
+
+
 leaves = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | tensors() | batches()
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | tensors() | batches() | nest_batches()
+    | ragged()
     | st.builds(lambda start, length: range(start, start + length), st.integers(), st.integers(0, 1000))
 )  # fmt: skip
 trees = st.recursive(
@@ -56,9 +77,11 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if isinstance(one, Ragged):
+        return same(one.rows, other.rows)
     if isinstance(one, Batch):
         return all(same(getattr(one, part), getattr(other, part)) for part in ("x", "y", "task"))
-    if isinstance(one, list):
+    if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
@@ -284,3 +307,28 @@ def test_method_state_must_fit(
     hostile.forged(tmp_path / "file", "learner", change)
     with pytest.raises(RunError, match=says):
         steppe.load(tmp_path / "file", mlp())
+
+
+ROWS = {"flat": torch.arange(5), "lengths": torch.tensor([2, 3]), "y": torch.arange(2), "task": torch.zeros(2)}
+PACKED = {"ragged": ["flat", "lengths"]}
+BROKEN: dict[str, tuple[Any, dict[str, Tensor]]] = {
+    "too few elements": (PACKED, {**ROWS, "flat": torch.arange(4)}),
+    "negative lengths": (PACKED, {**ROWS, "lengths": torch.tensor([-1, 6])}),
+    "lengths of no list": (PACKED, {**ROWS, "lengths": torch.tensor(5)}),
+    "lengths of no integers": (PACKED, {**ROWS, "lengths": torch.tensor([2.0, 3.0])}),
+    "elements of no list": (PACKED, {**ROWS, "flat": torch.tensor(0)}),
+    "one tensor": ({"ragged": ["flat"]}, ROWS),
+    "other samples than targets": ({"nest": [{"tensor": "flat"}, {"tensor": "y"}, {"tensor": "task"}]}, ROWS),
+    "no inputs": ({"nest": [{"items": []}, {"tensor": "y"}, {"tensor": "task"}]}, ROWS),
+    "inputs that are numbers": ({"nest": [3, {"tensor": "y"}, {"tensor": "task"}]}, ROWS),
+    "no targets": ({"nest": [PACKED, None, {"tensor": "task"}]}, ROWS),
+    "fewer targets": ({"nest": [PACKED, {"tensor": "flat"}, {"tensor": "task"}]}, {**ROWS, "flat": torch.arange(5)}),
+    "no tasks": ({"nest": [PACKED, {"tensor": "y"}]}, ROWS),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_nests_that_cannot_be(case: str) -> None:
+    tree, held = BROKEN[case]
+    with pytest.raises(ValueError, match=r"\w"):
+        unflatten_tree(tree, held)

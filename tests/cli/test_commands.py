@@ -162,6 +162,28 @@ def test_study_writes_tables_and_matches_single_runs(capsys: pytest.CaptureFixtu
     assert main(["study", "pmnist", "er", "--seeds", "1", *SHORT, "--out", "s"]) == 2
 
 
+def test_a_study_reports_on_validation_data(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["study", "pmnist", "er", "--seeds", "1", "--jobs", "1", *SHORT]
+    assert main([*command, "--report", "validation", "--out", "v"]) == 0
+    assert main([*command, "--out", "t"]) == 0
+    capsys.readouterr()
+    results = [json.loads(Path(f"{out}/er/seed-0/result.json").read_text(encoding="utf-8")) for out in "vt"]
+    assert results[0]["accuracy"] != results[1]["accuracy"]
+    assert results[0]["updates"] == results[1]["updates"]
+    assert main(["show", "v"]) == 0
+    out = capsys.readouterr().out
+    assert "| validation ACC |" in out
+    assert "on validation data" in out
+    assert "validation data" in Path("v/table.tex").read_text(encoding="utf-8")
+    assert "validation data" in Path("v/report.html").read_text(encoding="utf-8")
+    assert json.loads(Path("v/table.json").read_text(encoding="utf-8"))["report"] == "validation"
+    assert "validation" not in Path("t/table.md").read_text(encoding="utf-8")
+    assert main(["report", "v", "t", "-o", "both.html"]) == 0
+    both = Path("both.html").read_text(encoding="utf-8")
+    assert "pmnist (report=validation)" in both
+    assert "pmnist (report=test)" in both
+
+
 def test_a_range_of_seeds() -> None:
     assert main(["run", "pmnist", "finetune", "--seeds", "7-8", "--jobs", "1", *SHORT]) == 0
     table = json.loads(Path("runs/pmnist-finetune-seeds7-8/table.json").read_text(encoding="utf-8"))

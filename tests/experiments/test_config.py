@@ -108,6 +108,18 @@ def test_is_canonical() -> None:
     assert not RunConfig.make("pmnist", "er", ["epochs=2"]).is_canonical
 
 
+def test_a_run_on_validation_data_says_so_and_is_another_experiment() -> None:
+    on_test, on_validation = (RunConfig.make("pmnist", "er", report=report) for report in ("test", "validation"))
+    assert not on_validation.is_canonical
+    assert on_validation.command() == "steppe run pmnist er --seed 0 --report validation"
+    assert RunConfig.from_toml(on_validation.as_toml()) == on_validation
+    assert "report" not in on_test.as_toml()  # so that older versions read it
+    assert not on_test.matches(on_validation.as_dict())
+    assert not on_validation.matches(on_test.as_dict())
+    with pytest.raises(UsageError, match="data to report on"):
+        RunConfig.make("pmnist", "er", report="train")
+
+
 def test_the_command_repeats_the_run() -> None:
     config = RunConfig.make("pmnist", "fs-dgpm", ["tasks=3", "method.alpha=2"], seed=4)
     words = config.command().split()

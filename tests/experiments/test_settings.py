@@ -247,6 +247,7 @@ def test_presets_that_differ_from_the_defaults() -> None:
         "gpm": {"thresholds", "basis_samples"},
         "sgp": {"thresholds", "basis_samples", "alpha"},
         "fs-sgpm": {"ascent_form", "ascent_lr"},
+        "fs-rgpm": {"ascent_form", "ascent_lr", "first_inputs", "ridge_first"},
     }
 
 

@@ -22,11 +22,12 @@ from steppe.methods.base import MethodConfig
 from steppe.methods.parts.sharpness import PerturbedGradient, SharpnessAscent
 from steppe.models.mlp import MLP
 from steppe.network.network import Network
-from steppe.projection.importance import Ones, Sigmoid
+from steppe.projection.importance import Ones, Ridge, Sigmoid
 from steppe.projection.layers import projected_weights
+from steppe.projection.matrix_projector import MatrixProjector
 from steppe.projection.memory import GradientMemory
 from steppe.registry import METHODS
-from steppe.tensors.batch import Batch
+from steppe.tensors.batch import Batch, Shares
 
 
 class Tower(nn.Module):
@@ -151,6 +152,35 @@ def test_ascent_equals_the_plain_ascent(
     assert all(torch.equal(before[key], tensor) for key, tensor in quick.snapshot().items())
     again = ascent(quick, memories[0], batch[:5], batch)
     assert_gradients_close(again, expected)  # nothing is left from the last update
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("wide", [0, 60, 2**15], ids=["all wide", "mixed", "all small"])
+@pytest.mark.parametrize("clamp", [1e3, 0.02], ids=["free", "now and then"])
+@pytest.mark.parametrize("samples", [3, 40], ids=["bases", "matrices"])
+def test_the_ascent_with_ridge_importances(
+    name: str, chunked: bool, wide: int, clamp: float, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With projectors that hold P itself, and shares of the samples in the loss."""
+    monkeypatch.setattr("steppe.fast.linear_chain.FACTORS", wide)
+    monkeypatch.setattr("steppe.fast.perturbed_chain.WIDE", wide)
+    quick, slow, batch = setting(name, heads=True)
+    memories = [GradientMemory(Ridge(0.05), projected_weights(network.model)) for network in (quick, slow)]
+    x = torch.randn(samples, 9, dtype=torch.float64) + 0.3
+    for memory, network in zip(memories, (quick, slow), strict=True):
+        memory.rebuild(network, x, None)
+    held = memories[0].projectors[quick.chain.links[0].weight]  # type: ignore[union-attr]
+    assert isinstance(held, MatrixProjector) is (samples == 40)
+    shares = Shares(torch.tensor([0.1] * 5 + [0.3] * 4, dtype=torch.float64), 5, (0.5, 1.2))
+    ascent = SharpnessAscent(0.3, steps=3, clamp=clamp, chunked=chunked)
+    found, expected = (
+        ascent(n, m, batch[:5], batch.with_shares(shares)) for n, m in zip((quick, slow), memories, strict=True)
+    )
+    assert_gradients_close(found, expected)
+    left = memories[0].project_out(found.gradient, found.coordinates)
+    for key, g in memories[1].project_out(expected.gradient).items():
+        torch.testing.assert_close(to_dense(left[key]), to_dense(g))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.999, 1.001, 3.0])

@@ -103,7 +103,7 @@ def test_sweeps_read_the_setting_from_the_configuration(
     if name == "ascent-steps":
         assert panels[2].containers[0][0].get_ydata() == pytest.approx([6.5 / 3] * 3)
     else:
-        kept = [runs[0].result.memory_bytes / 1000] * len(values)
+        kept = [runs[0].result.kept_bytes / 1000] * len(values)
         assert list(panels[2].containers[0][0].get_xdata()) == pytest.approx(kept)
         assert panels[2].containers[0][0].get_ydata() == pytest.approx(acc[0].get_ydata())
 

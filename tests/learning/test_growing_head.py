@@ -223,7 +223,7 @@ def test_classes_of_a_dataset_are_counted() -> None:
     learner = Learner(nn.Linear(6, 1), Finetune(), head="weight", grow=True)
     learner.learn(Task(data))
     assert learner.network.trainable["weight"].shape == (5, 6)
-    with pytest.raises(DataError, match="labels are not known in advance; pass its Dataset"):
+    with pytest.raises(DataError, match="labels are not known in advance; pass a Dataset"):
         learner.learn(Task(DataLoader(data)))
     learner.learn(Task(DataLoader(data), head=range(5)))
 

@@ -24,6 +24,9 @@ BRISK = {"lr": 0.05, "buffer": 40, "basis_samples": 30, "ascent_lr": 0.02}
 METHODS: dict[str, Callable[[], MethodConfig]] = {
     "fs-dgpm": lambda: FSDGPM(**BRISK),
     "fs-sgpm chunked": lambda: FSDGPM(**BRISK, importance="spectral", ascent_form="chunked"),
+    "fs-rgpm": lambda: FSDGPM(
+        **BRISK, importance="ridge", ascent_form="chunked", first_inputs="all", replay_weight=1.0, average=0.9
+    ),
     "fs-er": lambda: ER(lr=0.05, buffer=40, ascent_steps=2, ascent_lr=0.02),
 }
 

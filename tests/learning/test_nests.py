@@ -275,3 +275,21 @@ def test_a_model_that_works_in_place_gets_copies() -> None:
     stored = method.replay.state_dict()["stored"]
     rows = {tuple(row) for row in before["a"].tolist()}
     assert all(tuple(row) in rows for row in stored.x["a"].tolist())
+
+
+@pytest.mark.parametrize("form", TASKS)
+def test_a_stream_of_batches_may_be_nests(form: str, tmp_path: Path) -> None:
+    """Observed batch by batch, and resumed after the third, to the same bits."""
+    learner = learner_of("er", form)
+    pairs = []
+    for number in range(6):
+        data: Any = TASKS[form](number % 2).train
+        pairs.append(data.take(torch.arange(5)))
+    for number, pair in enumerate(pairs):
+        if number == 3:
+            learner.save(tmp_path / "learner")
+        learner.observe(pair, update_every=12)
+    resumed = steppe.load(tmp_path / "learner", TextModel())
+    for pair in pairs[3:]:
+        resumed.observe(pair, update_every=12)
+    assert_same(weights(resumed), weights(learner))

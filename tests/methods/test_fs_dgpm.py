@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import no_hooks
+from reference import dense_projectors, no_hooks
 from reference_update import PROBLEMS, FlatUpdate, Problem, coverage, drawn, listed
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from steppe.methods.base import Method
 from steppe.methods.parts.sgd import clip_by_norm
 from steppe.network.network import Network
 from steppe.projection.layers import projected_weights
+from steppe.projection.matrix_projector import MatrixProjector
 from steppe.registry import find_method
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
@@ -24,6 +25,8 @@ from steppe.tensors.batch import Batch
 LIVELY = {"importance_lr": 30.0, "temperature": 2.0}
 SMALL = {"buffer": 7, "basis_samples": 6, "threshold": 0.9, "threshold_step": 0.03}
 REPLAY = {"buffer": 7}
+RIDGE = {"buffer": 7, "basis_samples": 6, "importance": "ridge", "ridge": 0.05, "ridge_first": 0.3}
+WEIGHTED = {"current_weight": 0.5, "replay_weight": 1.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fs-dgpm as published": ("fs-dgpm", {**SMALL}),
     "fs-dgpm": ("fs-dgpm", {**SMALL, **LIVELY, "ascent_lr": 0.3, "clip": 0}),
@@ -41,6 +44,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fs-gpm chunked": ("fs-gpm", {**SMALL, "ascent_form": "chunked", "clip": 0.3}),
     "fs-sgpm": ("fs-sgpm", {**SMALL, "alpha": 3.0, "ascent_lr": 0.3}),
     "fs-sgpm chunked": ("fs-sgpm", {**SMALL, "alpha": 3.0, "ascent_form": "chunked", "momentum": 0}),
+    "fs-rgpm": ("fs-rgpm", {**RIDGE, "ascent_lr": 0.3}),
+    "fs-rgpm as on pmnist": ("fs-rgpm", {**RIDGE, **WEIGHTED, "first_inputs": "all", "ascent_form": "chunked"}),
+    "fs-rgpm averaged": ("fs-rgpm", {**RIDGE, **WEIGHTED, "average": 0.7, "clip": 0.3}),
+    "fs-rgpm second order": ("fs-rgpm", {**RIDGE, **WEIGHTED, "second_order": True, "ascent_lr": 0.3}),
+    "fs-dgpm weighted": ("fs-dgpm", {**SMALL, **LIVELY, **WEIGHTED, "ascent_lr": 0.3}),
+    "dgpm weighted": ("dgpm", {**SMALL, **LIVELY, **WEIGHTED, "ascent_lr": 0.3}),
     "la-dgpm whole": ("la-dgpm", {**SMALL, **LIVELY, "ascent_form": "whole", "ascent_lr": 0.3}),
     "la-dgpm chunked": ("la-dgpm", {**SMALL, **LIVELY, "ascent_form": "chunked", "clip": 0.3}),
     "dgpm": ("dgpm", {**SMALL, **LIVELY, "ascent_lr": 0.3, "clip": 0.3}),
@@ -98,12 +107,23 @@ def test_three_tasks_equal_the_flat_reference(case: str, problem: str, factored:
             compare_importances(method, twin)
         method.end_task()
         twin.end_task()
+        if "average" in changes:
+            torch.testing.assert_close(flat(network.model), twin.average, rtol=1e-8, atol=1e-10)
     assert no_hooks(network.model)
 
 
 def compare_importances(method: Any, twin: FlatUpdate) -> None:
     assert set(method.memory.projectors) == set(twin.bases.importance)
     for key, projector in method.memory.projectors.items():
+        if twin.rule == "ridge":
+            own = (
+                list(projector.matrix)
+                if isinstance(projector, MatrixProjector)
+                else dense_projectors(projector.basis, projector.importance)
+            )
+            for matrix, m, values in zip(own, twin.bases.vectors[key], twin.bases.importance[key], strict=True):
+                torch.testing.assert_close(matrix, m @ torch.diag(values) @ m.T, rtol=1e-6, atol=1e-9)
+            continue
         expected = torch.cat(twin.bases.importance[key])
         torch.testing.assert_close(projector.active_importance, expected, rtol=1e-6, atol=1e-9)
         assert projector.rank == len(expected)

@@ -120,7 +120,7 @@ class ReleasedLoop(FlatUpdate):
 
 @pytest.mark.parametrize("statistics", ["once", "every-forward"])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("member", ["fs-dgpm", "dgpm", "la-dgpm", "fs-sgpm"])
+@pytest.mark.parametrize("member", ["fs-dgpm", "dgpm", "la-dgpm", "fs-sgpm", "fs-rgpm"])
 def test_statistics_and_weights_equal_the_loop(member: str, form: str, statistics: str) -> None:
     """Over three tasks: bases are built in eval mode, so from the second task on, weights depend on the statistics."""
     kept = Statistics()

@@ -159,7 +159,7 @@ def test_each_modules_mode_is_restored() -> None:
 
 
 FORMS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in ("finetune", "er", "fs-er", "fs-dgpm", "fs-gpm", "fs-sgpm", "la-dgpm", "dgpm")),
+    *((name, {}) for name in ("finetune", "er", "fs-er", "fs-dgpm", "fs-gpm", "fs-sgpm", "fs-rgpm", "la-dgpm", "dgpm")),
     *((name, {"ascent_form": "chunked"}) for name in ("fs-dgpm", "dgpm", "la-dgpm")),
     *((name, {"second_order": True}) for name in ("fs-dgpm", "dgpm")),
     ("fs-dgpm", {"second_order": True, "ascent_form": "chunked", "ascent_steps": 3}),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steppe.projection.importance import Ones, Sigmoid, Spectral
+from steppe.projection.importance import Ones, Ridge, Sigmoid, Spectral
 
 VALUES = torch.tensor([[8.0, 2.0, 0.5], [3.0, 1.0, 0.0]], dtype=torch.float64)
 
@@ -52,8 +52,29 @@ def test_spectral_rule(values: list[list[float]], alpha: float) -> None:
             assert importance > 0.999999 or sigma < top or top == 0
 
 
-@pytest.mark.parametrize("rule", [Ones(), Spectral(3.0)])
-def test_fixed_rules_do_not_move(rule: Ones | Spectral) -> None:
+@given(st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=1, max_size=3), st.floats(1e-5, 1000))
+def test_ridge_rule(values: list[list[float]], a: float) -> None:
+    """r (1 + a) / (r + a) per group, with r = σ² / σ_max²: 1 at the top, never above, 0 without energy."""
+    found = Ridge(a).initial(torch.tensor(values, dtype=torch.float64))
+    for row, group in zip(found.tolist(), values, strict=True):
+        top = max(group)
+        for importance, sigma in zip(row, group, strict=True):
+            r = (sigma / top) ** 2 if top > 0 else 0.0
+            assert importance == pytest.approx(r * (1 + a) / (r + a), rel=1e-9, abs=1e-300)
+            assert 0 <= importance <= 1 + 1e-12
+            assert importance > 0.999999 or sigma < top or top == 0
+
+
+def test_limits_of_the_ridge_rule() -> None:
+    """Small a: hard projection onto every direction with energy. Large a: λ is the share of the largest energy."""
+    values = torch.tensor([[8.0, 2.0, 0.5, 0.0]], dtype=torch.float64)
+    hard, soft = Ridge(1e-12).initial(values), Ridge(1e12).initial(values)
+    torch.testing.assert_close(hard, torch.tensor([[1.0, 1.0, 1.0, 0.0]], dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(soft, (values / 8).square(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", [Ones(), Spectral(3.0), Ridge(0.1)])
+def test_fixed_rules_do_not_move(rule: Ones | Spectral | Ridge) -> None:
     assert not rule.dynamic
     importance = rule.initial(VALUES).view(-1)
     before = importance.clone()

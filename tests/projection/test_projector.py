@@ -10,6 +10,7 @@ from reference import dense_projectors, orthonormal, projected_rows
 from torch import Tensor
 
 from steppe.fast.factored import FactoredGrad, to_dense
+from steppe.projection.matrix_projector import MatrixProjector, matrix_of
 from steppe.projection.projector import SoftProjector
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -53,6 +54,22 @@ def test_dense_gradients_equal_dense_matrices(case: tuple[SoftProjector, Tensor]
         torch.testing.assert_close(known.reshape(len(p.basis), -1, known.shape[-1])[group], rows @ vectors, **CLOSE)
     torch.testing.assert_close(p.project_onto(g, known), within, **CLOSE)
     torch.testing.assert_close(p.project_out(g, known), g - within, **CLOSE)
+
+
+@given(projectors())
+def test_a_matrix_projects_like_its_basis(case: tuple[SoftProjector, Tensor]) -> None:
+    p, g = case
+    matrix = MatrixProjector(matrix_of(p.basis, p.importance), p.importance)
+    for known in (None, matrix.coordinates(g)):
+        torch.testing.assert_close(matrix.project_onto(g, known), p.project_onto(g), **CLOSE)
+        torch.testing.assert_close(matrix.project_out(g, known), p.project_out(g), **CLOSE)
+    torch.testing.assert_close(matrix.matrix, torch.stack(dense_projectors(p.basis, p.importance)), **CLOSE)
+    assert matrix.max_rank == p.max_rank
+    if len(p.basis) == 1:
+        rows = g.reshape(-1, p.basis.shape[1])
+        factors = FactoredGrad(torch.eye(len(rows), dtype=torch.float64), rows)
+        torch.testing.assert_close(to_dense(matrix.project_onto(factors)), to_dense(p.project_onto(factors)), **CLOSE)
+        torch.testing.assert_close(to_dense(matrix.project_out(factors)), to_dense(p.project_out(factors)), **CLOSE)
 
 
 @given(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7), st.integers(0, 10_000), st.data())

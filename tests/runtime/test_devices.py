@@ -19,6 +19,7 @@ from steppe.methods.parts.reservoir import Reservoir
 from steppe.models.lenet import LeNet
 from steppe.models.mlp import MLP
 from steppe.network.network import Network
+from steppe.projection.matrix_projector import MatrixProjector
 from steppe.projection.memory import GradientMemory
 from steppe.projection.projector import SoftProjector
 from steppe.registry import METHODS
@@ -26,7 +27,7 @@ from steppe.tensors.batch import Batch
 
 NETS = {"mlp": (lambda: MLP(), (784,)), "lenet": (lambda: LeNet(10, 12), (3, 12, 12))}
 NAMES = [
-    *("fs-dgpm", "fs-gpm", "fs-sgpm", "la-dgpm", "dgpm"),
+    *("fs-dgpm", "fs-gpm", "fs-sgpm", "fs-rgpm", "la-dgpm", "dgpm"),
     *("er", "fs-er", "gpm", "sgp", "la-maml", "der++", "sam-er", "finetune", "ewc"),
 ]
 
@@ -43,6 +44,8 @@ def elsewhere(found: Any) -> Any:
         return Batch(*map(elsewhere, (found.x, found.y, found.task)))
     if isinstance(found, SoftProjector):
         return SoftProjector(elsewhere(found.basis), elsewhere(found.importance))
+    if isinstance(found, MatrixProjector):
+        return MatrixProjector(elsewhere(found.matrix), elsewhere(found.importance))
     if isinstance(found, Penalty):
         found.importance, found.centre, found._scatter = elsewhere(found.importance), elsewhere(found.centre), None
     if isinstance(found, Reservoir):

@@ -106,6 +106,8 @@ class FlatUpdate:
         self.velocity = torch.zeros_like(self.w)
         self.bases = Bases()
         self.tasks_done = 0
+        self.average = self.w
+        self.all_inputs: list[Tensor] = []  # every training sample of all tasks, once each
         self.replays = name != "finetune"
         capacity = s.buffer if self.replays else 1
         self.buffer = ListReservoir(
@@ -113,7 +115,7 @@ class FlatUpdate:
         )
         self.projects = name not in ("er", "fs-er", "finetune")
         self.sign = -1.0 if name == "la-dgpm" else 1.0
-        self.rule = {"fs-gpm": "ones", "fs-sgpm": "spectral"}.get(name, "sigmoid")
+        self.rule = {"fs-gpm": "ones", "fs-sgpm": "spectral", "fs-rgpm": "ridge"}.get(name, "sigmoid")
 
     def parts(self, flat: Tensor) -> Weights:
         found, at = {}, 0
@@ -127,9 +129,21 @@ class FlatUpdate:
         logits, _ = self.problem.forward(self.model, self.parts(flat), x, False)
         return head_loss(logits, [s[1] for s in samples], [self.problem.heads[s[2]] for s in samples])
 
+    def union_loss(self, flat: Tensor, current: list[Sample], union: list[Sample]) -> Tensor:
+        """2 / |D ∪ N| · (Σ_D weight · loss + Σ_N weight · loss), sample by sample."""
+        weights = getattr(self.s, "current_weight", 0.5), getattr(self.s, "replay_weight", 0.5)
+        total = flat.new_zeros(())
+        for place, sample in enumerate(union):
+            total = total + weights[place >= len(current)] * self.loss(flat, [sample])
+        return 2 * total / len(union)
+
     def gradient(self, flat: Tensor, samples: list[Sample]) -> Tensor:
         flat = flat.detach().requires_grad_()
         return torch.autograd.grad(self.loss(flat, samples), flat)[0]
+
+    def union_gradient(self, flat: Tensor, current: list[Sample], union: list[Sample]) -> Tensor:
+        flat = flat.detach().requires_grad_()
+        return torch.autograd.grad(self.union_loss(flat, current, union), flat)[0]
 
     def matrix(self, importance: dict[str, list[Tensor]], outside: bool) -> Tensor:
         """`project_onto` or `project_out` as one matrix over all weights; the identity for weights without a basis."""
@@ -161,7 +175,7 @@ class FlatUpdate:
             moved = w + v
             (g,) = torch.autograd.grad(self.loss(moved, part), moved, create_graph=True)
             v = v + self.sign * self.s.ascent_lr * (within @ g).clamp(-clamp, clamp)
-            losses.append(self.loss(w + v, union))
+            losses.append(self.union_loss(w + v, current, union))
         chunked = getattr(self.s, "ascent_form", "whole") == "chunked"
         return torch.stack(losses).mean() if chunked else losses[-1]
 
@@ -178,8 +192,8 @@ class FlatUpdate:
             v = v + self.sign * self.s.ascent_lr * (within @ g).clamp(-clamp, clamp)
             walked = walked + g
             if chunked or place == len(parts) - 1:
-                final = self.gradient(self.w + v, union)
-                found.append((self.loss(self.w + v, union), final, self.alignment(walked, final)))
+                final = self.union_gradient(self.w + v, current, union)
+                found.append((self.union_loss(self.w + v, current, union), final, self.alignment(walked, final)))
         slopes = {
             key: [sum(f[2][key][group] for f in found) / len(found) for group in range(len(found[0][2][key]))]
             for key in self.bases.vectors
@@ -214,7 +228,7 @@ class FlatUpdate:
         """Steps 1 to 3 of Algorithm 1."""
         union = current + (self.buffer.draw(len(current)) if self.replays else [])
         perturb = self.second_order if getattr(self.s, "second_order", False) else self.first_order
-        loss, gradient = self.loss(self.w, union), self.gradient(self.w, union)
+        loss, gradient = self.union_loss(self.w, current, union), self.union_gradient(self.w, current, union)
         slopes: dict[str, list[Tensor]] = {}
         if self.name == "dgpm":
             slopes = perturb(current, union)[2]
@@ -229,6 +243,8 @@ class FlatUpdate:
         step = self.matrix(self.bases.importance, outside=True) @ gradient
         self.velocity = self.s.momentum * self.velocity + step
         self.w = (self.w - self.s.lr * self.velocity).detach()
+        decay = getattr(self.s, "average", 0.0)
+        self.average = decay * self.average + (1 - decay) * self.w
         return float(loss.detach())
 
     def move_importances(self, slopes: dict[str, list[Tensor]]) -> None:
@@ -244,6 +260,7 @@ class FlatUpdate:
     def after_batch(self, samples: list[Sample]) -> None:
         for sample in samples:
             self.buffer.push(sample)
+            self.all_inputs.append(sample[0])
 
     def end_task(self) -> None:
         """UpdateGPM: full SVDs of the layers' inputs on samples of the buffer."""
@@ -254,7 +271,16 @@ class FlatUpdate:
         self.tasks_done += 1
         self.bases = Bases()
         _, columns = self.problem.forward(self.model, self.parts(self.w), x, True)
+        if getattr(self.s, "first_inputs", "buffer") == "all":
+            _, whole = self.problem.forward(self.model, self.parts(self.w), torch.stack(self.all_inputs), True)
+            columns["0.weight"] = whole["0.weight"]
         for key in self.problem.covered:
+            if self.rule == "ridge":
+                a = self.s.ridge_first if key == "0.weight" else self.s.ridge
+                self.bases.vectors[key], self.bases.importance[key] = map(
+                    list, zip(*(ridge_directions(group, a) for group in columns[key]), strict=True)
+                )
+                continue
             kept = [leading_directions(group.T, threshold) for group in columns[key]]
             self.bases.vectors[key] = [vectors for vectors, _ in kept]
             self.bases.importance[key] = [self.initial(values) for _, values in kept]
@@ -264,6 +290,16 @@ class FlatUpdate:
             return torch.ones_like(values)
         top, alpha = max(values.tolist()), self.s.alpha
         return torch.tensor([(alpha + 1) * v / (alpha * v + top) for v in values.tolist()], dtype=values.dtype)
+
+
+def ridge_directions(columns: Tensor, a: float) -> tuple[Tensor, Tensor]:
+    """All eigenvectors of Σ x xᵀ, and r (1 + a) / (r + a) with r the shares of the largest eigenvalue."""
+    gram = torch.zeros(columns.shape[1], columns.shape[1], dtype=columns.dtype)
+    for x in columns:
+        gram += torch.outer(x, x)
+    energy, vectors = torch.linalg.eigh(gram)
+    shares = [max(float(e), 0.0) / float(energy.max()) for e in energy]
+    return vectors, torch.tensor([r * (1 + a) / (r + a) for r in shares], dtype=columns.dtype)
 
 
 def drawn(problem: Problem, task: int, count: int) -> Batch:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from steppe.data.task import Task
+from steppe.errors import UsageError
 from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.settings import Settings, TrainingConfig
 
@@ -22,6 +23,22 @@ class Benchmark(Settings, ABC):
     @abstractmethod
     def stream(self, seed: int) -> Sequence[Task]:
         """The tasks in order, which depend on the settings and the seed only."""
+
+    def validation_stream(self, seed: int) -> Sequence[Task]:
+        """The same tasks with validation data in place of the test data, so that choices need not touch the latter.
+
+        By default these are the data that the tasks hold out for validation.
+
+        Args:
+            seed: The seed of the run.
+
+        Returns:
+            The tasks.
+
+        Raises:
+            UsageError: A task holds out none.
+        """
+        return [_validate_on_held_out(task) for task in self.stream(seed)]
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -59,3 +76,9 @@ class Benchmark(Settings, ABC):
     def remarks(self) -> list[str]:
         """Remarks about the tasks, which are shown with the results."""
         return []
+
+
+def _validate_on_held_out(task: Task) -> Task:
+    if task.val is None:
+        raise UsageError(f"{task.name}: the benchmark has no validation data; report on test data.")
+    return Task(task.train, task.val, val=task.val, head=task.head, augment=task.augment, name=task.name)

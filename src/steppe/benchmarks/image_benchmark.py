@@ -17,6 +17,8 @@ from steppe.benchmarks.base import Benchmark
 from steppe.data.images import ImageSet
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Augmentation, Task
+from steppe.errors import UsageError
+from steppe.runtime.rng import Streams
 from steppe.settings import setting
 
 View = Callable[[Tensor], Tensor]
@@ -69,15 +71,44 @@ class ImageBenchmark(Benchmark):
 
     def stream(self, seed: int) -> Sequence[Task]:
         """The tasks, with samples drawn by the seed."""
-        images, specs, split = self.images(), self.task_specs(seed), self.split(seed)
-        return [self._task(images, spec, split, len(specs)) for spec in specs]
+        return self._tasks(seed, None)
 
-    def _task(self, images: ImageSet, spec: TaskSpec, split: Split, tasks: int) -> Task:
+    def validation_stream(self, seed: int) -> Sequence[Task]:
+        """The tasks with training images that they do not use in place of the test images, at most as many of them.
+
+        A task that uses all its images has those it holds out for validation there.
+
+        Args:
+            seed: The seed of the run.
+
+        Returns:
+            The tasks.
+
+        Raises:
+            UsageError: All images are for training.
+        """
+        return self._tasks(seed, torch.Generator().manual_seed(Streams(seed).derive_seed("validation images")))
+
+    def _tasks(self, seed: int, draws: torch.Generator | None) -> Sequence[Task]:
+        images, specs, split = self.images(), self.task_specs(seed), self.split(seed)
+        return [self._task(images, spec, split, len(specs), draws) for spec in specs]
+
+    def _task(self, images: ImageSet, spec: TaskSpec, split: Split, tasks: int, draws: torch.Generator | None) -> Task:
+        """One task; with `draws`, unused training images drawn by it take the place of its test images."""
         x, y = _relabel(images.select("train", spec.classes), spec)
         train, val = split(y)
-        test_x, test_y = (
-            part[: self.num_test_samples()] for part in _relabel(images.select("test", spec.classes), spec)
-        )
+        test_x, test_y = _relabel(images.select("test", spec.classes), spec)
+        count = self.num_test_samples() or len(test_y)
+        if draws is not None:
+            places = _unused(len(y), (train, val), draws)[:count]
+            places = places if len(places) else val
+            if len(places) == 0:
+                raise UsageError(
+                    f"{spec.name}: all training images are used, so there is none to validate on; use fewer "
+                    "(benchmark.samples), or report on test data."
+                )
+            test_x, test_y = x[places], y[places]
+        test_x, test_y = test_x[:count], test_y[:count]
         if self.shuffles_test_set:
             shuffled = _shuffle(len(test_y), 0)  # the same for every seed
             test_x, test_y = test_x[shuffled], test_y[shuffled]
@@ -89,6 +120,15 @@ class ImageBenchmark(Benchmark):
             augment=self.augmentation(),
             name=spec.name,
         )
+
+
+def _unused(count: int, used: Sequence[Tensor], draws: torch.Generator) -> Tensor:
+    """The indices below `count` that are not used, in random order."""
+    free = torch.ones(count, dtype=torch.bool, device="cpu")
+    for indices in used:
+        free[indices] = False
+    places = free.nonzero().flatten()
+    return places[torch.randperm(len(places), generator=draws, device="cpu")]
 
 
 def _relabel(pair: tuple[Tensor, Tensor], spec: TaskSpec) -> tuple[Tensor, Tensor]:

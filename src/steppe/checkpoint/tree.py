@@ -58,6 +58,31 @@ def clone_tree(tree: State, device: torch.device | str) -> State:
     return tree
 
 
+def equal_trees(one: State, other: State) -> bool:
+    """Whether two trees hold the same values, tensors to the bit.
+
+    Args:
+        one: A tree.
+        other: Another one.
+
+    Returns:
+        True if they do.
+
+    Example:
+        >>> equal_trees({"w": [torch.ones(2), 1]}, {"w": [torch.ones(2), 1]})
+        True
+    """
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Batch) and isinstance(other, Batch):
+        return all(map(equal_trees, (one.x, one.y, one.task), (other.x, other.y, other.task)))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(equal_trees(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(equal_trees, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
 def flatten_tree(tree: State) -> tuple[Any, dict[str, Tensor]]:
     """Split a tree into JSON and tensors, named by their path in the tree.
 

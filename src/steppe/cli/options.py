@@ -80,6 +80,13 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to train (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads per run (default: 1)")
     parser.add_argument(
+        "--report",
+        choices=("test", "validation"),
+        default="test",
+        help="measure accuracy on test data, or on training samples that the tasks do not use: for choosing settings "
+        "(default: test)",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -190,6 +197,7 @@ def build_config(options: argparse.Namespace, method: str, seed: int) -> RunConf
         device=resolve_device(options.device or "cpu"),
         threads=1 if options.threads is None else options.threads,
         plugins=options.plugin,
+        report=options.report,
     )
 
 

@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     set_data_directory(options.data)
     if options.config is not None:
         conflicting = ("benchmark", "method", "seed", "seeds", "epochs", "tasks", "device", "threads", "jobs")
-        if any(getattr(options, name) is not None for name in conflicting) or options.set:
+        if any(getattr(options, name) is not None for name in conflicting) or options.set or options.report != "test":
             raise UsageError(
                 "--config defines the whole run; combine it only with --out, --resume, --checkpoint-every, --log, "
                 "--data, --plugin and --trust-plugins."

@@ -21,10 +21,9 @@ from steppe.errors import DataError, UsageError, short_repr
 from steppe.learning.checks import validate_exclude
 from steppe.network.module_state import in_mode
 from steppe.projection.collect import collect_inputs
-from steppe.projection.importance import ImportanceRule
+from steppe.projection.importance import ImportanceRule, Ridge
 from steppe.projection.layers import ProjectedWeight, projected_weights, require_covered
-from steppe.projection.memory import GradientMemory
-from steppe.projection.projector import SoftProjector
+from steppe.projection.memory import GradientMemory, Projector
 from steppe.runtime.warn import warn_user
 from steppe.tensors.nest import Nest
 
@@ -41,6 +40,7 @@ class GradientProjectionMemory:
         model: The model; a `DistributedDataParallel` or compiled one is unwrapped.
         threshold: The share of the inputs' energy that each basis holds (ε): one number, or one per covered weight.
         importance: How strongly directions are held (λ): "ones" (fully), "spectral" (by their singular values),
+            "ridge" (by their share of the energy, every direction, whatever the threshold; needs `rebuild=True`),
             "sigmoid" (learned; see `FlatSharpness`), or a rule object.
         exclude: Names of layers and weights that learn freely, such as the heads of a multi-head model.
         freeze_uncovered: After the first update, keep trainable weights that are not covered (biases, normalization, …)
@@ -49,6 +49,7 @@ class GradientProjectionMemory:
         importance_lr: The learning rate η2 of λ, for "sigmoid".
         temperature: The temperature, for "sigmoid".
         alpha: How slowly λ falls with the singular value, for "spectral".
+        ridge: The share of the strongest direction's energy at which λ is about a half, for "ridge".
 
     Attributes:
         model: The model, unwrapped.
@@ -87,6 +88,7 @@ class GradientProjectionMemory:
         importance_lr: float = 0.01,
         temperature: float = 10.0,
         alpha: float = 25.0,
+        ridge: float = 0.01,
     ) -> None:
         self.model = _unwrapped(model)
         self.process_group = group_of(model)
@@ -94,7 +96,7 @@ class GradientProjectionMemory:
         covered = projected_weights(self.model, self._exclude)
         require_covered(covered)
         self.threshold = _validated_threshold(threshold, covered)
-        rule = make_rule(importance, lr=importance_lr, temperature=temperature, alpha=alpha)
+        rule = make_rule(importance, lr=importance_lr, temperature=temperature, alpha=alpha, ridge=ridge)
         self.freeze_uncovered = freeze_uncovered
         self.num_updates = 0
         self._memory = GradientMemory(rule, covered)
@@ -110,7 +112,7 @@ class GradientProjectionMemory:
         vars(self).update(state, process_group=group)
 
     @property
-    def projectors(self) -> Mapping[str, SoftProjector]:
+    def projectors(self) -> Mapping[str, Projector]:
         """The soft projector of each weight that has a basis, by parameter name."""
         return self._memory.projectors
 
@@ -162,6 +164,11 @@ class GradientProjectionMemory:
             raise UsageError(f"forward must be a function of the model and a batch, got {short_repr(forward)}.")
         if max_samples is not None and (type(max_samples) is not int or max_samples < 1):
             raise UsageError(f"max_samples = {short_repr(max_samples)} is invalid; pass a number above 0.")
+        if isinstance(self.rule, Ridge) and not rebuild:
+            raise UsageError(
+                "importance='ridge' weighs directions by their energy over all tasks: pass rebuild=True, with samples "
+                "of all tasks so far from a replay buffer."
+            )
         stream = iter(first_samples(as_batches(batches), max_samples))
         with torch.inference_mode(False), in_mode(self.model, training=False):
             first = next(stream, None)
@@ -172,7 +179,8 @@ class GradientProjectionMemory:
             thresholds = self._thresholds(self.threshold if threshold is None else threshold, memory.covered)
             inputs = collect_inputs(self.model, memory.covered, thresholds, self._forwards(call, first, stream))
         if rebuild:
-            remarks = memory.rebuild_from(inputs, thresholds)
+            all_directions = isinstance(self.rule, Ridge)
+            remarks = memory.rebuild_from(inputs, dict.fromkeys(thresholds) if all_directions else thresholds)
         else:
             remarks = memory.extend_from(inputs, thresholds, first=below_threshold)
         if self.process_group is not None:

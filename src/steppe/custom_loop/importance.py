@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from steppe.errors import UsageError, short_repr, unknown_name
-from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
+from steppe.projection.importance import ImportanceRule, Ones, Ridge, Sigmoid, Spectral
 
 
-def make_rule(importance: object, *, lr: float, temperature: float, alpha: float) -> ImportanceRule:
+def make_rule(importance: object, *, lr: float, temperature: float, alpha: float, ridge: float) -> ImportanceRule:
     """The rule with a name.
 
     Args:
@@ -14,6 +14,7 @@ def make_rule(importance: object, *, lr: float, temperature: float, alpha: float
         lr: The learning rate of λ, for "sigmoid".
         temperature: The temperature, for "sigmoid".
         alpha: How slowly λ falls, for "spectral".
+        ridge: The share of the strongest direction's energy at which λ is about a half, for "ridge".
 
     Returns:
         The rule.
@@ -26,6 +27,7 @@ def make_rule(importance: object, *, lr: float, temperature: float, alpha: float
             "ones": Ones(),
             "sigmoid": Sigmoid(lr, temperature),
             "spectral": Spectral(alpha),
+            "ridge": Ridge(ridge),
         }
         if importance not in rules:
             raise unknown_name("importance", importance, rules)

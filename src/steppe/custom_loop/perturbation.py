@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from steppe.custom_loop.gradient_memory import GradientProjectionMemory
 from steppe.fast.factored import columnwise_dot, to_dense
 from steppe.network.module_state import buffers_of
-from steppe.projection.projector import SoftProjector
+from steppe.projection.memory import Projector
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Perturbation:
     def __init__(self, groups: Sequence[Mapping[str, Any]], memory: GradientProjectionMemory | None) -> None:
         self._weights: list[Tensor] = [p for group in groups for p in group["params"] if p.requires_grad]
         self._before = [weight.clone() for weight in self._weights]
-        self._projectors: dict[int, tuple[str, SoftProjector]] = {}  # by the place of the weight
+        self._projectors: dict[int, tuple[str, Projector]] = {}  # by the place of the weight
         self._learns_importances = False
         if memory is not None and memory.projectors:
             names = {id(p): name for name, p in memory.model.named_parameters()}

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from steppe.custom_loop.wrapped_optimizer import Closure, WrappedOptimizer, blocked_signals, interruptible
 from steppe.errors import UsageError, unknown_name
 from steppe.fast.factored import ParamDict, to_dense
-from steppe.projection.projector import SoftProjector
+from steppe.projection.memory import Projector
 
 MODES = ("step", "gradient", "both")
 StepLimit = Callable[[ParamDict], ParamDict]
@@ -34,7 +34,7 @@ class Memory(Protocol):
     version: int
 
     @property
-    def projectors(self) -> Mapping[str, SoftProjector]:
+    def projectors(self) -> Mapping[str, Projector]:
         """The projectors, by parameter name."""
         ...
 
@@ -183,7 +183,7 @@ class _Parts:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         everything = dict(memory.model.named_parameters())
         weights = {name: p for name, p in everything.items() if id(p) in own}
-        self._projectors: list[tuple[Tensor, SoftProjector]] = [
+        self._projectors: list[tuple[Tensor, Projector]] = [
             (weights[name], p) for name, p in memory.projectors.items() if name in weights
         ]
         self._frozen: list[Tensor] = [weights[name] for name in memory.frozen() if name in weights]
@@ -234,6 +234,6 @@ class _Parts:
                 weight.grad.sub_(_held(projector, weight.grad))
 
 
-def _held(projector: SoftProjector, movement: Tensor) -> Tensor:
+def _held(projector: Projector, movement: Tensor) -> Tensor:
     """The component of a movement within the memory, in the precision of the bases."""
     return to_dense(projector.project_onto(movement.to(projector.importance.dtype))).to(movement.dtype)

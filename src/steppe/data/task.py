@@ -43,8 +43,12 @@ def check_head(head: range | None, outputs: int | None = None) -> None:
 class Task:
     """Training and test data of one task, and the outputs that it uses.
 
-    Data are pairs (inputs, labels) of tensors or arrays, `Dataset`s or `DataLoader`s. Labels are indices of the model's
-    outputs.
+    Data are pairs (inputs, labels) of tensors or arrays, `Dataset`s, `IterableDataset`s or `DataLoader`s. Inputs are a
+    tensor, passed as `model(x)`; a dictionary of tensors (any mapping, such as a tokenizer's output), passed as
+    `model(**x)`; or a tuple of them, passed as `model(*x)`. Each tensor has the samples along its first dimension.
+    Datasets may also yield dictionaries that hold the label under "labels" or "label". A list is a list of samples;
+    sequences of different lengths need `padding` in the learner. Labels are indices of the model's outputs, or what
+    the learner's `loss` takes.
 
     Args:
         train: Training data.

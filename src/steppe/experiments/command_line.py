@@ -85,6 +85,7 @@ def format_command(
     device: str = "cpu",
     threads: int = 1,
     plugins: Iterable[str] = (),
+    report: str = "test",
     overrides: Iterable[str] = (),
 ) -> str:
     """Format a steppe command as a user would type it; defaults are left out, and plugins appear by file name.
@@ -94,6 +95,7 @@ def format_command(
         device: For `--device`.
         threads: For `--threads`.
         plugins: Paths for `--plugin`.
+        report: For `--report`.
         overrides: `KEY=VALUE` pairs for `--set`.
 
     Returns:
@@ -108,6 +110,8 @@ def format_command(
         line += ["--device", device]
     if threads != 1:
         line += ["--threads", str(threads)]
+    if report != "test":
+        line += ["--report", report]
     for plugin in plugins:
         line += ["--plugin", Path(plugin).name]
     for override in overrides:

@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from steppe.benchmarks.base import Benchmark
+from steppe.data.task import Task
 from steppe.errors import UsageError, one_line, os_error_text, short_repr, unknown_name
 from steppe.experiments.command_line import format_command, parse_override, split_benchmark_name
 from steppe.experiments.plugins import load_plugins, relocate_plugins, require_allowed
@@ -21,6 +22,8 @@ from steppe.settings import Settings, TrainingConfig
 
 _SECTIONS = ("benchmark", "method", "training")
 _MAX_THREADS = 1024
+REPORTS = ("test", "validation")
+"""The data that accuracies may be measured on; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class RunConfig:
         device: Where to compute: "cpu" or "cuda".
         threads: Number of threads.
         plugins: Paths of the plugin files.
+        report: The data that accuracies are measured on: "test" or "validation".
     """
 
     benchmark: str
@@ -48,6 +52,7 @@ class RunConfig:
     device: str = "cpu"
     threads: int = 1
     plugins: tuple[str, ...] = ()
+    report: str = "test"
 
     @classmethod
     def make(
@@ -60,6 +65,7 @@ class RunConfig:
         device: str = "cpu",
         threads: int = 1,
         plugins: Sequence[str] = (),
+        report: str = "test",
     ) -> RunConfig:
         """Build a configuration from names: the presets, then the overrides.
 
@@ -71,6 +77,7 @@ class RunConfig:
             device: Where to compute.
             threads: Number of threads.
             plugins: Files that register methods and benchmarks.
+            report: The data that accuracies are measured on.
 
         Returns:
             The configuration.
@@ -101,7 +108,7 @@ class RunConfig:
                 raise UsageError(f"{section}.{key} is set twice, to {both}; set it once.")
             values[section][key] = value
         made = {section: kinds[section].from_mapping(values[section]) for section in _SECTIONS}
-        return cls._validated(benchmark, method, made, seed, device, threads, paths)
+        return cls._validated(benchmark, method, made, seed, device, threads, paths, report)
 
     @classmethod
     def load(cls, path: Path, plugins: Sequence[str] = (), *, trust_plugins: bool = False) -> RunConfig:
@@ -155,11 +162,12 @@ class RunConfig:
         kinds = _settings_types(find_benchmark(names["benchmark"]), find_method(names["method"]))
         made = {section: kinds[section].from_mapping(data.get(section, {})) for section in _SECTIONS}
         seed, device, threads = run.pop("seed", 0), run.pop("device", "cpu"), run.pop("threads", 1)
+        report = run.pop("report", REPORTS[0])
         for key in run:
             raise unknown_name(
-                "key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins")
+                "key of section [run]", key, ("benchmark", "method", "seed", "device", "threads", "plugins", "report")
             )
-        return cls._validated(names["benchmark"], names["method"], made, seed, device, threads, paths)
+        return cls._validated(names["benchmark"], names["method"], made, seed, device, threads, paths, report)
 
     @classmethod
     def _validated(
@@ -171,6 +179,7 @@ class RunConfig:
         device: str,
         threads: int,
         plugins: tuple[str, ...],
+        report: str,
     ) -> RunConfig:
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise UsageError(f"seed = {short_repr(seed)} is invalid; expected a whole number from 0 to 2**63 - 1.")
@@ -180,11 +189,18 @@ class RunConfig:
             )
         if device not in DEVICES:
             raise unknown_name("device", str(device), DEVICES)
+        if report not in REPORTS:
+            raise unknown_name("data to report on", str(report), REPORTS)
         tasks, settings, training = made["benchmark"], made["method"], made["training"]
         assert isinstance(tasks, Benchmark)
         assert isinstance(settings, MethodConfig)
         assert isinstance(training, TrainingConfig)
-        return cls(benchmark, method, tasks, settings, training, seed, device, threads, plugins)
+        return cls(benchmark, method, tasks, settings, training, seed, device, threads, plugins, report)
+
+    def tasks(self) -> Sequence[Task]:
+        """Make the tasks, whose test data are the data to report on."""
+        benchmark = self.benchmark_settings
+        return benchmark.stream(self.seed) if self.report == REPORTS[0] else benchmark.validation_stream(self.seed)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, for TOML and JSON."""
@@ -196,6 +212,7 @@ class RunConfig:
                 "device": self.device,
                 "threads": self.threads,
                 "plugins": list(self.plugins),
+                **({} if self.report == REPORTS[0] else {"report": self.report}),
             },
             "benchmark": self.benchmark_settings.as_dict(),
             "method": self.method_settings.as_dict(),
@@ -235,7 +252,7 @@ class RunConfig:
     def is_canonical(self) -> bool:
         """Whether tasks and training are the benchmark's own, so that results compare with published ones."""
         retrained = any(key.startswith("training.") for key in self.changes())
-        return self.benchmark_settings.is_canonical and not retrained
+        return self.benchmark_settings.is_canonical and not retrained and self.report == REPORTS[0]
 
     def command(self) -> str:
         """Return the command that repeats this run."""
@@ -258,6 +275,7 @@ class RunConfig:
             device=self.device,
             threads=self.threads,
             plugins=self.plugins if plugins is None else plugins,
+            report=self.report,
             overrides=overrides,
         )
 

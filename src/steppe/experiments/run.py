@@ -125,7 +125,7 @@ class _Run:
         torch.set_num_threads(config.threads)
         make_deterministic(config.device)
         keep_freed_memory()
-        self._tasks = config.benchmark_settings.stream(config.seed)
+        self._tasks = config.tasks()
         self._learner = _build_learner(config)
         _validate_run(config, self._learner, self._tasks)
         self._directory: RunDirectory | None = None
@@ -317,6 +317,7 @@ class _Run:
             seconds=_sums(per_task, "seconds"),
             cpu_seconds=_sums(per_task, "cpu_seconds") if timed else None,
             bytes=per_task[-1]["bytes"],
+            working=list(config.method_settings.working_memory),
             per_task=[StageCost.from_dict(task) for task in per_task],
             is_canonical=config.is_canonical and len(self._tasks) >= getattr(config.benchmark_settings, "tasks", 0),
             remarks=self._remarks,
@@ -351,7 +352,7 @@ def validate_configs(configs: Sequence[RunConfig]) -> None:
     Raises:
         UsageError, ModelError, DataError: A configuration cannot run.
     """
-    tasks = configs[0].benchmark_settings.stream(configs[0].seed)
+    tasks = configs[0].tasks()
     for config in configs:
         resolve_device(config.device)
         on_cpu = dataclasses.replace(config, device="cpu")  # this process should not use GPU memory

@@ -86,7 +86,7 @@ def _tasks_started(state: State) -> int:
 
 def _require_same_start(config: RunConfig, shorter: RunConfig) -> None:
     """Raise a UsageError unless the shorter run has the same network and is a prefix of the longer one."""
-    tasks, fewer = (each.benchmark_settings.stream(each.seed) for each in (config, shorter))
+    tasks, fewer = (each.tasks() for each in (config, shorter))
     option = f"--tasks {len(fewer)}"
     if config.method_settings.schedule == "joint":
         raise UsageError(f"{option}: {config.method} learns all tasks at once and cannot be truncated.")

@@ -19,16 +19,16 @@ from steppe.fast.matmul import times_transposed
 
 
 class Projector(Protocol):
-    """What a layer needs from a projector M diag(λ) Mᵀ."""
+    """What a layer needs from a projector P = M diag(λ) Mᵀ."""
 
     @property
     def columns(self) -> Tensor:
-        """M, (in, k)."""
+        """M, (in, k); P itself, (in, in), if the projector holds that."""
         ...
 
     @property
-    def rows(self) -> Tensor:
-        """Mᵀ."""
+    def rows(self) -> Tensor | None:
+        """Mᵀ; None if the projector holds P itself."""
         ...
 
     @property
@@ -68,10 +68,15 @@ class PerturbedLayer(ABC):
         bound: float,
     ) -> None:
         self.link, self.weight, self.scratch, self.lr, self.bound = link, weight, scratch, lr, bound
-        self.projector, self.steps = projector, lr if steps is None else steps
+        self.projector, self.back_rows = projector, None if projector is None else projector.rows
+        self.steps = lr if steps is None or self.back_rows is None else steps  # P has λ in it
         if projector is not None:
-            self.columns, self.back_rows = projector.columns, projector.rows
+            self.columns = projector.columns
         self.activation = link.activation
+
+    def spread(self, weighted: Tensor) -> Tensor:
+        """From coordinates in the basis back to inputs; a projection by P itself is one already."""
+        return weighted if self.back_rows is None else mm(weighted, self.back_rows)
 
     def finish(self, product: Tensor) -> Tensor:
         """Add the bias and apply the activation; the product may be needed again."""
@@ -128,11 +133,11 @@ class SmallLayer(PerturbedLayer):
         elif isinstance(g, FactoredGrad):
             along = mm(self.inputs, self.columns)
             self._path.append(FactoredGrad(self.slope, along))
-            step = mm(self.slope.t(), mm(along * self.steps, self.back_rows))
+            step = mm(self.slope.t(), self.spread(along * self.steps))
         else:
             along = mm(g, self.columns)
             self._path.append(along)
-            step = mm(along * self.steps, self.back_rows)
+            step = self.spread(along * self.steps)
         self._at = torch.add(self._at, step.clamp_(-self.bound, self.bound), out=self.scratch)
         self._transposed = self._at.t()
 
@@ -160,7 +165,8 @@ class WideLayer(PerturbedLayer):
             return times_transposed(inputs, self._at)
         output = times_transposed(inputs, self.weight)
         for term in self._terms:  # X Rᵀ = (X M) (X_D M diag(η1 λ))ᵀ
-            output = addmm(output, times_transposed(self.along(rows), term.weighted), term.left)
+            seen = self.inputs if self.back_rows is None else self.along(rows)
+            output = addmm(output, times_transposed(seen, term.weighted), term.left)
         return output
 
     def along(self, rows: slice | None) -> Tensor:
@@ -198,7 +204,7 @@ class WideLayer(PerturbedLayer):
     def _right(self, term: _Term) -> Tensor:
         """R."""
         if term.right is None:
-            term.right = term.weighted if self.projector is None else mm(term.weighted, self.back_rows)
+            term.right = self.spread(term.weighted)
         return term.right
 
     def gradient(self) -> Tensor | FactoredGrad:
@@ -219,7 +225,8 @@ class FirstLayer(WideLayer):
     def start(self, data: Tensor) -> None:
         super().start(data)
         self._products = times_transposed(data, self.weight)  # X Wᵀ
-        self._along = data if self.projector is None else mm(data, self.columns)  # X M
+        self._along = data if self.projector is None else mm(data, self.columns)  # X M, or X P
+        self._seen = data if self.back_rows is None else self._along
 
     def product(self, inputs: Tensor, rows: slice | None) -> Tensor:
         if self._at is not None:
@@ -227,7 +234,7 @@ class FirstLayer(WideLayer):
         output = self._products if rows is None else self._products[rows]
         for term in self._terms:
             if term.inner is None:
-                term.inner = mm(self._along, term.weighted.t())
+                term.inner = mm(self._seen, term.weighted.t())
             output = addmm(output, term.inner if rows is None else term.inner[rows], term.left)
         return output
 

@@ -12,7 +12,7 @@ from steppe.figures.style import BLACK, PAGE, escape_text, new_figure
 from steppe.report.finished_run import FinishedRun, benchmarks_of, by_method, methods_of, on_benchmark
 from steppe.results.tables import rows
 
-_FAMILY = ("gpm", "sgp", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm")
+_FAMILY = ("gpm", "sgp", "dgpm", "la-dgpm", "fs-gpm", "fs-dgpm", "fs-sgpm", "fs-rgpm")
 _NAMES = {"acc": "ACC (%)", "bwt": "BWT (%)"}
 _MARKS = {"paper": ("D", "paper"), "released": ("o", "released code")}
 

@@ -32,28 +32,35 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     )
     _memory(panels[2], runs, names)
     where = escape_text(names[0])
-    add_titles(panels, [f"accuracy, {where}", f"training time, {where}", "final memory"])
+    add_titles(panels, [f"accuracy, {where}", f"training time, {where}", "memory: kept, and (pale) working"])
     add_legend(figure, panels[:1], _legend_patches(names))
     return figure
 
 
 def _memory(axes: Any, runs: Sequence[FinishedRun], names: Sequence[str]) -> None:
-    """Plot the memory that each method keeps between tasks (replay, bases, ...), one bar for each benchmark."""
+    """Plot the memory that each method keeps between tasks, and in a pale color that which can be rebuilt from it; one
+    bar for each benchmark.
+    """
     every = methods_of(runs)
     height = 0.8 / len(names)
     for number, name in enumerate(names):
         own = by_method(on_benchmark(runs, name))
-        means = {method: statistics.fmean(run.result.memory_bytes / _MIB for run in own[method]) for method in own}
+        places = [every.index(method) + (number - (len(names) - 1) / 2) * height for method in own]
+        colors = [style_of(method).color for method in own]
+        kept = [statistics.fmean(run.result.kept_bytes / _MIB for run in runs) for runs in own.values()]
+        working = [statistics.fmean(run.result.working_bytes / _MIB for run in runs) for runs in own.values()]
         axes.barh(
-            [every.index(method) + (number - (len(names) - 1) / 2) * height for method in means],
-            list(means.values()),
+            places,
+            kept,
             height=0.9 * height,
-            color=[style_of(method).color for method in means],
+            color=colors,
             edgecolor=BLACK,
             alpha=0.75,
             hatch=_HATCHES[number % len(_HATCHES)],
             label=escape_text(name),
         )
+        if any(working):
+            axes.barh(places, working, left=kept, height=0.9 * height, color=colors, edgecolor=BLACK, alpha=0.2)
     axes.set_yticks(range(len(every)), [display_name(method) for method in every])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)

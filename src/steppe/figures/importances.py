@@ -116,7 +116,7 @@ def _missing(runs: Sequence[FinishedRun], choices: Choices) -> list[str]:
 IMPORTANCES = Figure(
     "importances",
     "Importances λ per layer at the end of each task (bands between deciles), and the ranks of the bases.",
-    "log.jsonl of methods with importances (fs-dgpm, fs-gpm, fs-sgpm, dgpm, la-dgpm, sgp); ranks of gpm too",
+    "log.jsonl of methods with importances (fs-dgpm, fs-gpm, fs-sgpm, fs-rgpm, dgpm, la-dgpm, sgp); ranks of gpm too",
     _draw,
     _missing,
 )

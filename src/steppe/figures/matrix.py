@@ -9,6 +9,7 @@ from typing import Any
 
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
+from steppe.figures.panels import accuracy_label
 from steppe.figures.style import COLORMAP, PAGE, display_name, new_figure
 from steppe.report.finished_run import FinishedRun, by_method
 
@@ -49,9 +50,9 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
         axes.tick_params(labelbottom=place + columns >= len(matrices))
         if place >= len(matrices):
             axes.set_axis_off()
-    figure.supxlabel("test accuracy on task", fontsize=7)
+    figure.supxlabel(f"{accuracy_label(runs).removesuffix(' (%)')} on task", fontsize=7)
     figure.supylabel("after task", fontsize=7)
-    figure.colorbar(drawn, ax=panels, shrink=min(0.8, 1.6 / rows), aspect=25, label="test accuracy (%)")
+    figure.colorbar(drawn, ax=panels, shrink=min(0.8, 1.6 / rows), aspect=25, label=accuracy_label(runs))
     return figure
 
 

@@ -34,11 +34,16 @@ def plot_curve(axes: Any, x: Sequence[float], samples: Sequence[Sequence[float]]
         axes.fill_between(x, low, high, color=style.color, alpha=BAND, linewidth=0)
 
 
+def accuracy_label(runs: Sequence[FinishedRun]) -> str:
+    """What the accuracies were measured on."""
+    return "validation accuracy (%)" if any(run.result.on_validation for run in runs) else "test accuracy (%)"
+
+
 def plot_task_accuracy(axes: Any, runs: Sequence[FinishedRun], task: int) -> None:
     """Plot a task's test accuracy as later tasks are learned, for incremental methods."""
     for method, group in by_method([run for run in runs if run.is_incremental]).items():
         plot_curve(axes, range(task, group[0].num_tasks + 1), [run.accuracy_of(task) for run in group], method)
-    label_task_axis(axes, "test accuracy (%)")
+    label_task_axis(axes, accuracy_label(runs))
 
 
 def plot_mean_accuracy(axes: Any, runs: Sequence[FinishedRun]) -> None:
@@ -49,7 +54,7 @@ def plot_mean_accuracy(axes: Any, runs: Sequence[FinishedRun]) -> None:
         else:
             level = [[run.result.acc] * 2 for run in group]
             plot_curve(axes, (1, group[0].num_tasks), level, method, marker="")
-    label_task_axis(axes, "average accuracy (%)")
+    label_task_axis(axes, f"average {accuracy_label(runs)}".replace("test ", ""))
 
 
 def label_task_axis(axes: Any, measure: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from steppe.figures import checks
 from steppe.figures.figure import Choices, Figure
 from steppe.figures.panels import (
+    accuracy_label,
     add_legend,
     add_titles,
     cut_axis,
@@ -38,7 +39,7 @@ def _draw(runs: Sequence[FinishedRun], choices: Choices) -> Any:
     learned = {
         method: [run.accuracy_of(later)[0] for run in own] for method, own in by_method(_incremental(runs)).items()
     }
-    plot_bars(panels[3], learned, "test accuracy (%)")
+    plot_bars(panels[3], learned, accuracy_label(runs))
     points = [point for values in learned.values() if (point := mean_std(values))]
     means, widest = [point.mean for point in points], max(point.std or 0.0 for point in points)
     cut_axis(panels[3], min(means) - widest, max(means) + widest)

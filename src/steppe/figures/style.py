@@ -71,6 +71,7 @@ class MethodStyle:
 METHOD_STYLES = {
     "fs-dgpm": MethodStyle(BLUE, "o", "-"),
     "fs-sgpm": MethodStyle(ORANGE, "D", "-"),
+    "fs-rgpm": MethodStyle(BLACK, "D", "--"),
     "fs-gpm": MethodStyle(SKY, "v", "--"),
     "dgpm": MethodStyle(PURPLE, "^", "-."),
     "la-dgpm": MethodStyle(VERMILLION, "<", ":"),

@@ -38,7 +38,7 @@ def _bwt(run: FinishedRun) -> float:
 
 
 def _kilobytes(run: FinishedRun) -> float:
-    return run.result.memory_bytes / 1000
+    return run.result.kept_bytes / 1000
 
 
 def _varied(runs: Sequence[FinishedRun], setting: str) -> list[FinishedRun]:
@@ -132,7 +132,7 @@ MEMORY_SIZE = _sweep(
     (
         _Panel("ACC (%)", _acc, "ACC"),
         _Panel("BWT (%)", _bwt, "BWT"),
-        _Panel("ACC (%)", _acc, "ACC vs. memory", _kilobytes, "memory besides the network (kB)"),
+        _Panel("ACC (%)", _acc, "ACC vs. memory", _kilobytes, "kept besides the network (kB)"),
     ),
     log=True,
 )

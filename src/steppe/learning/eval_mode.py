@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from steppe.checkpoint.tree import State
 from steppe.data.task import Task
 from steppe.learning.checks import check_finite
 from steppe.learning.evaluation import BATCH, as_inputs
@@ -51,7 +53,8 @@ class EvalMode(LearnerState):
         tiny = first is None or nest_length(first) == 0 or (count is not None and self._workload.is_tiny(first, count))
         if first is not None and not tiny:
             session.set_num_threads(self._workload.threads(first, BATCH if count is None else min(count, BATCH)))
-        with torch.no_grad(), self.network.mode(training=False):
+        predicting = nullcontext() if self._method is None else self._method.prediction_weights()
+        with torch.no_grad(), self.network.mode(training=False), predicting:
             return work()
 
     def _end_pending_task(self) -> None:
@@ -70,6 +73,7 @@ class EvalMode(LearnerState):
             with training_context(self.network.device), self.network.mode(training=True):
                 if pending.best:
                     self.network.restore(pending.best)
+                    method.weights_restored()
                 remarks = self._end_task(method, pending.name)
             self.phase = Idle()
             return remarks
@@ -87,3 +91,29 @@ class EvalMode(LearnerState):
         if method.descent is not None:
             method.descent.restart()  # momentum is not used again, but would be kept and copied
         return remarks
+
+    def _reduced_state(self) -> State:
+        """The state without working memory, where that can be rebuilt."""
+        state = self._whole_state()
+        if isinstance(self.phase, Idle) and self._method is not None and self.num_tasks:
+            reduced = self._as_at_task_end(self._method, self._method.reduced_state_dict)
+            state["method"] = state["method"] if reduced is None else reduced
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore a state from `state_dict`; see `LearnerState.load_state_dict`."""
+        super().load_state_dict(state)
+        if self._method is not None and self._method.rebuild_threads is not None:
+            self._as_at_task_end(self._method, self._method.rebuild_working_memory)
+
+    def _as_at_task_end(self, method: Method, work: Callable[[], _Result]) -> _Result:
+        """Run some work in the circumstances in which the last task was ended, on which bits depend."""
+
+        def run(session: Session) -> _Result:
+            session.use_global_rng(GlobalRNG(self.network.device))
+            if method.rebuild_threads is not None:
+                session.set_num_threads(method.rebuild_threads)
+            with training_context(self.network.device), self.network.mode(training=True):
+                return work()
+
+        return self._run_exclusively(run)

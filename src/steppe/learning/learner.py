@@ -19,7 +19,6 @@ from steppe.learning.checks import (
     check_precision,
     check_schedule,
     check_unchanged,
-    check_uses_optimizer,
     choose_precision,
     frozen_eval_layers,
     has_extra_state,
@@ -34,8 +33,7 @@ from steppe.learning.task_checks import as_task_list, check_last_batch, check_sa
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
 from steppe.network.heads import check_mask_size
-from steppe.projection.coverage import find_covered_weights, warn_shared_head
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.coverage import warn_shared_head
 from steppe.runtime.clocks import split_wall_cpu
 from steppe.runtime.contexts import neutral_autograd, training_context
 from steppe.runtime.rng import GlobalRNG, preserve_global_rng
@@ -53,12 +51,15 @@ class Learner(StreamLearner):
     mode). Learners may be used from several threads, and several may work at once.
 
     Args:
-        model: Any module that returns one row of logits per sample, (n, outputs); with `loss`, any tensor (n, ...).
+        model: Any module that returns one row of logits per sample, (n, outputs): as a tensor, as the first part of a
+            tuple, or as `logits` of an object or dictionary. With `loss`, any tensor (n, ...).
         method: The method's settings, such as `steppe.FSDGPM()`.
         seed: Decides the order of batches, replay, and dropout. Initialize the model before, with `torch.manual_seed`.
         device: Where to move the model; by default it stays where it is.
-        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs. It
-            must return a new tensor. By default bytes are scaled to 0…1 and other numbers are kept.
+        input_transform: Turns stored inputs, batch by batch and on the model's device, into the model's inputs: a
+            tensor, dictionary or tuple into the same or another of them, in new tensors. By default bytes are scaled to
+            0…1 and other numbers are kept.
+        padding: How sequences of different lengths are padded, batch by batch; a file keeps it.
         exclude: Names of layers or weights that a gradient memory must not project.
         head: Name of the output layer, or of its weight. In multi-head learning (tasks with `head=range(...)`) it is
             trained without projection; by default it is detected. Single-head learning projects it like all others.
@@ -220,7 +221,8 @@ class Learner(StreamLearner):
                 self.phase = PendingEnd(group.name, loop.best, torch.get_num_threads())
                 raise
         seconds, cpu = split_wall_cpu({"train": training_time, "memory": loop.time.minus(training_time)})
-        return TaskResult(loop.updates, seconds, method.memory_bytes(), remarks, method.diagnostics(), cpu)
+        held, working = method.memory_bytes(), self.settings.working_memory
+        return TaskResult(loop.updates, seconds, held, remarks, method.diagnostics(), cpu, working)
 
     def _begin_tasks(self, method: Method, group: TaskGroup, config: TrainingConfig) -> None:
         for task in group.tasks:
@@ -366,34 +368,37 @@ class Learner(StreamLearner):
         self._num_outputs = outputs if self._growing is None else self._growing.rows
         return self._method
 
-    def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
-        """Create the method, now that a task shows the model's inputs and head, and find the weights it covers."""
-        covered: dict[str, ProjectedWeight] = {}
-        if self.settings.uses_projection:
-            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
-            multi_head = task.head is not None
-            covered = find_covered_weights(
-                self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
-            )
-        method = self.settings.start(self.network, covered, self.streams)
-        check_uses_optimizer(method, self.network)
-        return method, {name: weight.factorable for name, weight in covered.items()}
-
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str, *, working_memory: bool = True) -> None:
         """Write a file that `steppe.load` resumes from.
 
         Args:
             path: The file to write; an existing one is replaced. May be called between tasks, or from `callback`.
+            working_memory: Whether to write what can be rebuilt from the rest, such as FS-DGPM's bases. Without it the
+                file is smaller, and `steppe.load` rebuilds it to the same bits on the same kind of machine. It is
+                written in any case within a task, and if the weights were changed since the last one.
 
         Raises:
             RunError: The file cannot be written.
             UsageError: The method does not declare its state.
             ModelError: The model has a state that a file cannot hold.
         """
-        self._run_exclusively(lambda _: write_state(Path(path), "learner", self.state_dict()))
+        self._run_exclusively(
+            lambda _: write_state(Path(path), "learner", self.state_dict(working_memory=working_memory))
+        )
 
-    def state_dict(self) -> State:
-        """Return everything that learning depends on (model, method, random streams, …) as plain values and tensors."""
+    def state_dict(self, *, working_memory: bool = True) -> State:
+        """Return model, method, random streams and all else that learning depends on, as plain values and tensors.
+
+        Args:
+            working_memory: As in `save`.
+
+        Returns:
+            The state.
+
+        Raises:
+            UsageError: The method does not declare its state.
+            ModelError: The model has a state that a file cannot hold.
+        """
         if has_extra_state(self.model):
             raise ModelError(
                 "the model has extra state (get_extra_state) beside its weights and buffers, which would be lost; "
@@ -403,4 +408,4 @@ class Learner(StreamLearner):
         self._end_pending_task()
         during = f"in task {self.phase.loop.name!r}" if isinstance(self.phase, Learning) else "since a task failed"
         check_finite(self.network.trainable, during)
-        return self._whole_state()
+        return self._whole_state() if working_memory else self._reduced_state()

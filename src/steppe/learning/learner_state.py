@@ -21,6 +21,7 @@ from steppe.learning.checks import (
     check_state_matches,
     check_supported,
     check_trainable,
+    check_uses_optimizer,
     choose_optimizer,
     has_extra_state,
     validate_exclude,
@@ -40,6 +41,7 @@ from steppe.network.heads import is_class_numbers
 from steppe.network.network import Network
 from steppe.network.optimizer_choice import OptimizerFactory, SchedulerFactory
 from steppe.network.output_loss import Loss
+from steppe.projection.coverage import find_covered_weights
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.runtime.locks import FairLock
 from steppe.runtime.rng import Streams, preserve_global_rng
@@ -288,6 +290,19 @@ class LearnerState:
             )
         assert method.descent is not None
         return {**state["method"], "descent": method.descent.state_dict()}
+
+    def _start_method(self, task: Task) -> tuple[Method, dict[str, bool]]:
+        """Create the method, now that a task shows the model's inputs and head, and find the weights it covers."""
+        covered: dict[str, ProjectedWeight] = {}
+        if self.settings.uses_projection:
+            prepared = self.network.prepare_inputs(probe_inputs(task, self.network))
+            multi_head = task.head is not None
+            covered = find_covered_weights(
+                self.network, prepared, self._exclude, multi_head=multi_head, head=self._head
+            )
+        method = self.settings.start(self.network, covered, self.streams)
+        check_uses_optimizer(method, self.network)
+        return method, {name: weight.factorable for name, weight in covered.items()}
 
     def _find_covered(self, covered: Mapping[str, bool]) -> dict[str, ProjectedWeight]:
         """The weights that were covered when the method was first created."""

@@ -36,6 +36,7 @@ class TaskResult:
         updates: How many updates were made.
         seconds: Wall-clock seconds by kind: "train" for updates, "memory" for the end of the task.
         bytes: Memory that the method holds, by kind.
+        working: The kinds of it that need not be kept, as they can be rebuilt from the others and the weights.
         remarks: What the user should know, such as a weight that can no longer learn.
         diagnostics: What the method records, such as the ranks of its bases.
         cpu_seconds: CPU seconds by kind; empty if the task was resumed from a file that does not hold them.
@@ -47,6 +48,7 @@ class TaskResult:
     remarks: list[str] = field(default_factory=list)
     diagnostics: dict[str, Any] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
+    working: tuple[str, ...] = ()
 
 
 class TrainingLoop:
@@ -98,6 +100,7 @@ class TrainingLoop:
             self._one_epoch()
         if self._validation is not None:
             self._validation.restore_best()
+            self._method.weights_restored()
 
     def _one_epoch(self) -> None:
         training, group, losses = self._training, self._group, self._losses
@@ -210,6 +213,10 @@ class Validation:
 
     def should_continue(self) -> bool:
         """Validate after an epoch; False when the task is over."""
+        with self._method.prediction_weights():
+            return self._judge()
+
+    def _judge(self) -> bool:
         self.loss = self._group.validation_loss(self._network, self._outputs)
         if not math.isfinite(self.loss):
             raise DivergedError(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from typing import Any
 
 from torch import Tensor
 
-from steppe.data.collate import Pair
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError, UsageError, short_repr
@@ -40,9 +40,7 @@ class StreamLearner(EvalMode):
     _losses: Losses | None = None  # since the last check
     _checked_at = 0.0
 
-    def observe(
-        self, batch: Pair, *, update_every: int = 1000, updates: int = 1, callback: Callback = ignore
-    ) -> Tensor:
+    def observe(self, batch: Any, *, update_every: int = 1000, updates: int = 1, callback: Callback = ignore) -> Tensor:
         """Learn from the next batch of a stream, without declared tasks.
 
         The samples use all outputs of the model; with `grow=True` new labels enlarge it first. Call `predict`,
@@ -51,7 +49,7 @@ class StreamLearner(EvalMode):
         A batch that is refused changes nothing. If the update itself fails, what it changed stays.
 
         Args:
-            batch: Inputs and labels, tensors or arrays in the form in which tasks' data are given.
+            batch: Inputs and labels in the form in which tasks' data are given, but no Dataset and no DataLoader.
             update_every: Update the method's memory (bases, importances of weights) once this many samples were
                 learned since the last time, and begin with fresh momentum. Replay buffers are filled batch by batch.
             updates: Updates to make on the batch.
@@ -116,8 +114,8 @@ class StreamLearner(EvalMode):
         self, task: Task, data: TensorSamples, update_every: int, updates: int, callback: Callback, session: Session
     ) -> Tensor:
         method = self._prepare(task, data)
-        inputs = self.network.inputs.as_stored(data.x)
-        self._set_up(session, method, index_nest(inputs, slice(0, 1)), len(data))
+        x = self._stored_inputs(task, data)
+        self._set_up(session, method, index_nest(x, slice(1)), len(data))
         if isinstance(self.phase, Streaming) and self.phase.samples >= update_every:  # the last attempt failed
             self._end_segment(callback)
         with training_context(self.network.device):
@@ -125,7 +123,7 @@ class StreamLearner(EvalMode):
             with self.network.mode(training=True):
                 if not isinstance(self.phase, Streaming):
                     self._begin_segment(task, method)
-                x, y = (nest_to_device(part, self.network.device) for part in (inputs, data.y))
+                x, y = nest_to_device(x, self.network.device), nest_to_device(data.y, self.network.device)
                 stored = Batch.of_task(x, y, self.num_tasks - 1)
                 for _ in range(updates):
                     loss = observe(method, stored, _NAME, _NAME)
@@ -148,7 +146,7 @@ class StreamLearner(EvalMode):
                 f"{type(settings).__name__} needs declared tasks, so it cannot learn from a stream; use learn(), or "
                 "another method such as steppe.ER()."
             )
-        kind = kind_of(self.network.inputs.as_stored(data.x))
+        kind = kind_of(self._stored_inputs(task, data))
         known = isinstance(self.phase, Streaming) and kind == self._input_kind and not self._just_loaded
         if known and self._method is not None and self._has_outputs_for(data.y):
             return self._method
@@ -156,7 +154,11 @@ class StreamLearner(EvalMode):
         self._eval_layers, self._just_loaded = frozen_eval_layers(self.model), False
         return method
 
-    def _has_outputs_for(self, y: Tensor) -> bool:
+    def _stored_inputs(self, task: Task, data: TensorSamples) -> Nest:
+        with task.error_context("training"):
+            return self.network.inputs.as_stored(data.x)
+
+    def _has_outputs_for(self, y: Any) -> bool:
         """Whether targets fit the model as it is; with a loss of its own and a fixed head any do."""
         if self._growing is None and not self.network.output_loss.is_cross_entropy:
             return True

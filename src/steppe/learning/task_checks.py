@@ -138,7 +138,9 @@ def outputs_needed(task: Task) -> int:
             return most_outputs(task.train.y, 0)
         if isinstance(task.train, DatasetSamples):
             return max(most_outputs(y, 0) for _, y in task.train.batches(512, None))
-        raise DataError("is a DataLoader, whose labels are not known in advance; pass its Dataset, or tensors.")
+        raise DataError(
+            "is a DataLoader or a stream, whose labels are not known in advance; pass a Dataset, or tensors."
+        )
 
 
 def most_outputs(y: Tensor, outputs: int) -> int:
@@ -275,7 +277,7 @@ def prepared_copy(network: Network, x: Nest) -> Nest:
     Raises:
         UsageError: `input_transform` works in place.
     """
-    given = map_nest(lambda leaf: leaf.to(network.device, copy=True), x)  # moving it later would hide what is done
+    given = map_nest(lambda leaf: leaf.to(network.device, copy=True), x)  # as for batches; a later move hides changes
     parts = [part for leaf in leaves(given) for part in (leaf.rows if isinstance(leaf, Ragged) else (leaf,))]
     before = [(part._version, part.clone()) for part in parts]
     prepared = network.prepare_inputs(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steppe.checkpoint.tree import State, Stateful
@@ -43,6 +44,11 @@ class MethodConfig(Settings, ABC):
 
     uses_projection: ClassVar[bool] = False
     """Whether the method projects gradients and needs the layers whose weights can be projected."""
+
+    working_memory: ClassVar[tuple[str, ...]] = ()
+    """The kinds in `Method.memory_bytes` that need not be kept between tasks: they can be rebuilt from the others and
+    the weights.
+    """
 
     needs_tasks: ClassVar[bool] = False
     """Whether the method needs tasks with borders, so that it cannot learn from a stream (`Learner.observe`)."""
@@ -198,11 +204,23 @@ class Method(ABC):
         """
         return self.network.outputs(x)
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Memory kept between tasks, in bytes.
+    def prediction_weights(self) -> AbstractContextManager[None]:
+        """While a task is learned: a context inside which the model holds the weights that predict.
 
         Returns:
-            Bytes by kind: always `replay` and `bases`; `logits`, `weights`, `rates` and `importances` where used.
+            The context; by default nothing changes in it.
+        """
+        return nullcontext()
+
+    def weights_restored(self) -> None:  # noqa: B027 - most methods keep no weights of their own
+        """Take note that earlier weights, the best ones in validation, were restored into the model."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Memory held between tasks, in bytes.
+
+        Returns:
+            Bytes by kind: always `replay` and `bases`; `logits`, `weights`, `rates`, `importances` and `gram` where
+            used. Kinds in the settings' `working_memory` are held, but need not be kept.
         """
         return {"replay": 0, "bases": 0}
 
@@ -221,6 +239,22 @@ class Method(ABC):
             )
         parts = {name: getattr(self, name) for name in self.state_attrs}
         return {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in parts.items()}
+
+    def reduced_state_dict(self) -> State | None:
+        """The state between two tasks without the working memory that `rebuild_working_memory` brings back.
+
+        Returns:
+            The state; None if working memory cannot be rebuilt to the same bits, or there is none.
+        """
+        return None
+
+    @property
+    def rebuild_threads(self) -> int | None:
+        """With how many threads to call `rebuild_working_memory`; None if nothing is to be rebuilt."""
+        return None
+
+    def rebuild_working_memory(self) -> None:  # noqa: B027 - most methods have none
+        """Rebuild what a state from `reduced_state_dict` leaves out, once it is loaded."""
 
     def load_state_dict(self, state: State) -> None:
         """Restore a state. Learning-rate decays of the current task have already been applied again.

@@ -13,6 +13,7 @@ after which D goes into the buffer (once per batch). After each task M is rebuil
 | fs-dgpm   | ascent                        | the paper's rule                |
 | fs-gpm    | ascent                        | 1                               |
 | fs-sgpm   | ascent                        | spectral, fixed per task        |
+| fs-rgpm   | ascent, chunked               | ridge, fixed per task           |
 | la-dgpm   | descent (look-ahead), chunked | the paper's rule, with the sign reversed |
 | dgpm      | only to update λ              | the paper's rule                |
 """
@@ -20,26 +21,35 @@ after which D goes into the buffer (once per batch). After each task M is rebuil
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from steppe.checkpoint.tree import State, equal_trees
 from steppe.methods.base import Method, MethodConfig
 from steppe.methods.parts.descent import Descent, make_descent
+from steppe.methods.parts.loss_shares import LossShares
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.methods.parts.sgd import clip_factor
 from steppe.methods.parts.sharpness import PerturbedGradient, SharpnessAscent
+from steppe.methods.parts.weight_average import WeightAverage
+from steppe.network.eval_batches import eval_batch_size
+from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
-from steppe.projection.importance import ImportanceRule, Ones, Sigmoid, Spectral
+from steppe.projection.hooks import find_data_weights
+from steppe.projection.importance import ImportanceRule, Ones, Ridge, Sigmoid, Spectral
+from steppe.projection.input_gram import InputGram
 from steppe.projection.layers import ProjectedWeight, require_covered
 from steppe.projection.memory import GradientMemory
 from steppe.registry import register_method
 from steppe.runtime.rng import Streams
 from steppe.settings import setting
 from steppe.tensors.batch import Batch
+from steppe.tensors.nest import index_nest, nest_length
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class FSDGPM(MethodConfig):
     """
 
     uses_projection = True
+    working_memory = ("bases", "importances")
 
     lr: float = setting(0.01, "SGD learning rate (η3)", above=0)
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
@@ -81,7 +92,9 @@ class FSDGPM(MethodConfig):
         choices=("ascend", "look-ahead", "importance-only"),
     )
     importance: str = setting(
-        "sigmoid", "rule for the importances λ of the basis directions", choices=("sigmoid", "ones", "spectral")
+        "sigmoid",
+        "rule for the importances λ of the basis directions; `ridge` keeps all directions, whatever the threshold",
+        choices=("sigmoid", "ones", "spectral", "ridge"),
     )
     importance_lr: float = setting(0.01, "learning rate of the importances (η2), for `sigmoid`", at_least=0)
     temperature: float = setting(10.0, "temperature of the sigmoid, for `sigmoid`", above=0)
@@ -89,6 +102,29 @@ class FSDGPM(MethodConfig):
         25.0,
         "how slowly λ falls with the singular value (α), for `spectral`; larger keeps more directions near λ = 1",
         above=0,
+    )
+    ridge: float = setting(
+        0.0014,
+        "share of the strongest direction's energy at which λ is about a half (a), for `ridge`; larger protects less",
+        above=0,
+    )
+    ridge_first: float = setting(0.015, "the same for the first layer, whose inputs are the data", above=0)
+    first_inputs: str = setting(
+        "buffer",
+        "for `ridge`, take the first layer's inputs from the buffer, or from every training sample of all tasks",
+        choices=("buffer", "all"),
+    )
+    gram_rank: int = setting(
+        0,
+        "with `first_inputs=all`, directions of the inputs' Gram matrix to keep between tasks; 0 keeps the whole",
+        at_least=0,
+    )
+    current_weight: float = setting(
+        0.5, "weight of the current samples in the loss; twice 0.5 is the mean of all", at_least=0
+    )
+    replay_weight: float = setting(0.5, "weight of the replayed samples in the loss", at_least=0)
+    average: float = setting(
+        0.0, "decay of the averaged weights that predict, after every update; 0 predicts without", at_least=0, below=1
     )
     buffer: int = setting(200, "replay buffer size in samples", at_least=1)
     basis_samples: int = setting(200, "samples drawn from the buffer to build the bases (n_s)", at_least=1)
@@ -108,6 +144,8 @@ class FSDGPM(MethodConfig):
         if self.importance == "sigmoid":
             sign = -1 if self.perturbation == "look-ahead" else 1
             return Sigmoid(self.importance_lr, self.temperature, sign=sign)
+        if self.importance == "ridge":
+            return Ridge(self.ridge)
         return Spectral(self.alpha) if self.importance == "spectral" else Ones()
 
     def ascent(self) -> SharpnessAscent:
@@ -125,7 +163,9 @@ class FSDGPM(MethodConfig):
 
 class _FSDGPM(Method):
     descent: Descent
-    state_attrs = ("descent", "replay", "memory", "tasks_done")
+    state_attrs = ("descent", "replay", "memory", "tasks_done", "gram", "average", "built_from")
+    built_from: State = None
+    """What the bases were built from: slots of the buffer, and the number of threads, on which bits depend."""
 
     def __init__(
         self, settings: FSDGPM, network: Network, covered: Mapping[str, ProjectedWeight], streams: Streams
@@ -136,10 +176,16 @@ class _FSDGPM(Method):
         self.ascent = settings.ascent()
         self.descent = make_descent(network, settings.lr, settings.momentum)
         self.tasks_done = 0
+        whole = settings.importance == "ridge" and settings.first_inputs == "all"
+        self.gram = InputGram(network, dict(covered), settings.gram_rank) if whole else None
+        self.average = WeightAverage(network, settings.average) if settings.average > 0 else None
+        self._shares = LossShares(settings.current_weight, settings.replay_weight, network)
         self._final_importances: dict[str, Any] = {}
 
     def begin_task(self) -> None:
         super().begin_task()
+        if self.average is not None:
+            self.average.begin()
         self.ascent, self.memory.rule = self.settings.ascent(), self.settings.importance_rule()
         # The ascent runs the model on D alone. DGPM ascends only to update Λ, so not while there is none to update.
         self.uses_bare_batch = self.settings.perturbation != "importance-only" or (
@@ -153,6 +199,7 @@ class _FSDGPM(Method):
     def observe(self, batch: Batch) -> Tensor:
         union = self.network.prepare(batch.joined(self.replay.sample(len(batch))))  # D ∪ N
         current = union[: len(batch)]  # D
+        union = self._shares.of(union, len(batch))
 
         # 1. Sharpness evaluation: v, in K steps within the memory; then L_{D∪N}(w + v) and its gradients.
         perturbed = self._evaluate_sharpness(current, union)
@@ -162,6 +209,8 @@ class _FSDGPM(Method):
             # 3. Weight update: w ← w − η3 · gradient (I − M Λ Mᵀ), clipped before the projection.
             clip = clip_factor(perturbed.gradient, self.settings.clip)
             self.descent.step(perturbed.gradient, clip, outside=self.memory, coordinates=perturbed.coordinates)
+            if self.average is not None:
+                self.average.step()
         return perturbed.loss
 
     def _evaluate_sharpness(self, current: Batch, union: Batch) -> PerturbedGradient:
@@ -176,23 +225,96 @@ class _FSDGPM(Method):
         return PerturbedGradient(loss, gradient, importance_gradient)
 
     def after_batch(self, batch: Batch) -> None:
+        if self.gram is not None:
+            self.gram.add(batch)
         self.replay.add(batch)
 
     def end_task(self) -> list[str]:
         """UpdateGPM: replace the bases by those of the layers' inputs on samples of the buffer."""
         self._final_importances = self.memory.importance_distributions()
         requested, available = self.settings.basis_samples, len(self.replay)
-        samples = self.replay.sample(min(requested, available))
-        threshold = self.settings.threshold + self.tasks_done * self.settings.threshold_step
-        memory = copy.copy(self.memory)
-        remarks = [] if samples is None else memory.rebuild(self.network, samples.x, threshold)
+        if self.gram is not None:
+            self.gram.pack()  # first, so that the bases follow from what is kept
+        slots = self.replay.sample_places(requested)
+        memory, built_from = copy.copy(self.memory), {"slots": slots, "threads": torch.get_num_threads()}
+        remarks = [] if slots is None else self._rebuild(memory, slots, self.tasks_done)
         if requested > available:
             remarks.append(f"basis_samples = {requested} exceeds the buffer's {available} samples: all were used.")
-        self.memory, self.tasks_done = memory, self.tasks_done + 1  # in one statement, so that an interrupt is safe
+        # In one statement, so that an interrupt is safe.
+        self.memory, self.built_from, self.tasks_done = memory, built_from, self.tasks_done + 1
+        if self.average is not None:
+            self.average.end()
         return remarks
 
+    def _rebuild(self, memory: GradientMemory, slots: Sequence[int], number: int) -> list[str]:
+        """Make a task's bases from stored samples, and from the Gram matrix if there is one."""
+        settings, network, x = self.settings, self.network, self.replay.at(slots).x
+        if settings.importance != "ridge":
+            return memory.rebuild(network, x, settings.threshold + number * settings.threshold_step)
+        grams = {} if self.gram is None else self.gram.grams()
+        few = index_nest(x, slice(0, eval_batch_size(network.model, nest_length(x), 2)))
+        first = list(grams) or find_data_weights(network, memory.covered, few)
+        rules = dict.fromkeys(first, Ridge(settings.ridge_first))
+        return memory.rebuild(network, x, None, rules=rules, grams=grams)
+
+    def prediction_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.in_model()
+
+    def grow_head(self, head: GrowingHead) -> None:
+        super().grow_head(head)
+        if self.average is not None:
+            self.average.grow_head(head)
+
+    def weights_restored(self) -> None:
+        if self.average is not None:
+            self.average.restart()
+
     def memory_bytes(self) -> dict[str, int]:
-        return {"replay": self.replay.memory_bytes(), **self.memory.memory_bytes()}
+        held = {"replay": self.replay.memory_bytes(), **self.memory.memory_bytes()}
+        if self.gram is not None:
+            held["gram"] = self.gram.memory_bytes()
+        if self.average is not None:
+            held["weights"] = self.average.memory_bytes()
+        return held
+
+    def state_dict(self) -> State:
+        return {name: value for name, value in super().state_dict().items() if value is not None}
+
+    def load_state_dict(self, state: State) -> None:
+        unused = {name: None for name in ("gram", "average") if getattr(self, name) is None}
+        built_from = state.get("built_from")  # older states have none
+        if built_from is not None:
+            slots, threads = built_from["slots"], built_from["threads"]
+            if type(threads) is not int or threads < 1 or any(type(slot) is not int for slot in slots or ()):
+                raise ValueError(f"bases cannot be built from the slots {slots} with {threads} threads")
+        left_out: dict[str, State] = {} if built_from is None else {"memory": {}}
+        super().load_state_dict({**left_out, **state, "built_from": built_from, **unused})
+
+    def reduced_state_dict(self) -> State | None:
+        if self.built_from is None:
+            return None
+        memory = copy.copy(self.memory)
+        self._rebuild_last(memory)
+        if not equal_trees(memory.state_dict(), self.memory.state_dict()):  # the user has changed the weights
+            return None
+        return {name: value for name, value in self.state_dict().items() if name != "memory"}
+
+    @property
+    def rebuild_threads(self) -> int | None:
+        return None if self.built_from is None else int(self.built_from["threads"])
+
+    def rebuild_working_memory(self) -> None:
+        if self.built_from is not None and not self.memory:
+            memory = copy.copy(self.memory)
+            self._rebuild_last(memory)
+            self.memory = memory
+
+    def _rebuild_last(self, memory: GradientMemory) -> None:
+        """Build the last task's bases again."""
+        assert self.built_from is not None
+        with nullcontext() if self.average is None else self.average.weights_in_model():
+            if self.built_from["slots"] is not None:
+                self._rebuild(memory, self.built_from["slots"], self.tasks_done - 1)
 
     def diagnostics(self) -> dict[str, Any]:
         """The final importances of the bases used during the task, and the ranks of the bases built after it."""
@@ -242,6 +364,18 @@ register_method(
     presets={
         **_PRESETS,
         "pmnist": {**_PRESETS["pmnist"], "ascent_form": "chunked", "ascent_lr": 0.075, "alpha": 25.0},
+    },
+)
+_RIDGE_ON_DIGITS = {"ascent_form": "chunked", "ascent_lr": 0.075, "first_inputs": "all", "ridge_first": 0.01}
+register_method(
+    "fs-rgpm",
+    FSDGPM,
+    "FS-DGPM with the soft projection of ridge regression; the strongest on Permuted MNIST.",
+    variant={"importance": "ridge", "replay_weight": 1.0},
+    presets={
+        **{name: {**preset, "ridge": 0.01, "ridge_first": 0.01} for name, preset in _PRESETS.items()},
+        "pmnist": {**_PRESETS["pmnist"], **_RIDGE_ON_DIGITS},
+        "pmnist-60k": {**_PRESETS["pmnist-60k"], **_RIDGE_ON_DIGITS},
     },
 )
 register_method(

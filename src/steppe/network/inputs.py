@@ -11,6 +11,7 @@ from torch import Tensor
 from steppe.data.padding import NO_PADDING, Padding
 from steppe.data.transforms import UnitRange
 from steppe.errors import DataError, UsageError
+from steppe.runtime.devices import to_device
 from steppe.tensors.batch import Batch
 from steppe.tensors.nest import Nest, leaves, map_nest, nest_to_device
 from steppe.tensors.ragged import Ragged
@@ -58,14 +59,22 @@ class InputPipeline:
 
     def prepare_inputs(self, x: Nest) -> Nest:
         """Return stored samples as the model's inputs."""
+        if isinstance(x, Tensor) and self.padding is None:
+            return self._in_own_type(self._transform(to_device(x, self._device)))
         x = nest_to_device(x, self._device)
         if self.padding is not None:
             x = self.padding.padded(self.padding.as_stored(x))
         whole = isinstance(x, Tensor) or not self.scales_bytes
         x = self._transform(x) if whole else map_nest(self._transform, x)
-        return self._in_own_type(x) if isinstance(x, Tensor) else map_nest(self._in_own_type, x)
+        return self._in_own_type(x)
 
-    def _in_own_type(self, leaf: object) -> Tensor:
+    def _in_own_type(self, prepared: Any) -> Any:
+        """Numbers in the type of the model's weights."""
+        if isinstance(prepared, Tensor):
+            return prepared.to(self._dtype) if prepared.is_floating_point() else prepared
+        return map_nest(self._leaf_in_own_type, prepared)
+
+    def _leaf_in_own_type(self, leaf: object) -> Tensor:
         if not isinstance(leaf, Tensor):
             raise UsageError(
                 "`input_transform` must return a tensor, or a dictionary or tuple of tensors, got "
@@ -79,15 +88,12 @@ class InputPipeline:
         Raises:
             DataError: There are sequences of different lengths, and nothing says how to pad them.
         """
-        y = nest_to_device(y, self._device)
         if isinstance(y, Tensor):
-            return y
+            return to_device(y, self._device)
         if self.padding is None:
             raise DataError(NO_PADDING)
-        return self.padding.pad_targets(y)
+        return self.padding.pad_targets(nest_to_device(y, self._device))
 
     def prepare(self, batch: Batch) -> Batch:
         """Return a stored batch as the model's input."""
-        return Batch(
-            self.prepare_inputs(batch.x), self.prepare_targets(batch.y), nest_to_device(batch.task, self._device)
-        )
+        return Batch(self.prepare_inputs(batch.x), self.prepare_targets(batch.y), to_device(batch.task, self._device))

@@ -90,7 +90,7 @@ class Network:
         self._fast_path = FastPath(model)
 
     def prepare_inputs(self, x: Nest) -> Nest:
-        """Return stored samples as the model's inputs: on its device, in its dtype, transformed."""
+        """Return stored samples as the model's inputs: on its device, in its dtype, padded, transformed."""
         return self.inputs.prepare_inputs(x)
 
     def prepare(self, batch: Batch) -> Batch:

@@ -52,17 +52,26 @@ class CrossEntropy(OutputLoss):
         self._factors: dict[int, tuple[Tensor, Tensor]] = {}  # by n: 1/n, and a column of −1/n
 
     def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        return cross_entropy(self._heads.mask(output, batch.task), batch.y)
+        logits = self._heads.mask(output, batch.task)
+        if batch.shares is None:
+            return cross_entropy(logits, batch.y)
+        return torch.dot(cross_entropy(logits, batch.y, reduction="none"), batch.shares.rows)
 
     def loss_and_slope(self, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         log_softmax = torch.log_softmax(self._heads.mask(output, batch.task), 1)
-        return nll_loss(log_softmax, batch.y), self._minus_labels(log_softmax.exp_(), batch)
+        if batch.shares is None:
+            return nll_loss(log_softmax, batch.y), self._minus_labels(log_softmax.exp_(), batch)
+        loss = torch.dot(nll_loss(log_softmax, batch.y, reduction="none"), batch.shares.rows)
+        return loss, self._minus_labels(log_softmax.exp_(), batch)
 
     def slope(self, output: Tensor, batch: Batch) -> Tensor:
         return self._minus_labels(torch.softmax(self._heads.mask(output, batch.task), 1), batch)
 
     def _minus_labels(self, softmax: Tensor, batch: Batch) -> Tensor:
-        """(softmax − one-hot) / n, in place."""
+        """(softmax − one-hot) / n, or times each sample's share, in place."""
+        if batch.shares is not None:
+            column = batch.shares.rows.unsqueeze(1)
+            return softmax.mul_(column).scatter_add_(1, batch.y.unsqueeze(1), -column)
         count = softmax.shape[0]
         if count not in self._factors:
             with torch.inference_mode(False):
@@ -90,6 +99,13 @@ class UserLoss(OutputLoss):
         self._function, self._heads = check_loss(function), heads
 
     def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        if batch.shares is not None:
+            split, (first, rest) = batch.shares.split, batch.shares.parts
+            weighted = [(first, slice(0, split)), (rest, slice(split, len(batch)))]
+            terms = [
+                weight * self.loss(output[part], batch[part]) for weight, part in weighted if part.start < part.stop
+            ]
+            return torch.stack(terms).sum()
         if not self._heads.any_restricted:
             return self.call(output, batch.y)
         if output.ndim != 2:  # the model's output changed its shape since it was checked

@@ -60,6 +60,20 @@ class Representation:
         self._precise = threshold > COARSE_THRESHOLD
         self._dtype = torch.float64
 
+    @classmethod
+    def of_gram(cls, gram: Tensor) -> Representation:
+        """A representation from R Rᵀ; only a rough spectrum, in the precision of the matrix, can be expected of it.
+
+        Args:
+            gram: R Rᵀ, (groups, in, in).
+
+        Returns:
+            The representation.
+        """
+        representation = cls(0.0)
+        representation._gram, representation._dtype = gram, gram.dtype
+        return representation
+
     def add(self, columns: Tensor) -> None:
         """Add columns.
 

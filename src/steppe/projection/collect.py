@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.errors import LayerDivergedError
-from steppe.projection.basis import Representation
+from steppe.projection.basis import Representation, Spectrum
+from steppe.projection.extend_basis import ExtendedBasis, extend_basis
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.layers import Layout, ProjectedWeight
 from steppe.projection.row_counts import RowCounts
@@ -58,3 +59,19 @@ def collect_inputs(
 def _empty(weight: ProjectedWeight, threshold: float) -> Collected:
     """What to collect the inputs of a weight in."""
     return RowCounts(len(weight.parameter)) if weight.layout is Layout.TABLE else Representation(threshold)
+
+
+def select_directions(representation: Collected, threshold: float | None) -> Spectrum | None:
+    """The directions to hold, all of them without a threshold; None if nothing was collected."""
+    if threshold is None and isinstance(representation, Representation):
+        return representation.spectrum()
+    return representation.leading(1.0 if threshold is None else threshold)
+
+
+def extend_directions(
+    representation: Collected, old: Tensor | None, threshold: float, *, first: bool
+) -> ExtendedBasis | None:
+    """The extended basis; None if nothing was collected."""
+    if isinstance(representation, RowCounts):
+        return representation.extend(old, threshold, first=first)
+    return extend_basis(representation, old, threshold, first=first)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from steppe.network.network import Network
 from steppe.projection.head_detection import is_output_head
-from steppe.projection.layers import CallRule, ProjectedWeight
+from steppe.projection.layers import CallRule, Layout, ProjectedWeight
 from steppe.runtime.hooks import temporary_hooks
 from steppe.tensors.model_call import call_model
 from steppe.tensors.nest import Nest, clone_nest, map_nest
@@ -133,6 +134,37 @@ def find_last_weight(model: nn.Module, weights: Mapping[str, ProjectedWeight], x
     """Find the weight of the layer that a forward calls last; None if it calls none."""
     calls, _ = _record_outputs(model, weights, x)
     return calls[-1][0] if calls else None
+
+
+def find_data_weights(network: Network, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:
+    """Find the covered weights whose layers' inputs are the data: they do not depend on any trainable weight.
+
+    Tables, and layers that compute their weights' inputs themselves (recurrent ones, attention), do not count.
+
+    Args:
+        network: The network.
+        weights: The covered weights, by parameter name.
+        x: Stored samples to run it on.
+
+    Returns:
+        Their names.
+    """
+    plain = {name: w for name, w in weights.items() if w.call_rule is None and w.layout is Layout.ROWS}
+    depends: dict[str, bool] = {}
+
+    def hook_for(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs: Tensor = args[0] if args else kwargs["input"]
+            depends[name] = depends.get(name, False) or inputs.requires_grad
+
+        return hook
+
+    with temporary_hooks() as hooks, network.mode(training=False), torch.inference_mode(False), torch.enable_grad():
+        for name, weight in plain.items():
+            for layer in dict.fromkeys(weight.layers):
+                hooks.append(layer.register_forward_pre_hook(hook_for(name), with_kwargs=True))
+        network.input_copies.call(network.prepare_inputs(x))
+    return [name for name in plain if depends.get(name) is False]
 
 
 def find_weights_used_outside(model: nn.Module, weights: Mapping[str, ProjectedWeight], x: Nest) -> list[str]:

@@ -1,7 +1,8 @@
 """Importance rules: how λ starts a task, and how an update changes it (docs/concepts.md: soft projection, importances).
 
 `Ones` keeps λ = 1. `Sigmoid` is the paper's rule, literally; in practice it is inert, since σ(10·λ) returns to 0.99995
-after any step of the paper's size. `Spectral` fixes λ for each task from the singular values.
+after any step of the paper's size. `Spectral` and `Ridge` fix λ for each task, from the singular values and from their
+squares.
 """
 
 from __future__ import annotations
@@ -147,5 +148,39 @@ class Spectral:
         """Does nothing."""
 
     def decay_lr(self, divisor: float) -> Spectral:
+        """Returns itself, as there is no step size."""
+        return self
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """λ_i = r_i (1 + a) / (r_i + a) with r_i = σ_i² / σ_max²; fixed during a task, for bases that hold every direction.
+
+    It is the shrinkage of ridge regression, scaled so that the strongest direction has λ = 1. For a → 0, λ → 1 for
+    every direction with energy: hard projection. For a → ∞, λ → r_i.
+
+    Args:
+        a: The share of the strongest direction's energy at which λ is about a half.
+
+    Example:
+        >>> import torch
+        >>> from steppe.projection.importance import Ridge
+        >>> Ridge(a=0.25).initial(torch.tensor([[2.0, 1.0, 0.0]]))
+        tensor([[1.0000, 0.6250, 0.0000]])
+    """
+
+    a: float
+    dynamic: bool = False
+
+    def initial(self, singular_values: Tensor) -> Tensor:
+        """λ from the singular values, per group; directions without energy get 0."""
+        top = singular_values.amax(-1, keepdim=True).clamp(min=torch.finfo(singular_values.dtype).tiny)
+        share = (singular_values / top).square()
+        return (1 + self.a) * share / (share + self.a)
+
+    def update(self, importance: Tensor, gradient: Tensor) -> None:
+        """Does nothing."""
+
+    def decay_lr(self, divisor: float) -> Ridge:
         """Returns itself, as there is no step size."""
         return self

@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import State
-from steppe.errors import ModelError
 from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
-from steppe.projection.collect import Collected, collect_inputs
-from steppe.projection.extend_basis import ExtendedBasis, extend_basis
+from steppe.projection.basis import Representation
+from steppe.projection.collect import Collected, collect_inputs, extend_directions, select_directions
 from steppe.projection.importance import ImportanceRule
-from steppe.projection.layers import ProjectedWeight
+from steppe.projection.layers import Layout, ProjectedWeight
 from steppe.projection.layouts import make_projector
+from steppe.projection.matrix_projector import MATRIX, MatrixProjector, check_matrix, matrix_of
+from steppe.projection.memory_remarks import empty_basis_remark, require_one_kind, saturation_remark
 from steppe.projection.projector import SoftProjector
-from steppe.projection.row_counts import RowCounts
 from steppe.runtime.session import yield_point
-from steppe.runtime.warn import Caution
 from steppe.tensors.nest import Nest, nest_length, split_nest
 
 _SATURATED = 0.99
 """The importance from which a direction counts as frozen."""
+
+Projector = SoftProjector | MatrixProjector
 
 
 class GradientMemory:
@@ -63,7 +64,7 @@ class GradientMemory:
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
             own = {name: weight.parameter for name, weight in covered.items()}
-            _require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
+            require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
         self.projectors = {}
 
     @property
@@ -77,17 +78,17 @@ class GradientMemory:
         self._normalized = [(weight, weight.norm) for weight in covered.values() if weight.norm is not None]
 
     @property
-    def projectors(self) -> Mapping[str, SoftProjector]:
+    def projectors(self) -> Mapping[str, Projector]:
         """The projectors by parameter name; assign a whole new mapping to change them."""
         return self._projectors
 
     @projectors.setter
-    def projectors(self, projectors: Mapping[str, SoftProjector]) -> None:
+    def projectors(self, projectors: Mapping[str, Projector]) -> None:
         # The importances of all weights are one tensor with a view per projector, so that one call updates them all.
         kinds = {name: (p.importance.dtype, p.importance.device) for name, p in projectors.items()}
         if len(set(kinds.values())) > 1:
             if self.rule.dynamic:
-                _require_one_kind(kinds)
+                require_one_kind(kinds)
             self._projectors, self.importance = dict(projectors), torch.empty(0, device="cpu")
             return
         rows = [p.importance.reshape(-1) for p in projectors.values()]
@@ -141,7 +142,7 @@ class GradientMemory:
         self,
         gradient: Gradient,
         known: Gradient | None,
-        project: Callable[[SoftProjector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
+        project: Callable[[Projector, Tensor | FactoredGrad, Tensor | FactoredGrad | None], Tensor | FactoredGrad],
     ) -> Gradient:
         parts = dict(gradient)
         for name, projector in self._projectors.items():
@@ -209,14 +210,26 @@ class GradientMemory:
         if gradient is not None:
             self.rule.update(self.importance, gradient)
 
-    def rebuild(self, network: Network, x: Nest, threshold: float, chunk: int = 64) -> list[str]:
+    def rebuild(
+        self,
+        network: Network,
+        x: Nest,
+        threshold: float | None,
+        chunk: int = 64,
+        *,
+        rules: Mapping[str, ImportanceRule] = MappingProxyType({}),
+        grams: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> list[str]:
         """UpdateGPM: replace the bases by those of the covered layers' inputs on stored samples, and reinitialize λ.
 
         Args:
             network: The network.
             x: The samples, as stored.
-            threshold: The share of the inputs' energy that each basis holds (ε).
+            threshold: The share of the inputs' energy that each basis holds (ε); None keeps every direction, for rules
+                that give those with little energy little importance.
             chunk: How many samples to process at a time.
+            rules: Rules of single weights, where they differ.
+            grams: Gram matrices of the inputs, (groups, in, in), of weights for which they are known.
 
         Returns:
             Remarks on weights that can no longer learn.
@@ -224,17 +237,27 @@ class GradientMemory:
         Raises:
             LayerDivergedError: If a layer's inputs are not finite.
         """
-        thresholds = dict.fromkeys(self.covered, threshold)
+        covered = {name: weight for name, weight in self.covered.items() if name not in grams}
+        lowest = dict.fromkeys(covered, threshold or 0.0)
         with network.mode(training=False):
-            representations = collect_inputs(network.model, self.covered, thresholds, _forwards(network, x, chunk))
-        return self.rebuild_from(representations, thresholds)
+            collected = collect_inputs(network.model, covered, lowest, _forwards(network, x, chunk))
+        known = {name: Representation.of_gram(gram) for name, gram in grams.items()}
+        representations = {name: known[name] if name in known else collected[name] for name in self.covered}
+        return self.rebuild_from(representations, dict.fromkeys(self.covered, threshold), rules=rules)
 
-    def rebuild_from(self, representations: Mapping[str, Collected], thresholds: Mapping[str, float]) -> list[str]:
+    def rebuild_from(
+        self,
+        representations: Mapping[str, Collected],
+        thresholds: Mapping[str, float | None],
+        *,
+        rules: Mapping[str, ImportanceRule] = MappingProxyType({}),
+    ) -> list[str]:
         """Replace the bases by those of collected inputs, and reinitialize λ.
 
         Args:
             representations: The covered layers' inputs, from `collect_inputs`.
-            thresholds: The share of the inputs' energy that each weight's basis holds (ε).
+            thresholds: The share of the inputs' energy that each weight's basis holds (ε); None keeps every direction.
+            rules: Rules of single weights, where they differ.
 
         Returns:
             Remarks on weights that can no longer learn.
@@ -242,11 +265,14 @@ class GradientMemory:
         before, projectors = self.saturated(), {}
         for name, representation in representations.items():
             yield_point()
-            kept = representation.leading(thresholds[name])
+            threshold = thresholds[name]
+            kept = select_directions(representation, threshold)
             if kept is None:  # a layer that the forward did not use
                 continue
             if kept.values.shape[-1] > 0:  # no direction if all inputs of the layer were zero
-                projectors[name] = self._make_projector(name, kept.vectors, self.rule.initial(kept.values))
+                importance = rules.get(name, self.rule).initial(kept.values)
+                is_fixed = threshold is None and not self.rule.dynamic
+                projectors[name] = self._make_projector(name, kept.vectors, importance, is_fixed=is_fixed)
         self.projectors = projectors
         return self._saturation_remarks(before)
 
@@ -275,11 +301,7 @@ class GradientMemory:
         return self.extend_from(representations, thresholds, first=first)
 
     def extend_from(
-        self,
-        representations: Mapping[str, Collected],
-        thresholds: Mapping[str, float],
-        *,
-        first: bool,
+        self, representations: Mapping[str, Collected], thresholds: Mapping[str, float], *, first: bool
     ) -> list[str]:
         """Extend the bases by what they miss of collected inputs; see `extend`.
 
@@ -295,12 +317,14 @@ class GradientMemory:
         for name, representation in representations.items():
             yield_point()
             old = projectors.get(name)
-            growth = _extend(representation, None if old is None else old.basis, thresholds[name], first=first)
+            assert old is None or isinstance(old, SoftProjector)
+            basis = None if old is None else old.basis
+            growth = extend_directions(representation, basis, thresholds[name], first=first)
             if growth is None:
                 continue
             if growth.basis.shape[-1] == 0:
                 if bool((representation.energy() > 0).any()):
-                    remarks.append(_empty_basis_remark(name, thresholds[name]))
+                    remarks.append(empty_basis_remark(name, thresholds[name]))
                 continue
             importance = self.rule.initial(growth.strengths)
             if old is not None:
@@ -313,21 +337,19 @@ class GradientMemory:
         """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
         saturated = self.saturated()
         return [
-            Caution(
-                f"the basis of {name!r} holds all {p.max_rank} directions of its inputs, so this weight can no longer "
-                "learn. For the next model, lower the threshold or its step per task, soften the projection (method "
-                f"sgp, or importance='spectral'), widen the layer, or leave it unprotected with exclude=({name!r},)."
-            )
+            saturation_remark(name, p.max_rank)
             for name, p in self.projectors.items()
             if name in saturated and name not in before
         ]
 
-    def _make_projector(self, name: str, basis: Tensor, importance: Tensor) -> SoftProjector:
-        """A projector in the weight's precision, but at least float32: half is too little for orthonormal bases."""
+    def _make_projector(self, name: str, basis: Tensor, importance: Tensor, *, is_fixed: bool = False) -> Projector:
+        """A projector in the weight's precision, but at least float32; P itself, if λ is fixed and that pays."""
         weight = self.covered[name]
-        dtype = torch.promote_types(weight.parameter.dtype, torch.float32)
-        kept = basis.to(dtype) if basis.is_floating_point() else basis
-        return make_projector(weight.layout, weight.parameter, kept.contiguous(), importance.to(dtype))
+        dtype = torch.promote_types(weight.parameter.dtype, torch.float32)  # half is too little to be orthonormal in
+        kept = (basis.to(dtype) if basis.is_floating_point() else basis).contiguous()
+        if is_fixed and weight.layout is Layout.ROWS and 2 * kept.shape[2] > kept.shape[1]:
+            return MatrixProjector(matrix_of(kept, importance.to(dtype)), importance.to(dtype))
+        return make_projector(weight.layout, weight.parameter, kept, importance.to(dtype))
 
     def state_dict(self) -> State:
         """The bases and importances. The rule is not included; the method restores its step size.
@@ -335,7 +357,7 @@ class GradientMemory:
         Returns:
             The state.
         """
-        return {name: [p.basis, p.importance] for name, p in self.projectors.items()}
+        return {name: p.state_dict() for name, p in self.projectors.items()}
 
     def load_state_dict(self, state: State) -> None:
         """Restore a state.
@@ -346,12 +368,15 @@ class GradientMemory:
         Raises:
             ValueError: If it has a basis of a weight that is not covered, or importances of another shape.
         """
-        projectors = {}
-        for name, (basis, importance) in state.items():
+        projectors: dict[str, Projector] = {}
+        for name, (basis, importance, *mark) in state.items():
             if name not in self.covered:
                 raise ValueError(f"there is a basis of {name!r}, but the weight is not covered")
             weight = self.covered[name]
-            projectors[name] = make_projector(weight.layout, weight.parameter, basis, importance)
+            if mark == [MATRIX]:
+                projectors[name] = MatrixProjector(*check_matrix(basis, importance))
+            else:
+                projectors[name] = make_projector(weight.layout, weight.parameter, basis, importance)
         self.projectors = projectors
 
     def memory_bytes(self) -> dict[str, int]:
@@ -361,45 +386,12 @@ class GradientMemory:
             Bytes by kind.
         """
         return {
-            "bases": sum(p.basis.nbytes for p in self.projectors.values()),
+            "bases": sum(p.nbytes for p in self.projectors.values()),
             "importances": sum(p.importance.nbytes for p in self.projectors.values()),
         }
-
-
-def _require_one_kind(kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
-    """Reject covered weights of several types or on several devices, since λ of all of them is one tensor."""
-    first = next(iter(kinds), "")
-    for name, kind in kinds.items():
-        if kind != kinds[first]:
-            raise ModelError(
-                "the covered weights are of several types, or on several devices "
-                f"({first!r} is {_describe_kind(kinds[first])}, {name!r} {_describe_kind(kind)}), but their "
-                "importances are updated together: make the weights alike (model.float()), leave some out with "
-                "exclude=(...), or set importance to ones or spectral."
-            )
-
-
-def _describe_kind(kind: tuple[torch.dtype, torch.device]) -> str:
-    return f"{kind[0]} on {kind[1]}"
 
 
 def _forwards(network: Network, x: Nest, chunk: int) -> Iterator[object]:
     """Run the model on stored samples x, a chunk each time."""
     for part in split_nest(x, eval_batch_size(network.model, nest_length(x), chunk)):
         yield network.input_copies.call(network.prepare_inputs(part))
-
-
-def _extend(representation: Collected, old: Tensor | None, threshold: float, *, first: bool) -> ExtendedBasis | None:
-    """The extended basis; None if nothing was collected."""
-    if isinstance(representation, RowCounts):
-        return representation.extend(old, threshold, first=first)
-    return extend_basis(representation, old, threshold, first=first)
-
-
-def _empty_basis_remark(name: str, threshold: float) -> str:
-    """The remark on a weight that is left without a basis."""
-    return (
-        f"the basis of {name!r} is empty, so this weight is not protected: a single direction holds more than the "
-        f"threshold's share of its inputs, {threshold:g}, and the first task leaves out the direction that crosses the "
-        "threshold. Raise the threshold, or center the inputs around 0."
-    )

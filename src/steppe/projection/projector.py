@@ -129,6 +129,15 @@ class SoftProjector:
         return less_product(rows, weighed, self.rows).reshape(gradient.shape)
 
     @property
+    def nbytes(self) -> int:
+        """The memory of the basis."""
+        return self.basis.nbytes
+
+    def state_dict(self) -> list[Tensor]:
+        """M and λ."""
+        return [self.basis, self.importance]
+
+    @property
     def _grouped(self) -> bool:
         return self.basis.shape[0] > 1
 

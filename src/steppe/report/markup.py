@@ -13,7 +13,7 @@ from steppe.report.sections import Section, Variant
 from steppe.results.grouping import flat_settings, format_setting
 from steppe.results.published import footnotes
 from steppe.results.statistics import MeanStd
-from steppe.results.tables import TIME_LABELS, Row, format_score, rows
+from steppe.results.tables import TIME_LABELS, VALIDATION_NOTE, Row, format_score, rows
 from steppe.runtime.environment import format_machine
 
 MEASURES = {"acc": "ACC", "bwt": "BWT"}
@@ -98,7 +98,10 @@ def _table_note(section: Section, sources: Sequence[str], ahead: bool) -> str:
             "released": "its code: its released code, run again",
         }
         words.append("; ".join(quoted[source] for source in sources) + " (± over 5 seeds). ")
-    if any(not run.result.is_canonical for variant in section.variants for run in variant.runs):
+    results = [run.result for variant in section.variants for run in variant.runs]
+    if any(result.on_validation for result in results):
+        words.append(f"<b>{VALIDATION_NOTE}</b> ")
+    if any(not (result.is_canonical or result.on_validation) for result in results):
         words.append("Tasks or training differ from the benchmark’s own, so published figures do not apply. ")
     if len(section.variants) > 1:
         words.append("Bold: the best sequential method.")

@@ -24,6 +24,9 @@ def section_series(section: Section) -> Data:
     return {
         "title": section.title,
         "tasks": section.tasks,
+        "measured": "Validation"
+        if any(run.result.on_validation for each in section.variants for run in each.runs)
+        else "Test",
         "methods": [variant_series(variant, section.timed_by) for variant in section.variants],
         "landscape": landscapes(section),
         "timed_by": section.timed_by,
@@ -90,8 +93,10 @@ def costs(variant: Variant, measure: TimeMeasure | Literal["bytes"]) -> Data:
             costs_here = [_by_kind(result.per_task[number], measure) for result in results]
             values = [mean(cost.get(kind, 0) for cost in costs_here) for kind in kinds]
             stages.append({"task": place, "values": values})
+    working = results[0].working if measure == "bytes" else ()
+    named = [f"{kind} (working)" if kind in working else kind for kind in kinds]
     whole = [mean(total.get(kind, 0) / share for total, share in zip(totals, shares, strict=True)) for kind in kinds]
-    return {"kinds": kinds, "all": whole, "stages": stages}
+    return {"kinds": named, "all": whole, "stages": stages}
 
 
 def _by_kind(cost: RunResult | StageCost, measure: TimeMeasure | Literal["bytes"]) -> Mapping[str, float]:

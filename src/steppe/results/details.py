@@ -18,16 +18,18 @@ from steppe.results.tables import (
     group_by_variant,
     notes_on_runs,
     seconds_per_task,
+    table_header,
 )
 
 _HEADER = (
     *("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "learning accuracy", "forgetting"),
     "forward transfer",
-    *("ranks", "λ", "λ, first decile", "s / task", "kB"),
+    *("ranks", "λ", "λ, first decile", "s / task", "kB kept", "kB working"),
 )
 _NOTE = (
     "Mean ± standard deviation over seeds, in percent. Ranks and λ per layer at the end (λ: mean over layers; first "
-    "decile of the lowest layer). kB: memory besides the network. s / task: training {cpu}time without testing."
+    "decile of the lowest layer). kB: memory besides the network that must be kept between tasks, and "
+    "working memory that can be rebuilt from it. s / task: training {cpu}time without testing."
 )
 
 
@@ -46,7 +48,10 @@ def details(runs: Mapping[Path, RunResult]) -> str:
         group = {paths[index]: results[index] for index in indices}
         body.append(_cells(build_row(label, list(group.values()), measure), group, measure))
     columns = [column for column in range(len(_HEADER)) if any(cells[column] for cells in body)]
-    lines = [[cells[column] for column in columns] for cells in (_HEADER, ["---"] * len(_HEADER), *body)]
+    lines = [
+        [cells[column] for column in columns]
+        for cells in (table_header(results, _HEADER), ["---"] * len(_HEADER), *body)
+    ]
     table = [f"| {' | '.join(line)} |" for line in lines]
     note = _NOTE.format(cpu="CPU " if measure == "cpu_seconds" else "")
     return "\n".join([*table, "", note, *notes_on_runs(results), *footnotes("".join(table))]) + "\n"
@@ -65,7 +70,8 @@ def _cells(row: Row, runs: Mapping[Path, RunResult], measure: TimeMeasure) -> Se
         _format_share(means),
         _format_share(first_deciles),
         _format_short(fmean(seconds_per_task(result, measure) for result in runs.values())),
-        f"{fmean(result.memory_bytes for result in runs.values()) / 1000:.0f}",
+        f"{fmean(result.kept_bytes for result in runs.values()) / 1000:.0f}",
+        f"{fmean(result.working_bytes for result in runs.values()) / 1000:.0f}",
     )
 
 

@@ -69,6 +69,8 @@ def comparable_settings(results: Sequence[RunResult], sections: Sequence[str]) -
         The values of each result, by dotted key.
     """
     settings = [flat_settings(result.config, sections) for result in results]
+    for result, values in zip(results, settings, strict=True):
+        values["run.report"] = "validation" if result.on_validation else "test"  # never averaged together
     defaults: dict[str, Any] = {}
     for result, values in zip(results, settings, strict=True):
         explicit = explicit_settings(result, sections)

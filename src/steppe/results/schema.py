@@ -15,6 +15,8 @@ TimeMeasure = Literal["seconds", "cpu_seconds"]
 
 _SECTIONS = ("run", "benchmark", "training", "method")
 _REPLAY_EVERYTHING = ("multitask", "oracle")  # results of older versions do not record the schedule
+_REBUILT_BASES = ("fs-dgpm", "fs-gpm", "fs-sgpm", "dgpm", "la-dgpm")  # nor which memory can be rebuilt
+_WORKING = ["bases", "importances"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class RunResult:
         seconds: Wall-clock seconds by kind (`train`, `evaluate`, `memory`).
         cpu_seconds: CPU seconds by kind; None if they were not measured.
         bytes: Memory besides the network at the end, by kind.
+        working: The kinds of `bytes` that can be rebuilt from the others and the weights, so need not be kept.
         per_task: Cost of each stage.
         is_canonical: Whether tasks and training are the benchmark's own, so that published figures apply.
         remarks: What readers of the numbers must know.
@@ -107,6 +110,7 @@ class RunResult:
     config: dict[str, dict[str, Any]]
     remarks: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
+    working: list[str] = field(default_factory=list)
 
     @property
     def num_tasks(self) -> int:
@@ -125,6 +129,21 @@ class RunResult:
     def memory_bytes(self) -> int:
         """Memory besides the network at the end, of all kinds."""
         return sum(self.bytes.values())
+
+    @property
+    def working_bytes(self) -> int:
+        """Memory at the end that can be rebuilt from the weights and what is kept."""
+        return sum(size for kind, size in self.bytes.items() if kind in self.working)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory at the end that must be kept between tasks besides the network."""
+        return self.memory_bytes - self.working_bytes
+
+    @property
+    def on_validation(self) -> bool:
+        """Whether the accuracies are those on validation data, by which settings are chosen, and not on test data."""
+        return self.config["run"].get("report") == "validation"
 
     @property
     def device(self) -> str:
@@ -188,6 +207,7 @@ class RunResult:
             versions=data["versions"],
             machine=data.get("machine", {}),
             config=config,
+            working=data.get("working", _WORKING if data["method"] in _REBUILT_BASES else []),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -209,6 +229,7 @@ class RunResult:
             "seconds": self.seconds,
             **({} if self.cpu_seconds is None else {"cpu_seconds": self.cpu_seconds}),
             "bytes": self.bytes,
+            "working": self.working,
             "per_task": [stage.as_dict() for stage in self.per_task],
             "full_length": self.is_canonical,
             "remarks": self.remarks,
@@ -300,6 +321,7 @@ _LATER_FIELDS: dict[str, Check] = {  # absent from results of older versions
     "ahead": _list_of(is_number),
     "per_task": _list_of(_is_stage),
     "remarks": _list_of(_is_text),
+    "working": _list_of(_is_text),
     "machine": _dict_of(lambda value: is_number(value) or _is_text(value)),
 }
 

@@ -125,7 +125,14 @@ def build_row(label: str, results: Sequence[RunResult], measure: TimeMeasure) ->
 
 
 TIME_LABELS: dict[TimeMeasure, str] = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
+VALIDATION_NOTE = "Accuracies are on validation data: training samples that the tasks do not use, not test data."
 _HEADER = ("method", "seeds", "ACC", "BWT", "paper ACC", "paper BWT", "released ACC", "released BWT", "seconds")
+
+
+def table_header(results: Sequence[RunResult], header: Sequence[str] = _HEADER) -> list[str]:
+    """The header of a table, which says so where accuracies are on validation data."""
+    measured = "validation " if all(result.on_validation for result in results) else ""
+    return [f"{measured}{name}" if name in ("ACC", "BWT") else name for name in header]
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -142,7 +149,8 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def markdown(results: Sequence[RunResult]) -> str:
     """A study's table in Markdown, with notes."""
-    lines = [_line(_HEADER), _line(["---"] * len(_HEADER)), *(_line(cells(row)) for row in rows(results))]
+    header = table_header(results)
+    lines = [_line(header), _line(["---"] * len(_HEADER)), *(_line(cells(row)) for row in rows(results))]
     seconds = TIME_LABELS[common_time_measure(results)]
     notes = ["", f"ACC and BWT (over T−1) in percent, mean ± standard deviation over seeds; {seconds} per run."]
     notes += [*notes_on_runs(results), *footnotes("".join(lines)), *_remarks(results)]
@@ -151,10 +159,10 @@ def markdown(results: Sequence[RunResult]) -> str:
 
 def notes_on_runs(results: Sequence[RunResult]) -> list[str]:
     """Why published figures are missing, which runs were left out, and whose plugins changed."""
-    notes = []
-    if not all(result.is_canonical for result in results):
+    notes = [VALIDATION_NOTE] if any(result.on_validation for result in results) else []
+    if not all(result.is_canonical or result.on_validation for result in results):
         notes.append("Tasks or training differ from the benchmark's own, so published figures do not apply.")
-    elif not all(is_comparable(result) for result in results):
+    elif not all(is_comparable(result) or result.on_validation for result in results):
         notes.append("Where a method's settings differ from its preset, published figures do not apply.")
     variants = group_by_variant(results)
     if repeated := len(results) - sum(map(len, variants.values())):
@@ -181,9 +189,17 @@ def latex(results: Sequence[RunResult]) -> str:
 
     body = [line([_latex_text(cells(row)[0]), *map(_latex_number, cells(row)[1:])]) for row in rows(results)]
     columns = "l" + "r" * (len(_HEADER) - 1)
-    notes = [*footnotes("".join(text for row in rows(results) for text in cells(row))), *_remarks(results)]
+    notes = [VALIDATION_NOTE] if any(result.on_validation for result in results) else []
+    notes += [*footnotes("".join(text for row in rows(results) for text in cells(row))), *_remarks(results)]
     return "\n".join(
-        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_HEADER), r"\midrule", *body, r"\bottomrule"]
+        [
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            line(table_header(results)),
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+        ]
         + [rf"\multicolumn{{{len(_HEADER)}}}{{l}}{{\footnotesize {_latex_text(note)}}} \\" for note in notes]
         + [r"\end{tabular}", ""]
     )
@@ -216,6 +232,7 @@ def as_json(results: Sequence[RunResult], command: str) -> str:
         "benchmark": results[0].benchmark,
         "command": command,
         "full_length": all(result.is_canonical for result in results),
+        **({"report": "validation"} if any(result.on_validation for result in results) else {}),
         "remarks": _remarks(results),
         "versions": versions,
         "timed_by": common_time_measure(results),
@@ -256,7 +273,9 @@ def summary(result: RunResult) -> str:
                 f"  {words}{seeds}: " + "   ".join(f"{name.upper()} {score}" for name, score in scores.items())
             )
             lines += [f"  {note}" for note in footnotes(lines[-1])]
-    if not result.is_canonical:
+    if result.on_validation:
+        lines.append(f"  {VALIDATION_NOTE[0].lower()}{VALIDATION_NOTE[1:-1]}")
+    elif not result.is_canonical:
         lines.append("  tasks or training differ from the benchmark's own: published figures do not apply")
     elif not is_comparable(result):
         lines.append("  the method's settings differ from its preset: published figures do not apply")
@@ -266,9 +285,19 @@ def summary(result: RunResult) -> str:
     lines.append(
         f"  {result.updates} updates in {sum(seconds.values()):.0f} s{cpu} "
         f"(training {seconds['train']:.0f}, testing {seconds['evaluate']:.0f}, memory {seconds['memory']:.1f}); "
-        + ", ".join(f"{kind} {size / 2**20:.2f} MiB" for kind, size in result.bytes.items())
+        + _format_memory(result)
     )
     return "\n".join(lines)
+
+
+def _format_memory(result: RunResult) -> str:
+    """Memory by kind, that which is kept first."""
+
+    def listed(working: bool) -> str:
+        kinds = [kind for kind in result.bytes if (kind in result.working) == working]
+        return ", ".join(f"{kind} {result.bytes[kind] / 2**20:.2f} MiB" for kind in kinds)
+
+    return listed(False) + (f"; working memory: {listed(True)}" if result.working_bytes else "")
 
 
 def run_report(result: RunResult) -> str:
@@ -286,9 +315,10 @@ def run_report(result: RunResult) -> str:
         f"- `{section}.{key}` = `{value}`" for section in ALL_SECTIONS for key, value in result.config[section].items()
     ]
     versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+    measured = "Validation" if result.on_validation else "Test"
     return "\n".join(
         [f"# {result.benchmark}, {result.method}, seed {result.seed}", "", "```", summary(result), "```", ""]
-        + ["## Test accuracy on each task (column) after each task (row), percent", "", *table, ""]
+        + [f"## {measured} accuracy on each task (column) after each task (row), percent", "", *table, ""]
         + ["## How to repeat this run", "", "```", result.command, "```", "", versions, ""]
         + [format_machine(result.machine), "", "## Settings", "", *settings, ""]
     )

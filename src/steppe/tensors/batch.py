@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,21 @@ from steppe.tensors.nest import Nest, concat_nests, index_nest, nest_bytes, requ
 def index_of(places: Iterable[int], device: torch.device) -> Tensor:
     """Copy indices to the device without waiting for it."""
     return torch.tensor(list(places), dtype=torch.int64, device="cpu").to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """Shares of samples in the loss, one for the first samples of a batch and one for the rest.
+
+    Attributes:
+        rows: The share of each sample, (n,).
+        split: How many samples are the first ones.
+        parts: The weight of the first samples' mean loss, and of the others'.
+    """
+
+    rows: Tensor
+    split: int
+    parts: tuple[float, float]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +46,8 @@ class Batch:
     x: Nest
     y: Any
     task: Tensor
+    shares: Shares | None = field(default=None, kw_only=True)
+    """The samples' shares in the loss, if they are not the same for all. A part of the batch has its own mean loss."""
 
     @classmethod
     def of_task(cls, x: Nest, y: Any, place: int) -> Batch:
@@ -75,11 +92,15 @@ class Batch:
 
     def flat(self) -> Batch:
         """The batch with each sample flattened to a row."""
-        return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task)
+        return self if self.x.ndim == 2 else Batch(self.x.flatten(1), self.y, self.task, shares=self.shares)
 
     def joined(self, other: Batch | None) -> Batch:
         """The batch followed by the other's samples."""
         return self if other is None or len(other) == 0 else Batch.union([self, other])
+
+    def with_shares(self, shares: Shares) -> Batch:
+        """The same with other shares of the samples in the loss."""
+        return Batch(self.x, self.y, self.task, shares=shares)
 
 
 def _join(parts: list[Nest]) -> Nest:

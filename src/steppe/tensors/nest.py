@@ -179,7 +179,7 @@ def nest_bytes(nest: Nest) -> int:
 
 
 def require_same_structure(nest: Nest, other: Nest) -> None:
-    """Check that samples of two nests can be kept together.
+    """Check that samples of two nests can be stored together.
 
     Tuples and lists are alike, and the order of keys does not matter.
 

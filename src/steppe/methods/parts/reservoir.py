@@ -121,6 +121,33 @@ class Reservoir:
             return None
         return _select(self._stored, *self._sample_places(count))
 
+    def sample_places(self, count: int) -> list[int] | None:
+        """Draw distinct samples uniformly, as `sample` does.
+
+        Args:
+            count: How many; fewer are drawn if the buffer holds fewer.
+
+        Returns:
+            Their places in the buffer, or None if nothing was added yet.
+        """
+        return None if self._stored is None else self._sample_places(count)[0]
+
+    def at(self, places: Sequence[int]) -> Batch:
+        """The samples in some places.
+
+        Args:
+            places: The places.
+
+        Returns:
+            The samples.
+
+        Raises:
+            ValueError: If a place is empty.
+        """
+        if self._stored is None or any(not 0 <= place < len(self) for place in places):
+            raise ValueError(f"the buffer holds {len(self)} samples, but others are named")
+        return _select(self._stored, places, index_of(places, self._stored.task.device))
+
     def sample_with_extras(self, count: int) -> tuple[Batch, Tensor] | None:
         """Draw distinct samples uniformly, with their extras.
 

@@ -195,12 +195,13 @@ def _on_chain(
     losses: list[Tensor] = []
     with torch.inference_mode():  # nothing is differentiated, and every call is a tenth cheaper
         chain = ascent.prepare_chain(links, network, memory, len(union))
-        flat, seen = union.flat(), current.flat()
+        flat, ascended = union.flat(), current.flat()
+        seen = ascended
         chain.start(flat.x)
         taken = slice(0, len(current))
         for part, evaluated, _ in ascent.schedule(len(current)):
             if part != taken:
-                taken, seen = part, flat[part]
+                taken, seen = part, ascended[part]  # not of the union, whose samples have shares in its loss
             chain.forward_backward(seen, part, with_loss=False)
             chain.ascend(part)
             if evaluated:

@@ -23,13 +23,13 @@ function curves(section, methods, part) {
   const update = () => {
     const shown = methods.filter((method) => chosen.has(method.place));
     const words = task === "seen" ? "mean over tasks seen" : taskName(section, Number(task));
-    chart.describe(`Test accuracy against tasks learned, ${words}; methods: ${shown.map((each) => each.name).join(", ")}. `
+    chart.describe(`${section.measured} accuracy against tasks learned, ${words}; methods: ${shown.map((each) => each.name).join(", ")}. `
       + "Arrow keys read out values.");
     chart.update({
       x: section.tasks.map((_, place) => place + 1),
       whole: true,
       xTitle: "tasks learned",
-      yTitle: `test accuracy (%), ${words}`,
+      yTitle: `${section.measured.toLowerCase()} accuracy (%), ${words}`,
       floor: 0,
       ceiling: 100,
       title: (at) => `after ${taskName(section, at)}`,
@@ -83,7 +83,7 @@ function matrix(section, methods, part) {
   part.append(
     make("h3", {}, "Accuracy matrix"),
     make("div", { class: "pair" }, ...blocks),
-    make("p", { class: "note" }, "Test accuracy in percent on each task (column) after each task (row), mean over seeds. "
+    make("p", { class: "note" }, `${section.measured} accuracy in percent on each task (column) after each task (row), mean over seeds. `
       + (maps.length > 1 ? "The two maps share their scale." : "")),
   );
   update();
@@ -134,7 +134,7 @@ function costs(section, methods, part) {
     methods.length > 1 ? make("div", { class: "controls" }, list.element) : "",
     make("div", { class: "pair" }, ...blocks),
     make("p", { class: "note" }, "Mean over seeds, on the machine of the runs; for all methods, a run’s time divided by "
-      + "its number of tasks. Memory: besides the network."),
+      + "its number of tasks. Memory: besides the network; working memory can be rebuilt from the weights and the rest."),
   );
   update(start);
   return true;
