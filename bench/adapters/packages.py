@@ -20,7 +20,7 @@ TASKS = (
     ("gnome", "kde", "x11", "interpreters"),
     ("devel", "editors", "text", "database"),
 )
-SIZES = {"train": 120, "val": 30, "test": 45}  # of each section
+SIZES = {"train": 80, "val": 40, "test": 75}  # of each section
 _BESIDES = re.compile(r"-(doc|dev|dbg|data|common|examples|l10n)$")
 
 

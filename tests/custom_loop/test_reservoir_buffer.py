@@ -74,6 +74,18 @@ def test_sizes_and_bytes() -> None:
     assert len(drawn[0]) == 2
 
 
+def test_sequences_of_different_lengths() -> None:
+    buffer = steppe.ReservoirBuffer(4)
+    for lengths in ((3, 1), (5, 2), (4, 4)):
+        words = steppe.Ragged([torch.full((length,), length) for length in lengths])
+        buffer.add({"words": words, "labels": torch.tensor(lengths)})
+    drawn = buffer.sample(4)
+    assert drawn is not None
+    assert [row.tolist() for row in drawn["words"].rows] == [[length] * length for length in drawn["labels"].tolist()]
+    longest = int(drawn["labels"].max())
+    assert drawn["words"].padded(0).shape == (4, longest)
+
+
 def test_it_keeps_no_graph_and_shares_no_memory() -> None:
     buffer = steppe.ReservoirBuffer(4)
     x = torch.ones(3, 2, requires_grad=True)
@@ -125,7 +137,7 @@ def test_wrong_input() -> None:
     with pytest.raises(steppe.DataError, match="the batch has an input of type str; expected a tensor"):
         buffer.add("text")
     buffer.add(torch.zeros(2, 4))
-    with pytest.raises(steppe.DataError, match=r"shape \(5,\) cannot be stored together with others of shape \(4,\)"):
+    with pytest.raises(steppe.DataError, match=r"shape \(5,\) cannot be .* shape \(4,\): pad sequences to one"):
         buffer.add(torch.zeros(2, 5))
     state = buffer.state_dict()
     with pytest.raises(steppe.UsageError, match="create the buffer with the same capacity"):

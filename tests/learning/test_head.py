@@ -85,7 +85,7 @@ def test_a_named_head_without_a_rule_causes_no_warning() -> None:
 def test_a_named_head_may_be_tied_to_an_embedding(head: str, tmp_path: Path) -> None:
     words = torch.randint(0, 12, (40, 5), generator=torch.Generator().manual_seed(0))
     tied = Task((words, Y), head=range(0, 2))
-    with pytest.raises(ModelError, match="is shared with 'table'"):
+    with pytest.raises(ModelError, match=r"'table.weight' is shared with 'head'"):
         Learner(Words(tied=True), GPM(basis_samples=20)).learn(tied)
     learner = Learner(Words(tied=True), GPM(basis_samples=20), head=head)
     learner.learn(tied)

@@ -22,6 +22,7 @@ PLUGIN_OF_RUN = (
     "plugin that the run was started with; plugins are code and run only if you name them (the file may have been "
     "moved, but not renamed)"
 )
+TRACKER_NAMES = ("tensorboard", "mlflow", "wandb")
 SEEDS = "N means seeds 0 to N-1, A-B means seeds A to B"
 
 
@@ -97,6 +98,13 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="resume what is in --out; if there is nothing, start")
     add_checkpoint_option(parser)
+    parser.add_argument(
+        "--log",
+        action="append",
+        choices=TRACKER_NAMES,
+        default=[],
+        help="also log losses, accuracies and ranks to this tracker; may be repeated",
+    )
     add_data_option(parser)
     add_plugin_option(parser)
 

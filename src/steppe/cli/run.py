@@ -23,6 +23,7 @@ from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
     from steppe.experiments.config import RunConfig
+    from steppe.learning.events import Event
 
 _EXAMPLES = """\
 examples:
@@ -31,6 +32,7 @@ examples:
   steppe run pmnist er --set buffer=500 --out er500   another buffer size
   steppe run --config er500/config.toml --out again   repeat a run
   steppe run cifar100-split gpm --tasks 3 --epochs 5  a shortened run
+  steppe run pmnist gpm --log tensorboard             curves in TensorBoard
   steppe run folder:photos fs-dgpm                    your own images
   steppe run pmnist mine --plugin mine.py             your own method
 """
@@ -61,8 +63,8 @@ def _run(options: argparse.Namespace) -> int:
         given = any(getattr(options, name) is not None for name in conflicting)
         if given or options.set or options.report != "test" or options.skip_tasks:
             raise UsageError(
-                "--config defines the whole run; combine it only with --out, --resume, --checkpoint-every, --data, "
-                "--plugin and --trust-plugins."
+                "--config defines the whole run; combine it only with --out, --resume, --checkpoint-every, --log, "
+                "--data, --plugin and --trust-plugins."
             )
         config = RunConfig.load(options.config, options.plugin, trust_plugins=options.trust_plugins)
         require_known_names(options.plugin, config.plugins)
@@ -90,6 +92,7 @@ def _run_one(options: argparse.Namespace, config: RunConfig) -> int:
 def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume: bool) -> int:
     """Execute a run, show its progress, print a summary and write the report."""
     from steppe.cli.progress import make_display
+    from steppe.cli.trackers import RunTrackers, chosen_trackers
     from steppe.experiments.run import run
     from steppe.experiments.study import Finished
     from steppe.report.page import write_report
@@ -99,9 +102,15 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     from steppe.runtime.signals import deferred_signals
 
     every = 60 * options.checkpoint_every
+    trackers = RunTrackers(chosen_trackers(options, out, resume=resume), config, out)
+
+    def follow(event: Event) -> None:
+        display(0, event)
+        trackers(event)
+
     with make_display([f"{config.benchmark}-{config.method}-seed{config.seed}"]) as display:
-        with deferred_signals() as stop:
-            result = run(config, out, lambda event: display(0, event), resume=resume, checkpoint_every=every, stop=stop)
+        with deferred_signals() as stop, trackers:
+            result = run(config, out, follow, resume=resume, checkpoint_every=every, stop=stop)
         display(0, Finished(result))
     write_report([out], require_inside(out, out / PAGE), f"steppe report {out}")
     say(summary(result))

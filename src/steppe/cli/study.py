@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from steppe.errors import UsageError
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
-    from steppe.experiments.study import Job
+    from steppe.experiments.study import Job, Message
 
 _EXAMPLES = """\
 examples:
@@ -33,6 +34,7 @@ examples:
   steppe study pmnist --methods paper --seeds 5             published methods
   steppe study pmnist er gpm --set benchmark.tasks=10       shorter runs
   steppe study pmnist fs-sgpm fs-dgpm --seeds 5-9           held-out seeds
+  steppe study pmnist er gpm --log mlflow                   one MLflow run each
 """
 
 
@@ -72,6 +74,7 @@ def _study(options: argparse.Namespace) -> int:
 
 def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Run every method with every seed, and write the table."""
+    from steppe.cli.trackers import chosen_trackers
     from steppe.experiments.command_line import split_benchmark_name
     from steppe.experiments.plugins import load_plugins
     from steppe.experiments.run import validate_configs
@@ -85,6 +88,7 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
     suffix = f"seeds{options.seeds}" if "-" in options.seeds else f"{options.seeds}seeds"
     default = Path("runs") / f"{benchmark}-{name}-{suffix}"
     out = options.out or (default if options.resume else unused_path(default))
+    chosen_trackers(options, out, resume=options.resume)  # validates, before anything is written
     configs = {(method, seed): build_config(options, method, seed) for method in methods for seed in seeds}
     directories = {key: out / key[0] / f"seed-{key[1]}" for key in configs}
     jobs = [Job(keep_original_plugins(directories[key], config), directories[key]) for key, config in configs.items()]
@@ -104,6 +108,7 @@ def run_many(options: argparse.Namespace, methods: Sequence[str]) -> int:
 def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], command: str, *, resume: bool) -> int:
     """Execute the runs, show their progress, write and print the table, report failures."""
     from steppe.cli.progress import make_display
+    from steppe.cli.trackers import RunTrackers, chosen_trackers, write_notes
     from steppe.experiments.study import run_all, write_tables
     from steppe.report.page import write_report
     from steppe.results.layout import PAGE
@@ -114,11 +119,20 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     shared = any(job.config.device == "cuda" for job in jobs)  # they would share the memory of one GPU
     workers = min(options.jobs or (1 if shared else max(usable_cores(), 1)), len(jobs))
     every = 60 * options.checkpoint_every
-    with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display:
+    names = chosen_trackers(options, out, resume=resume)
+    if names:
+        write_notes(out, {name: {} for name in names})
+    with make_display([f"{job.config.method} seed {job.config.seed}" for job in jobs]) as display, ExitStack() as stack:
+        trackers = [stack.enter_context(RunTrackers(names, job.config, job.out)) for job in jobs]
+
+        def follow(number: int, message: Message) -> None:
+            display(number, message)
+            trackers[number](message)
+
         outcome = run_all(
             jobs,
             workers,
-            display,
+            follow,
             resume=resume,
             oversubscribe_tail=options.jobs is None and not shared,
             checkpoint_every=every,

@@ -54,6 +54,8 @@ class GradientProjectionMemory:
     Attributes:
         model: The model, unwrapped.
         num_updates: How many updates were made.
+        process_group: The processes whose updates all take in what the first one's does: those of a
+            `DistributedDataParallel` model. Assign it if the model is distributed later.
 
     Raises:
         UsageError: An argument is invalid.
@@ -89,7 +91,7 @@ class GradientProjectionMemory:
         ridge: float = 0.01,
     ) -> None:
         self.model = _unwrapped(model)
-        self._group = group_of(model)
+        self.process_group = group_of(model)
         self._exclude = _validated_exclude(exclude, self.model)
         covered = projected_weights(self.model, self._exclude)
         require_covered(covered)
@@ -97,17 +99,18 @@ class GradientProjectionMemory:
         rule = make_rule(importance, lr=importance_lr, temperature=temperature, alpha=alpha, ridge=ridge)
         self.freeze_uncovered = freeze_uncovered
         self.num_updates = 0
-        self._memory = GradientMemory(rule, covered)
+        # Half precision is too little for orthonormal bases, and an optimizer's step need not be in the weights' type.
+        self._memory = GradientMemory(rule, covered, least_precision=torch.float32)
         self.version = 0
         """Changes with the bases."""
         self._warn_unprotected()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_group": self._group is not None}
+        return {**vars(self), "process_group": self.process_group is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        group = dist.group.WORLD if state["_group"] else None  # as DistributedDataParallel does
-        vars(self).update(state, _group=group)
+        group = dist.group.WORLD if state["process_group"] else None  # as DistributedDataParallel does
+        vars(self).update(state, process_group=group)
 
     @property
     def projectors(self) -> Mapping[str, Projector]:
@@ -181,10 +184,10 @@ class GradientProjectionMemory:
             remarks = memory.rebuild_from(inputs, dict.fromkeys(thresholds) if all_directions else thresholds)
         else:
             remarks = memory.extend_from(inputs, thresholds, first=below_threshold)
-        if self._group is not None:
+        if self.process_group is not None:
             memory.covered = projected_weights(self.model, self._exclude)
             weights = {name: weight.parameter for name, weight in memory.covered.items()}
-            memory.load_state_dict(broadcast_tensors(memory.state_dict(), weights, self._group))
+            memory.load_state_dict(broadcast_tensors(memory.state_dict(), weights, self.process_group))
         self._memory, self.num_updates, self.version = memory, self.num_updates + 1, self.version + 1
         for remark in remarks:
             warn_user(remark)

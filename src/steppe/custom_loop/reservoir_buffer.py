@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
-from steppe.errors import DataError, UsageError, short_repr
+from steppe.errors import DataError, ShapesDifferError, UsageError, short_repr
 from steppe.methods.parts.reservoir import Reservoir
 from steppe.runtime.rng import Streams
 from steppe.tensors.batch import Batch
@@ -68,12 +68,18 @@ class ReservoirBuffer:
             batch: A tensor, or a dictionary, tuple or list of tensors, with the samples along the first dimension.
 
         Raises:
-            DataError: The tensors disagree in length, or the samples in shape with those stored.
+            DataError: The tensors disagree in length.
+            ShapesDifferError: The samples have other shapes than those stored.
         """
         kept = map_nest(_detached, batch)
         if self._device is not None:
             kept = nest_to_device(kept, self._device)
-        self._reservoir.add(_without_targets(kept))
+        try:
+            self._reservoir.add(_without_targets(kept))
+        except ShapesDifferError as error:
+            raise ShapesDifferError(
+                f"{str(error).partition(':')[0]}: pad sequences to one length, or pass them as steppe.Ragged."
+            ) from error
 
     def sample(self, count: int) -> Nest | None:
         """Draw distinct samples uniformly.

@@ -20,7 +20,20 @@ from steppe.checkpoint.io import read_state, write_state
 from steppe.checkpoint.tree import State
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
-from steppe.results.layout import BESIDE, CHECKPOINTS, CONFIG, LOG, PAGE, PLAN, REPORT, RESULT, SEARCH, TABLES
+from steppe.results.layout import (
+    BESIDE,
+    CHECKPOINTS,
+    CONFIG,
+    LOG,
+    PAGE,
+    PLAN,
+    REPORT,
+    RESULT,
+    SEARCH,
+    TABLES,
+    TENSORBOARD,
+    TRACKERS,
+)
 from steppe.results.schema import RunResult
 from steppe.runtime.files import explain_write_errors, open_append, read_json, require_inside, write_atomic
 
@@ -234,7 +247,7 @@ def lock_directory(path: Path, remedy: str = "wait for it, or choose another --o
 
 def _refuse_links(path: Path) -> None:
     """Raise an error now, not at the end, if a file to be written is a link out of the directory or not a file."""
-    names = (_LOCK, CONFIG, LOG, RESULT, CHECKPOINTS, REPORT, PAGE, PLAN, *TABLES, *BESIDE)
+    names = (_LOCK, CONFIG, LOG, RESULT, CHECKPOINTS, REPORT, PAGE, PLAN, TRACKERS, TENSORBOARD, *TABLES, *BESIDE)
     for file in [*(path / name for name in names), *(path / CHECKPOINTS).glob("*.safetensors")]:
         require_inside(path, file)
 
@@ -257,7 +270,7 @@ def require_free(path: Path, *, for_study: bool = False) -> None:
                 raise UsageError(
                     f"{path} already contains a {kind} ({name}); pass --resume, choose another --out, or remove it."
                 )
-    for name in (*TABLES, PAGE) if for_study else (LOG, REPORT, PAGE, CHECKPOINTS):
+    for name in (*TABLES, PAGE, TRACKERS) if for_study else (LOG, REPORT, PAGE, CHECKPOINTS, TRACKERS, TENSORBOARD):
         if (path / name).exists():
             raise UsageError(f"{path / name} would be overwritten; choose another --out, or move it.")
 

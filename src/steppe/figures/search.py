@@ -34,8 +34,11 @@ def draw_search(data: Mapping[str, Any]) -> Any:
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         if importances:
             _draw_importances(axes.pop(0), [(name, importances.get(name, 0.0)) for name in names])
-        for name in names:
-            _draw_slice(axes.pop(0), name, space[name], data)
+        for place, name in enumerate(names):
+            panel = axes.pop(0)
+            _draw_slice(panel, name, space[name], data)
+            if place == 0:
+                panel.legend()
         for unused in axes:
             unused.set_axis_off()
         return figure

@@ -37,6 +37,7 @@ class GradientMemory:
     Args:
         rule: How λ starts and moves.
         covered: The weights to project, by parameter name, from `projected_weights` or `find_covered_weights`.
+        least_precision: Of the bases, which otherwise have the precision of their weights.
 
     Raises:
         ModelError: If the rule is dynamic and the weights differ in type or device.
@@ -59,12 +60,18 @@ class GradientMemory:
         True
     """
 
-    def __init__(self, rule: ImportanceRule, covered: Mapping[str, ProjectedWeight] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        rule: ImportanceRule,
+        covered: Mapping[str, ProjectedWeight] = MappingProxyType({}),
+        *,
+        least_precision: torch.dtype | None = None,
+    ) -> None:
+        self.least_precision = least_precision
         self.rule, self.covered = rule, dict(covered)  # learners can be deep-copied, a mapping proxy cannot
         self.linear = {name: weight.layers for name, weight in covered.items() if weight.factorable}
         if rule.dynamic:  # fail before anything is learned
-            own = {name: weight.parameter for name, weight in covered.items()}
-            require_one_kind({name: (p.dtype, p.device) for name, p in own.items()})
+            require_one_kind({name: (w.parameter.dtype, w.parameter.device) for name, w in covered.items()})
         self.projectors = {}
 
     @property
@@ -153,8 +160,7 @@ class GradientMemory:
     def limit_step(self) -> Callable[[ParamDict], ParamDict] | None:
         """What a step must be passed through, beyond being projected: None if it is nothing.
 
-        A function of the change of each weight, which returns the changes to make. It projects the change of weights
-        that are computed from several parameters, as with weight normalization.
+        It takes the change of each weight and returns the changes to make, of weights with weight normalization.
         """
         return self._limit_step if self._normalized and self._projectors else None
 
@@ -335,17 +341,14 @@ class GradientMemory:
 
     def _saturation_remarks(self, before: Collection[str]) -> list[str]:
         """Remarks on the weights that are saturated and were not before, so that each gets one remark only."""
-        saturated = self.saturated()
-        return [
-            saturation_remark(name, p.max_rank)
-            for name, p in self.projectors.items()
-            if name in saturated and name not in before
-        ]
+        new = self.saturated() - set(before)
+        return [saturation_remark(name, p.max_rank) for name, p in self.projectors.items() if name in new]
 
     def _make_projector(self, name: str, basis: Tensor, importance: Tensor, *, is_fixed: bool = False) -> Projector:
-        """A projector in the weight's precision, but at least float32; P itself, if λ is fixed and that pays."""
+        """A projector in the memory's precision; P itself, if λ is fixed and that pays."""
         weight = self.covered[name]
-        dtype = torch.promote_types(weight.parameter.dtype, torch.float32)  # half is too little to be orthonormal in
+        own = weight.parameter.dtype
+        dtype = torch.promote_types(own, self.least_precision or own)
         kept = (basis.to(dtype) if basis.is_floating_point() else basis).contiguous()
         if is_fixed and weight.layout is Layout.ROWS and 2 * kept.shape[2] > kept.shape[1]:
             return MatrixProjector(matrix_of(kept, importance.to(dtype)), importance.to(dtype))

@@ -72,7 +72,8 @@ class _Probe:
         after = self.output(changes)
         if after is None or after.shape != before.shape:
             return False
-        precision = torch.finfo(before.dtype).eps
+        dtypes = [before.dtype, *(change.dtype for change in changes.values())]
+        precision = max(torch.finfo(dtype).eps for dtype in dtypes)
         moved = float((after - before).double().norm())
         return moved <= max(_ROUNDING * precision, math.sqrt(precision) / 10) * float(before.double().norm())
 

@@ -53,6 +53,25 @@ def read_task_log(run: Path) -> TaskLog:
     return log
 
 
+def read_accuracies(run: Path) -> dict[int, list[float]]:
+    """Read the accuracies after each task from a run's log; unreadable records are skipped.
+
+    Args:
+        run: The run directory.
+
+    Returns:
+        The accuracy on every task so far, by the index of the task that had just been learned.
+    """
+    rows = {}
+    for event in read_events(run):
+        task, row = event.get("task"), event.get("accuracy")
+        if event.get("event") != "TaskEnded" or type(task) is not int or not isinstance(row, list):
+            continue
+        if len(row) == task + 1 and all(isinstance(value, (int, float)) for value in row):
+            rows[task] = [float(value) for value in row]
+    return rows
+
+
 def read_events(run: Path) -> Iterator[dict[str, Any]]:
     """Iterate over the records of a run's log. Unreadable ones are skipped, as the result does not depend on them.
 
