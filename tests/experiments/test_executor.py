@@ -174,3 +174,23 @@ def test_a_study_survives_a_worker_killed_within_a_message(tmp_path: Path) -> No
     finished, failed = json.loads(done.stdout)
     assert finished == [1, 2, 3]
     assert failed == {"0": WorkerExited(-9).reason}
+
+
+def test_one_worker_is_stopped_and_the_others_go_on() -> None:
+    executor = LocalExecutor()
+    executor.submit(1, _endless)
+    executor.submit(2, _endless)
+    started = set()
+    while started != {1, 2}:
+        started |= {number for number, _ in executor.poll()}
+    executor.stop(1)
+    executor.stop(1)  # it has exited already
+    assert len(executor) == 1
+    assert {number for number, _ in executor.poll(0.5)} <= {2}
+    executor.cancel()
+    assert len(executor) == 0
+
+
+def _endless(send: Send) -> None:
+    send({"started": True})
+    time.sleep(600)
