@@ -23,10 +23,10 @@ from steppe.learning.checks import (
     has_extra_state,
 )
 from steppe.learning.events import Callback, ignore
-from steppe.learning.learner_state import UserCallback
+from steppe.learning.learner_base import UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
-from steppe.learning.stream import StreamLearner
+from steppe.learning.stream_learner import StreamLearner
 from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method

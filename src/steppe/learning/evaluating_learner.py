@@ -14,7 +14,7 @@ from steppe.data.task import Task, check_head
 from steppe.errors import UsageError
 from steppe.learning.checks import check_finite
 from steppe.learning.evaluation import BATCH, as_inputs, outputs, predictions, probabilities, results
-from steppe.learning.learner_state import LearnerState
+from steppe.learning.learner_base import LearnerBase
 from steppe.learning.phases import Idle, PendingEnd
 from steppe.learning.task_checks import as_task_list
 from steppe.methods.base import Method
@@ -28,7 +28,7 @@ from steppe.tensors.nest import Nest, index_nest, nest_length
 _Result = TypeVar("_Result")
 
 
-class Predictor(LearnerState):
+class EvaluatingLearner(LearnerBase):
     """A learner's state, with what needs its model in eval mode."""
 
     def _predict_with(self, x: Any, work: Callable[[Nest], Tensor]) -> Tensor:
@@ -103,7 +103,7 @@ class Predictor(LearnerState):
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Restore a state from `state_dict`; see `LearnerState.load_state_dict`."""
+        """Restore a state from `state_dict`; see `LearnerBase.load_state_dict`."""
         super().load_state_dict(state)
         if self._method is not None and self._method.rebuild_threads is not None:
             self._as_at_task_end(self._method, self._method.rebuild_working_memory)
