@@ -10,7 +10,7 @@ from typing import Any
 
 from filling.places import ROOT
 from filling.studies import SHORTER, Studies, describe_seeds, short_commit
-from steppe.experiments.recipes import RECIPES
+from steppe.experiments.paper_results import RECIPES
 from steppe.experiments.run_directory import RESULT
 from steppe.runtime.environment import format_machine
 

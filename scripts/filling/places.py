@@ -11,8 +11,8 @@ from typing import Any
 
 from filling.studies import by_number, methods_in_order
 from steppe.experiments.run_directory import RESULT, read_result
-from steppe.learning.metrics import AccuracyMatrix
-from steppe.results.details import details
+from steppe.learning.accuracy_matrix import AccuracyMatrix
+from steppe.results.detailed_table import details
 from steppe.results.tables import summary
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.experiments.config import RunConfig
-from steppe.experiments.recipes import RECIPES, Part
+from steppe.experiments.paper_results import RECIPES, Part
 from steppe.experiments.run_directory import RESULT, find_runs, read_result
 from steppe.results.schema import RunResult
 from steppe.runtime.environment import format_machine

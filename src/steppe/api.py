@@ -18,11 +18,11 @@ from steppe.custom_loop.reservoir_buffer import ReservoirBuffer
 from steppe.data.padding import Padding
 from steppe.data.task import Task
 from steppe.errors import DataError, DivergedError, ModelError, RunError, SteppeError, UsageError
+from steppe.learning.accuracy_matrix import AccuracyMatrix
 from steppe.learning.events import EpochEnded, MemoryUpdated, Progress
 from steppe.learning.learner import Learner
+from steppe.learning.load_learner import load
 from steppe.learning.loop import TaskResult
-from steppe.learning.metrics import AccuracyMatrix
-from steppe.learning.saved_learner import load
 from steppe.methods import (
     AGEM,
     ER,

@@ -29,7 +29,7 @@ from steppe.learning.task_group import TaskGroup
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import METHODS
-from steppe.results.layout import CHECKPOINTS, CONFIG, LOG, RESULT
+from steppe.results.file_names import CHECKPOINTS, CONFIG, LOG, RESULT
 from steppe.runtime.rng import Streams
 from steppe.settings import TrainingConfig
 from steppe.tensors.batch import Batch

@@ -18,7 +18,7 @@ from plugin_runs import LOOK, time_limit, unfinish
 from steppe.cli.main import main
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
-from steppe.results.layout import RESULT
+from steppe.results.file_names import RESULT
 
 PIPES: dict[str, list[str]] = {
     "r/config.toml": ["resume", "r"],

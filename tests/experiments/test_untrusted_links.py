@@ -15,7 +15,7 @@ from steppe.cli.main import main
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.learning.events import TaskEnded
-from steppe.results.layout import RESULT
+from steppe.results.file_names import RESULT
 
 WRITTEN = ["config.toml", "log.jsonl", "result.json", "report.md", "report.html", "checkpoints", ".lock"]
 WRITTEN += ["checkpoints/task-001.safetensors", "checkpoints/state-000001.safetensors"]

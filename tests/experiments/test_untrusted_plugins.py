@@ -15,7 +15,7 @@ import steppe
 from steppe.cli.main import main
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
-from steppe.results.layout import RESULT
+from steppe.results.file_names import RESULT
 
 UNFINISHED = {
     "resume a run": ["resume", "r"],

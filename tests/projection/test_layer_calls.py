@@ -16,10 +16,10 @@ from steppe.fast.factored import to_dense
 from steppe.projection.hooks import capture_inputs
 from steppe.projection.layers import ProjectedWeight, projected_weights
 from steppe.projection.layouts import make_projector
+from steppe.projection.misread_weights import find_misread_weights
 from steppe.projection.row_counts import RowCounts
 from steppe.projection.rules.recurrent import recompute
 from steppe.projection.rules.registry import Layout
-from steppe.projection.true_inputs import find_misread_weights
 from steppe.tensors.nest import leaves
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -107,7 +107,7 @@ def test_orthogonal_steps_preserve_the_outputs(case: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CALLS if case != "embedding, bounded"])
 def test_unknown_layers_are_tested(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steppe.projection.true_inputs._is_known", lambda layer, names: False)
+    monkeypatch.setattr("steppe.projection.misread_weights._is_known", lambda layer, names: False)
     call = made(case)
 
     class Model(nn.Module):

@@ -20,7 +20,7 @@ from steppe.experiments.run import run
 from steppe.report.finished_run import collect, training_times
 from steppe.report.sections import build_sections
 from steppe.report.series import section_series
-from steppe.results.details import details
+from steppe.results.detailed_table import details
 from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, common_time_measure, markdown, rows, summary
 from steppe.runtime.clocks import Elapsed, Stopwatch, split_wall_cpu

@@ -36,7 +36,7 @@ from steppe.errors import RunError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.learning import loop as training
-from steppe.results.layout import CHECKPOINTS, RESULT
+from steppe.results.file_names import CHECKPOINTS, RESULT
 
 MORE = ("split-mnist", "rotated-mnist")
 SMALL.update(dict.fromkeys(MORE, ("benchmark.tasks=2", "benchmark.samples=60")))

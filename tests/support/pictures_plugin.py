@@ -1,4 +1,4 @@
-"""The pictures as a plugin: `--plugin tests/pictures_plugin.py`."""
+"""The pictures as a plugin: `--plugin tests/support/pictures_plugin.py`."""
 
 import sys
 from pathlib import Path

@@ -13,7 +13,7 @@ import pytest
 from steppe.cli.main import main
 from steppe.experiments import plugins
 from steppe.registry import METHODS
-from steppe.results.layout import RESULT
+from steppe.results.file_names import RESULT
 
 SHORT = ["--set", "benchmark.samples=20", "--set", "benchmark.test_samples=20", "--tasks", "2"]
 CODE = "import pathlib, steppe\npathlib.Path(__file__).with_name('ran').touch()\n"

@@ -14,7 +14,7 @@ from steppe.experiments.run import run
 from steppe.experiments.run_directory import read_weights
 from steppe.learning.events import Event
 from steppe.registry import METHODS
-from steppe.results.layout import CHECKPOINTS, LOG, RESULT
+from steppe.results.file_names import CHECKPOINTS, LOG, RESULT
 
 SMALL = {
     "pmnist": ("benchmark.tasks=3", "benchmark.samples=40", "benchmark.test_samples=50"),

@@ -88,7 +88,7 @@ def _landscape(options: argparse.Namespace) -> int:
     from steppe.experiments.config import RunConfig
     from steppe.experiments.plugins import require_known_names
     from steppe.landscape.measure import Request
-    from steppe.results.layout import CONFIG
+    from steppe.results.file_names import CONFIG
     from steppe.runtime.devices import resolve_device
 
     values = {name: getattr(options, name) for name in LandscapeSettings.schema()}
@@ -146,7 +146,7 @@ def measure(
     """
     from steppe.cli.progress import show_progress
     from steppe.landscape.measure import measure
-    from steppe.results.layout import LANDSCAPE
+    from steppe.results.file_names import LANDSCAPE
     from steppe.runtime.devices import make_deterministic
 
     make_deterministic(device)
@@ -171,7 +171,7 @@ def measure(
 def _find_runs(directories: Sequence[Path]) -> list[Path]:
     """Find all runs with saved weights; report the others on stderr."""
     from steppe.experiments.run_directory import find_runs, weight_checkpoints
-    from steppe.results.layout import CONFIG
+    from steppe.results.file_names import CONFIG
 
     found: dict[Path, None] = {}
     for directory in directories:

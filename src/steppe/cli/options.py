@@ -222,7 +222,7 @@ def unused_path(path: Path) -> Path:
 @contextmanager
 def hint_at_resume(options: argparse.Namespace, out: Path) -> Iterator[None]:
     """If the user interrupts the work inside, and it left something to resume, tell them how."""
-    from steppe.results.layout import CONFIG, PLAN, SEARCH
+    from steppe.results.file_names import CONFIG, PLAN, SEARCH
 
     try:
         yield

@@ -16,7 +16,7 @@ from steppe.errors import UsageError, unknown_name
 from steppe.runtime.terminal import say
 
 if TYPE_CHECKING:
-    from steppe.experiments.recipes import Recipe
+    from steppe.experiments.paper_results import Recipe
 
 FLATNESS = "flatness.json"
 _EXAMPLES = """\
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from steppe.experiments.recipes import RECIPES
+    from steppe.experiments.paper_results import RECIPES
 
     set_data_directory(options.data)
     for name in ("samples", "jobs"):
@@ -82,8 +82,8 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from steppe.experiments.recipes import RECIPES
-    from steppe.results.layout import RESULT
+    from steppe.experiments.paper_results import RECIPES
+    from steppe.results.file_names import RESULT
 
     if options.name is not None and options.name not in RECIPES:
         raise unknown_name("reproduction", options.name, RECIPES)
@@ -137,7 +137,7 @@ def _landscapes(recipe: Recipe, out: Path, seed: int, command: str) -> None:
     from steppe.landscape.measure import Request
     from steppe.landscape.rank_correlation import compare_runs, rank_correlations, without_reference_methods
     from steppe.landscape.settings import LandscapeSettings
-    from steppe.results.layout import LANDSCAPE
+    from steppe.results.file_names import LANDSCAPE
     from steppe.runtime.files import explain_write_errors, require_inside, write_atomic
     from steppe.version import versions
 

@@ -66,8 +66,8 @@ def _resume(options: argparse.Namespace) -> int:
     from steppe.experiments.plugins import require_known_names
     from steppe.experiments.run_directory import lock_directory
     from steppe.experiments.study import read_plan, write_plan
-    from steppe.experiments.truncate import truncate_runs
-    from steppe.results.layout import CONFIG, PLAN, RESULT, SEARCH
+    from steppe.experiments.truncate_runs import truncate_runs
+    from steppe.results.file_names import CONFIG, PLAN, RESULT, SEARCH
 
     set_data_directory(options.data)
     out = options.directory

@@ -96,7 +96,7 @@ def do_run(options: argparse.Namespace, config: RunConfig, out: Path, *, resume:
     from steppe.experiments.run import run
     from steppe.experiments.study import Finished
     from steppe.report.page import write_report
-    from steppe.results.layout import PAGE
+    from steppe.results.file_names import PAGE
     from steppe.results.tables import summary
     from steppe.runtime.files import require_inside
     from steppe.runtime.signals import deferred_signals

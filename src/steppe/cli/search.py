@@ -69,7 +69,7 @@ def add(commands: Commands) -> None:
 
 def _search(options: argparse.Namespace) -> int:
     from steppe.experiments.run_directory import lock_directory, require_free
-    from steppe.results.layout import SEARCH
+    from steppe.results.file_names import SEARCH
     from steppe.tuning.plan import SearchPlan
     from steppe.tuning.trials import require_optuna
 
@@ -135,7 +135,7 @@ def _build_plan(options: argparse.Namespace) -> SearchPlan:
 def do_search(options: argparse.Namespace, plan: SearchPlan, out: Path, num_tasks: int) -> int:
     """Make the trials, show their progress, write what was found."""
     from steppe.cli.progress import make_display
-    from steppe.results.layout import BEST
+    from steppe.results.file_names import BEST
     from steppe.runtime.environment import usable_cores
     from steppe.tuning.benchmark_search import missing_trials, open_trials, run_trials
     from steppe.tuning.outcome import write_outcome

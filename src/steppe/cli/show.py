@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from steppe.results.details import details
+    from steppe.results.detailed_table import details
     from steppe.results.tables import markdown, run_report
 
     runs = {run.path: run.result for run in load_finished_runs([options.directory])}

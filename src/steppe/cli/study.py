@@ -111,7 +111,7 @@ def do_study(options: argparse.Namespace, out: Path, jobs: Sequence[Job], comman
     from steppe.cli.trackers import RunTrackers, chosen_trackers, write_notes
     from steppe.experiments.study import run_all, write_tables
     from steppe.report.page import write_report
-    from steppe.results.layout import PAGE
+    from steppe.results.file_names import PAGE
     from steppe.results.tables import markdown
     from steppe.runtime.environment import usable_cores
     from steppe.runtime.files import require_inside

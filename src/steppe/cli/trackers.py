@@ -17,7 +17,7 @@ from steppe.integrations.tensorboard import TensorBoardLogger
 from steppe.integrations.tracker import Tracker
 from steppe.integrations.wandb import WandbLogger
 from steppe.learning.events import EpochEnded, Progress, RunStarted, TaskEnded
-from steppe.results.layout import TENSORBOARD, TRACKERS
+from steppe.results.file_names import TENSORBOARD, TRACKERS
 from steppe.results.log import read_accuracies
 from steppe.runtime.files import explain_write_errors, read_json, require_inside, write_atomic
 

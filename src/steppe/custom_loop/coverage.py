@@ -13,7 +13,7 @@ from steppe.errors import ModelError
 from steppe.network.module_state import preserve_buffers
 from steppe.projection.hooks import disable_fused_attention, find_weights_used_outside
 from steppe.projection.layers import ProjectedWeight
-from steppe.projection.true_inputs import find_misread_weights
+from steppe.projection.misread_weights import find_misread_weights
 from steppe.runtime.rng import preserve_global_rng
 from steppe.tensors.nest import Nest
 

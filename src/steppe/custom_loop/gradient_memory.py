@@ -15,12 +15,12 @@ from steppe.checkpoint.tree import INVALID_STATE_ERRORS, State
 from steppe.custom_loop.batches import Forward, as_batches, call_on_batch, copied, first_samples
 from steppe.custom_loop.coverage import find_unprotectable
 from steppe.custom_loop.distributed import broadcast_tensors, group_of
-from steppe.custom_loop.importance import make_rule
+from steppe.custom_loop.make_rule import make_rule
 from steppe.custom_loop.projected_optimizer import ProjectedOptimizer, StepLimit
 from steppe.errors import DataError, UsageError, short_repr
 from steppe.learning.checks import validate_exclude
 from steppe.network.module_state import in_mode
-from steppe.projection.collect import collect_inputs
+from steppe.projection.collect_inputs import collect_inputs
 from steppe.projection.importance import ImportanceRule, Ridge
 from steppe.projection.layers import ProjectedWeight, projected_weights, require_covered
 from steppe.projection.memory import GradientMemory, Projector

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from steppe.data.collate import TARGETS, Pair, as_nest, checked, split_targets
-from steppe.data.read_samples import DatasetSamples, LoaderSamples, StreamSamples
-from steppe.data.sample_source import Samples
+from steppe.data.dataset_samples import DatasetSamples, LoaderSamples, StreamSamples
+from steppe.data.samples_base import Samples
 from steppe.errors import DataError
 from steppe.runtime.devices import to_device
 from steppe.tensors.nest import Nest, index_nest, leaves, map_nest, named_leaves

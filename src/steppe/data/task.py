@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steppe.data.sample_source import Samples
 from steppe.data.samples import as_samples
+from steppe.data.samples_base import Samples
 from steppe.errors import DataError
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]

@@ -20,12 +20,12 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.plugins import plugin_digests
 from steppe.experiments.run_directory import RunDirectory, lock_directory, read_result, require_free
 from steppe.fast.malloc import keep_freed_memory
+from steppe.learning.accuracy_matrix import AccuracyMatrix
 from steppe.learning.events import Callback, EpochEnded, Event, Progress, RunStarted, TaskEnded, ignore
 from steppe.learning.learner import Learner
 from steppe.learning.loop import TaskResult
-from steppe.learning.metrics import AccuracyMatrix
 from steppe.learning.task_group import TaskGroup
-from steppe.results.layout import CHECKPOINTS, CONFIG, REPORT, RESULT
+from steppe.results.file_names import CHECKPOINTS, CONFIG, REPORT, RESULT
 from steppe.results.schema import RunResult, StageCost
 from steppe.results.tables import run_report
 from steppe.runtime.clocks import ZERO, Elapsed, Stopwatch, split_wall_cpu

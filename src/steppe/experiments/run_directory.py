@@ -20,7 +20,7 @@ from steppe.checkpoint.io import read_state, write_state
 from steppe.checkpoint.tree import State
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
-from steppe.results.layout import (
+from steppe.results.file_names import (
     BESIDE,
     CHECKPOINTS,
     CONFIG,

@@ -17,7 +17,7 @@ from steppe.experiments.executor import LocalExecutor, ParentGoneError, Send, Wo
 from steppe.experiments.run import CHECKPOINT_EVERY, different_settings, finalize_existing, require_same_config, run
 from steppe.experiments.run_directory import require_free
 from steppe.learning.events import EpochEnded, Event, Progress, RunStarted, TaskEnded
-from steppe.results.layout import CONFIG, PLAN, RESULT, TABLES
+from steppe.results.file_names import CONFIG, PLAN, RESULT, TABLES
 from steppe.results.schema import RunResult
 from steppe.results.tables import as_json, latex, markdown
 from steppe.runtime.files import explain_write_errors, read_json, read_toml, require_inside, write_atomic

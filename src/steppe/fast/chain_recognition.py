@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steppe.fast.linear_chain import Activation, LinearChain, Link, has_global_hooks, overrides_call
-from steppe.fast.straight_line import find_function, straight_line
+from steppe.fast.read_forward import find_function, straight_line
 from steppe.fast.switch import fast_paths_enabled
 
 _ATEN = torch.ops.aten

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from steppe.report.finished_run import FinishedRun, benchmarks_of, by_method, on_benchmark
+from steppe.results.file_names import LANDSCAPE
 from steppe.results.grouping import METHOD_SECTIONS, differing_settings
-from steppe.results.layout import LANDSCAPE
 
 if TYPE_CHECKING:
     from steppe.landscape.settings import LandscapeSettings

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from steppe.errors import one_line
+from steppe.learning.accuracy_matrix import AccuracyMatrix
 from steppe.learning.events import EpochEnded, Event, MemoryUpdated, Progress, RunStarted, TaskEnded
 from steppe.learning.loop import TaskResult
-from steppe.learning.metrics import AccuracyMatrix
 from steppe.runtime.warn import warn_user
 
 Point = tuple[int, float]

@@ -18,7 +18,7 @@ from steppe.experiments.config import RunConfig
 from steppe.landscape.bound import Bound, NoisyLoss
 from steppe.landscape.flatness import Flatness
 from steppe.landscape.settings import LandscapeSettings
-from steppe.results.layout import LANDSCAPE
+from steppe.results.file_names import LANDSCAPE
 from steppe.results.schema import RunResult
 from steppe.runtime.files import explain_write_errors, read_json, write_atomic
 from steppe.settings import TrainingConfig

@@ -28,7 +28,7 @@ from steppe.landscape.settings import LandscapeSettings
 from steppe.network.eval_batches import min_eval_batch
 from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
-from steppe.results.layout import CONFIG, RESULT
+from steppe.results.file_names import CONFIG, RESULT
 from steppe.runtime.files import explain_write_errors, resolve_target
 from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.tensors.batch import Batch

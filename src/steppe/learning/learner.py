@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from steppe.checkpoint.io import write_state
 from steppe.checkpoint.tree import State
-from steppe.data.task import Task, check_head
+from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
 from steppe.learning.checks import (
     check_finite,
@@ -23,12 +22,11 @@ from steppe.learning.checks import (
     frozen_eval_layers,
     has_extra_state,
 )
-from steppe.learning.evaluation import outputs, predictions, probabilities, results
 from steppe.learning.events import Callback, ignore
-from steppe.learning.learner_state import UserCallback
+from steppe.learning.learner_base import UserCallback
 from steppe.learning.loop import TaskResult, TrainingLoop
 from steppe.learning.phases import Idle, Interrupted, Learning, PendingEnd
-from steppe.learning.stream import StreamLearner
+from steppe.learning.stream_learner import StreamLearner
 from steppe.learning.task_checks import as_task_list, check_last_batch, check_same_task, probe_inputs, validate_task
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
@@ -231,92 +229,6 @@ class Learner(StreamLearner):
         self._use_chain_if_exact(group.tasks[0], group.first)
         method.begin_task()
         check_last_batch(method, self.network, group, config.batch_size)
-
-    def evaluate(self, tasks: Task | Sequence[Task]) -> list[float]:
-        """Measure the test accuracy, or the learner's `metric`.
-
-        Args:
-            tasks: One task or several, each with test data. They need not have been learned.
-
-        Returns:
-            The accuracy on each task, in percent, or its metric. Each sample is predicted within its task's head.
-
-        Raises:
-            DataError: A task has no test data, or data that the model does not accept.
-            UsageError: The metric fails, or there is none and accuracy is not defined.
-            DivergedError: The model's output is not finite.
-        """
-        listed = as_task_list(tasks)
-
-        def test() -> list[float]:
-            grows = self._growing is not None
-            return results(listed, self.network, self._method, self._input_kind, self._metric, grows=grows)
-
-        tests = [task.test for task in listed if task.test is not None]
-        first = self.network.inputs.as_stored(tests[0].first()[0]) if tests else None
-        return self._run_exclusively(lambda session: self._in_eval_mode(test, first, None, listed, session))
-
-    def predict(self, x: Any, head: range | None = None) -> Tensor:
-        """Predict the most likely class of each sample.
-
-        Args:
-            x: Any number of inputs, in the form in which the tasks' inputs are stored. They are processed in batches.
-            head: The columns of the logits to choose from; by default all.
-
-        Returns:
-            The column of the highest logit for each sample, (n,), on the device of `x`.
-
-        Raises:
-            DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
-        """
-        check_head(head)
-        return self._predict_with(
-            x, lambda inputs: predictions(inputs, head, self.network, self._method, self._input_kind)
-        )
-
-    def predict_proba(self, x: Any, head: range | None = None) -> Tensor:
-        """Predict the probability of each class: the softmax of the logits.
-
-        Args:
-            x: Any number of inputs, in the form in which the tasks' inputs are stored.
-            head: The columns of the logits to choose from; by default all.
-
-        Returns:
-            One row per sample that sums to 1, (n, outputs), with 0 outside the head; on the device of `x`. Its largest
-            entry is what `predict` returns.
-
-        Raises:
-            UsageError: The learner has a loss of its own, or its method does not predict by logits.
-            DataError: The model does not accept the inputs, or `head` is not a range of its outputs.
-        """
-        check_head(head)
-        if not self.network.output_loss.is_cross_entropy:
-            raise UsageError(
-                "the learner has its own loss, so its outputs need not be logits of classes; turn learner.outputs(x) "
-                "into probabilities the way the loss does, such as with .softmax(1) or .sigmoid()."
-            )
-        if self._method is not None and type(self._method).scores is not Method.scores:
-            raise UsageError(
-                f"{type(self.settings).__name__} does not predict by logits, so there are no probabilities; use "
-                "predict(x), or learner.outputs(x) for the logits."
-            )
-        return self._predict_with(
-            x, lambda inputs: probabilities(inputs, head, self.network, self._method, self._input_kind)
-        )
-
-    def outputs(self, x: Any) -> Tensor:
-        """Compute the model's output, in eval mode and in batches.
-
-        Args:
-            x: Any number of inputs, in the form in which the tasks' inputs are stored.
-
-        Returns:
-            The output for each sample, (n, ...), on the device of `x`.
-
-        Raises:
-            DataError: The model does not accept the inputs.
-        """
-        return self._predict_with(x, lambda inputs: outputs(inputs, self.network, self._input_kind))
 
     def validate(self, tasks: Task | Sequence[Task]) -> Method:
         """Check that the model and the method can learn these tasks, without learning them.

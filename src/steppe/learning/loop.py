@@ -16,7 +16,7 @@ from steppe.errors import DataError, DivergedError
 from steppe.learning.events import Callback, EpochEnded, Progress
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
-from steppe.methods.parts.single_sample import is_batch_norm_size_error, single_sample_error
+from steppe.methods.parts.single_sample_checks import is_batch_norm_size_error, single_sample_error
 from steppe.network.network import Network
 from steppe.runtime.clocks import Elapsed, Stopwatch
 from steppe.runtime.rng import Streams

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from steppe.checkpoint.tree import State
 from steppe.data.collate import Pair
-from steppe.data.read_samples import DatasetSamples
+from steppe.data.dataset_samples import DatasetSamples
 from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import (
@@ -36,7 +36,7 @@ from steppe.learning.output_checks import (
 )
 from steppe.learning.task_group import TaskGroup
 from steppe.methods.base import Method
-from steppe.methods.parts.single_sample import accepts_single_sample, single_sample_error
+from steppe.methods.parts.single_sample_checks import accepts_single_sample, single_sample_error
 from steppe.network.eval_batches import min_eval_batch
 from steppe.network.growing_head import GrowingHead
 from steppe.network.heads import is_class_numbers

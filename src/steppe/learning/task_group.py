@@ -11,8 +11,8 @@ from torch import Tensor
 
 from steppe.checkpoint.tree import State
 from steppe.data.collate import Pair, as_dicts_and_tuples
-from steppe.data.sample_source import Samples
 from steppe.data.samples import TensorSamples
+from steppe.data.samples_base import Samples
 from steppe.data.task import Task
 from steppe.errors import DataError
 from steppe.network.eval_batches import eval_batch_size

@@ -20,7 +20,7 @@ from steppe.fast.factored import ParamDict, to_dense
 from steppe.methods.base import Method
 from steppe.methods.parts.sgd import clip_by_norm
 from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
-from steppe.methods.parts.single_sample import require_batchable
+from steppe.methods.parts.single_sample_checks import require_batchable
 from steppe.network.growing_head import GrowingHead
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight

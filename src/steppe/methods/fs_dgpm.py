@@ -126,9 +126,9 @@ class FSDGPM(MethodConfig):
         at_least=0,
     )
     current_weight: float = setting(
-        0.5, "weight of the current samples in the loss; twice 0.5 is the mean of all", at_least=0
+        0.5, "weight of the current samples' mean loss; 0.5 for both is the mean of all samples", at_least=0
     )
-    replay_weight: float = setting(0.5, "weight of the replayed samples in the loss", at_least=0)
+    replay_weight: float = setting(0.5, "weight of the replayed samples' mean loss", at_least=0)
     average: float = setting(
         0.0, "decay of the averaged weights that predict, after every update; 0 predicts without", at_least=0, below=1
     )
@@ -375,7 +375,7 @@ register_method(
 register_method(
     "fs-sgpm",
     FSDGPM,
-    "FS-DGPM with importances from singular values; the strongest on Permuted MNIST.",
+    "FS-DGPM with importances from singular values.",
     variant={"importance": "spectral"},
     presets={
         **_PRESETS,

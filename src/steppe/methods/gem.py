@@ -19,7 +19,7 @@ from steppe.errors import DivergedError
 from steppe.fast.factored import to_dense
 from steppe.methods.base import Method
 from steppe.methods.parts.sgd import clip_by_norm
-from steppe.methods.parts.task_memory import TaskMemoryConfig, TaskMemoryMethod, require_uniform_weights
+from steppe.methods.parts.task_memory_method import TaskMemoryConfig, TaskMemoryMethod, require_uniform_weights
 from steppe.network.network import Network
 from steppe.projection.layers import ProjectedWeight
 from steppe.registry import register_method

@@ -10,8 +10,8 @@ from steppe.fast.linear_hooks import find_factorable
 from steppe.network.network import Network
 from steppe.projection.hooks import find_head_weight, find_last_weight, find_weights_used_outside
 from steppe.projection.layers import ProjectedWeight, coverable_weights, linear_inputs, projected_weights
-from steppe.projection.true_inputs import find_misread_weights
-from steppe.projection.value_use import find_weights_used_by_value
+from steppe.projection.misread_weights import find_misread_weights
+from steppe.projection.weights_used_by_value import find_weights_used_by_value
 from steppe.runtime.contexts import without_fused_rnn
 from steppe.runtime.warn import warn_user
 from steppe.tensors.nest import Nest

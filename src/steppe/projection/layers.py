@@ -51,7 +51,7 @@ class ProjectedWeight:
     rule: Rule
     """Maps a layer and what it multiplies in a call (see `hooks.capture_inputs`) to the weight's input vectors."""
     factorable: bool = False
-    """Whether its gradient can be computed as factors: inputs and output gradients (see `network.linear_hooks`)."""
+    """Whether its gradient can be computed as factors: inputs and output gradients (see `fast.linear_hooks`)."""
     names: tuple[str, ...] = ()
     """The weight's name within each layer, if it is not `weight` in all of them."""
     call_rule: CallRule | None = None

@@ -13,7 +13,7 @@ from steppe.fast.factored import FactoredGrad, Gradient, ParamDict
 from steppe.network.eval_batches import eval_batch_size
 from steppe.network.network import Network
 from steppe.projection.basis import Representation
-from steppe.projection.collect import Collected, collect_inputs, extend_directions, select_directions
+from steppe.projection.collect_inputs import Collected, collect_inputs, extend_directions, select_directions
 from steppe.projection.importance import ImportanceRule
 from steppe.projection.layers import Layout, ProjectedWeight
 from steppe.projection.layouts import make_projector

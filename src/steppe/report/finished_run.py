@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import RunError, SteppeError
-from steppe.results.layout import LANDSCAPE, TABLES
+from steppe.results.file_names import LANDSCAPE, TABLES
 from steppe.results.log import TaskLog, read_task_log
 from steppe.results.schema import RunResult
 from steppe.results.tables import TIME_LABELS, common_time_measure, seconds_per_task

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steppe.results.layout import LOG
+from steppe.results.file_names import LOG
 from steppe.runtime.environment import printable
 from steppe.runtime.files import parse_json, read_bounded
 

@@ -1,1 +1,1 @@
-"""Batches, factored gradients and fast matrix products."""
+"""Batches, nests of tensors, and calls of a model with them."""

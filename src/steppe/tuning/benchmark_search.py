@@ -14,7 +14,7 @@ from steppe.experiments.run import CHECKPOINT_EVERY
 from steppe.experiments.run_directory import RunDirectory
 from steppe.experiments.study import Failed, Finished, Message, Pruned, decode, run_job
 from steppe.learning.events import TaskEnded
-from steppe.results.layout import LOG
+from steppe.results.file_names import LOG
 from steppe.runtime.files import parse_json, read_bounded, require_inside
 from steppe.tuning.plan import SearchPlan
 from steppe.tuning.trials import Trial, Trials

@@ -16,10 +16,10 @@ from steppe.errors import DivergedError, RunError, SteppeError, UsageError, one_
 from steppe.experiments.executor import LocalExecutor, Send, WorkerExited
 from steppe.experiments.run_directory import lock_directory
 from steppe.learning.learner import Learner
-from steppe.learning.saved_learner import load
+from steppe.learning.load_learner import load
 from steppe.methods.base import MethodConfig, settings_of
 from steppe.registry import find_method
-from steppe.results.layout import SEARCH
+from steppe.results.file_names import SEARCH
 from steppe.runtime.files import expand_path, explain_write_errors, read_json, require_inside, write_atomic
 from steppe.runtime.rng import Streams, preserve_global_rng
 from steppe.settings import SearchRange, TrainingConfig, Value

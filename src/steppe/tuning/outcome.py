@@ -11,8 +11,8 @@ from typing import Any
 from steppe.errors import RunError
 from steppe.figures.output import SUFFIXES, save
 from steppe.figures.search import draw_search
+from steppe.results.file_names import BEST, TRIALS
 from steppe.results.grouping import format_setting
-from steppe.results.layout import BEST, TRIALS
 from steppe.runtime.files import explain_write_errors, require_inside, write_atomic
 from steppe.settings import Value
 from steppe.tuning.space import Space, as_plain

@@ -11,7 +11,7 @@ from typing import Any
 
 from steppe.errors import RunError, UsageError, one_line
 from steppe.experiments.config import RunConfig
-from steppe.results.layout import SEARCH
+from steppe.results.file_names import SEARCH
 from steppe.runtime.files import explain_write_errors, read_json, require_inside, write_atomic
 from steppe.settings import Value
 from steppe.tuning.space import Space, as_plain, from_plain

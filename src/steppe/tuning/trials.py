@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import RunError, one_line
-from steppe.results.layout import JOURNAL
+from steppe.results.file_names import JOURNAL
 from steppe.runtime.files import explain_write_errors, require_inside
 from steppe.runtime.rng import Streams
 from steppe.settings import Value

@@ -15,10 +15,10 @@ from steppe.experiments.config import RunConfig
 from steppe.experiments.run import run
 from steppe.experiments.run_directory import RunDirectory, read_result, weight_checkpoints
 from steppe.experiments.study import read_plan
-from steppe.experiments.truncate import truncate_runs
+from steppe.experiments.truncate_runs import truncate_runs
 from steppe.learning import loop as training
 from steppe.learning.events import Event
-from steppe.results.layout import CONFIG, RESULT
+from steppe.results.file_names import CONFIG, RESULT
 
 pytestmark = pytest.mark.usefixtures("pictures_known")
 SHORT = ["--set", "benchmark.samples=40", "--set", "benchmark.test_samples=50"]

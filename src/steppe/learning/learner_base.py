@@ -65,7 +65,7 @@ class UserCallback:
         self.is_running = False
 
 
-class LearnerState:
+class LearnerBase:
     """The state of a learner; `learner.Learner` adds the methods that use it."""
 
     def __init__(

@@ -15,7 +15,7 @@ from report_runs import write_run
 
 from steppe.cli.main import main
 from steppe.experiments.run_directory import read_result
-from steppe.results.details import details
+from steppe.results.detailed_table import details
 
 
 def detailed(runs: Iterable[Path]) -> str:

@@ -16,10 +16,10 @@ from steppe.data.samples import TensorSamples
 from steppe.data.task import Task
 from steppe.errors import DataError, UsageError, short_repr
 from steppe.learning.checks import frozen_eval_layers
-from steppe.learning.eval_mode import EvalMode
+from steppe.learning.evaluating_learner import EvaluatingLearner
 from steppe.learning.events import Callback, MemoryUpdated, ignore
 from steppe.learning.input_kind import kind_of
-from steppe.learning.learner_state import UserCallback
+from steppe.learning.learner_base import UserCallback
 from steppe.learning.loop import Losses, observe
 from steppe.learning.phases import Idle, Interrupted, Streaming
 from steppe.methods.base import Method
@@ -34,7 +34,7 @@ _CHECK_EVERY = 0.2  # seconds between checks that losses are finite: each waits 
 _NAME = "the stream"
 
 
-class StreamLearner(EvalMode):
+class StreamLearner(EvaluatingLearner):
     """The part of a learner that learns from a stream."""
 
     _losses: Losses | None = None  # since the last check

@@ -18,7 +18,7 @@ from steppe.fast.factored import to_dense
 from steppe.network.module_state import preserve_buffers, swap_parameters
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.layers import Layout, ProjectedWeight
-from steppe.projection.true_inputs import row_projector, span_projector
+from steppe.projection.misread_weights import row_projector, span_projector
 from steppe.tensors.model_call import call_model
 from steppe.tensors.nest import Nest, clone_nest
 

@@ -14,7 +14,7 @@ from steppe.data.task import Task
 from steppe.errors import UsageError
 from steppe.experiments.config import RunConfig
 from steppe.experiments.run_directory import RunDirectory, lock_directory
-from steppe.results.layout import CONFIG, RESULT
+from steppe.results.file_names import CONFIG, RESULT
 
 
 def truncate_runs(runs: Mapping[Path, RunConfig], tasks: int) -> list[RunConfig]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reference import measures
 
 from steppe.errors import DataError
-from steppe.learning.metrics import AccuracyMatrix
+from steppe.learning.accuracy_matrix import AccuracyMatrix
 
 triangles = st.integers(1, 6).flatmap(
     lambda size: st.tuples(*(st.lists(st.floats(0, 100), min_size=k, max_size=k) for k in range(1, size + 1)))

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.functional import relu
 
 from steppe.fast.chain_recognition import find_linear_chain
-from steppe.fast.straight_line import find_function, straight_line
+from steppe.fast.read_forward import find_function, straight_line
 
 
 class Plain(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 
 from steppe.cli.main import main
 from steppe.cli.reproduce import _landscapes
-from steppe.experiments.recipes import RECIPES, Part, Recipe
+from steppe.experiments.paper_results import RECIPES, Part, Recipe
 from steppe.figures import FIGURES
 from steppe.registry import METHODS
 

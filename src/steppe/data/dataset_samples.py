@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from steppe.data.collate import Pair, check_pair, collate_samples, collated
 from steppe.data.peek import first_samples, preserve_all_global_rngs
-from steppe.data.sample_source import Samples
+from steppe.data.samples_base import Samples
 from steppe.errors import DataError
 from steppe.tensors.nest import index_nest
 

@@ -11,7 +11,7 @@ from steppe.data.task import Task
 from steppe.errors import ModelError, UsageError
 from steppe.methods.parts.ring_buffer import TaskRingBuffer
 from steppe.methods.parts.sgd_method import SGDConfig, SGDMethod
-from steppe.methods.parts.single_sample import require_batchable
+from steppe.methods.parts.single_sample_checks import require_batchable
 from steppe.methods.parts.task_gradients import PastTasks
 from steppe.network.network import Network
 from steppe.settings import setting

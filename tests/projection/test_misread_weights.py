@@ -19,7 +19,7 @@ from steppe.network.network import Network
 from steppe.projection import coverage
 from steppe.projection.hooks import capture_inputs, disable_fused_attention
 from steppe.projection.layers import RULES, projected_weights, register_rule
-from steppe.projection.true_inputs import find_misread_weights
+from steppe.projection.misread_weights import find_misread_weights
 
 F64: dict[str, Any] = {"dtype": torch.float64, "bias": False}
 SIZE = 18  # of a vector, and of a patch
@@ -259,7 +259,7 @@ def test_detection_in_either_precision_and_mode(name: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("case", LAYERS)
 def test_every_supported_layer_passes_the_test(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the layers that are normally trusted because torch's forward is known."""
-    monkeypatch.setattr("steppe.projection.true_inputs._is_known", lambda layer, names: False)
+    monkeypatch.setattr("steppe.projection.misread_weights._is_known", lambda layer, names: False)
     layer, shape = copy.deepcopy(LAYERS[case])  # other code uses it, and hooks are set here
     model = nn.Sequential(layer)
     x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
