@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +126,14 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
         learner.save(tmp_path / "learner")
     assert (tmp_path / "learner").read_bytes() == before
     steppe.load(tmp_path / "learner", nn.Linear(4, 4)).evaluate(Task(data, data))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no such signals")
+def test_learner_is_intact_after_an_interrupt_anywhere(tmp_path: Path) -> None:
+    """A short form of `make torture`, in its own process, because only the main thread receives signals."""
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).parents[1] / "stress" / "interrupt_torture.py")]
+    done = subprocess.run(
+        [*command, "--interrupts", "40"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"broken": 0' in done.stdout

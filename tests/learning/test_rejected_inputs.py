@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from own_models import BreaksAt, Table, bright, mlp
+from own_models import Table, bright, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from steppe import (
     ER,
     FSDGPM,
-    GPM,
     DataError,
-    DivergedError,
     Finetune,
     Learner,
     ModelError,
@@ -26,7 +24,6 @@ from steppe import (
     UsageError,
 )
 from steppe.data import idx
-from steppe.methods.base import MethodConfig
 
 X, Y = bright(8)(40, 0)
 
@@ -377,28 +374,3 @@ IDX = bytes((0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3)) + bytes(6)
 def test_invalid_idx_files_are_rejected(raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         idx.parse_idx(raw, "digits")
-
-
-@pytest.mark.parametrize(("at", "epoch", "update"), [(1, 1, 1), (8, 1, 8), (11, 2, 11)])
-def test_non_finite_loss_names_task_epoch_and_update(at: int, epoch: int, update: int) -> None:
-    """40 samples in batches of 10, two updates per batch: 8 updates per epoch, one forward per update."""
-    learner = Learner(BreaksAt(at, lambda output: output * torch.nan), Finetune())
-    with pytest.raises(DivergedError, match=f"nan in task 'digits', epoch {epoch}, update {update};"):
-        learner.learn(Task((X, Y), name="digits"), epochs=3, updates_per_batch=2)
-
-
-def test_non_finite_weights_are_found_after_the_last_update() -> None:
-    """One update, whose loss was finite."""
-    with pytest.raises(DivergedError, match=r"'0\.weight' is no longer finite after task 'digits'"):
-        Learner(mlp(), Finetune(lr=1e38, clip=0)).learn(Task((1e3 * X, Y), name="digits"), batch_size=40)
-
-
-@pytest.mark.parametrize("method", [FSDGPM(lr=1e22, clip=0.0), FSDGPM(lr=1e22, clip=0.0, threshold=1.0), GPM(lr=1e22)])
-def test_non_finite_layer_inputs_are_found_after_the_last_update(method: MethodConfig) -> None:
-    """The weights are finite, but the layers' inputs are not."""
-    learner = Learner(mlp(), method)
-    with pytest.raises(
-        DivergedError, match=r"task 'digits': the inputs of .*'[24]\.weight' are not finite.*: lower the step"
-    ):
-        learner.learn(Task((1e3 * X, Y), name="digits"), batch_size=40)
-    assert (learner.num_tasks, learner.network.heads.ranges) == (0, [])

@@ -6,8 +6,6 @@ import copy
 import gc
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -389,14 +387,3 @@ def test_progress_and_ends_are_reported() -> None:
     seen: list[type] = []
     plain(1).learn(Task((X, Y)), epochs=2, callback=lambda event: seen.append(type(event)))
     assert [kind for kind in seen if kind is not Progress] == [EpochEnded, EpochEnded]
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no such signals")
-def test_learner_is_intact_after_an_interrupt_anywhere(tmp_path: Path) -> None:
-    """A short form of `make torture`, in its own process, because only the main thread receives signals."""
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).parents[1] / "stress" / "interrupt_torture.py")]
-    done = subprocess.run(
-        [*command, "--interrupts", "40"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert '"broken": 0' in done.stdout

@@ -338,30 +338,19 @@ class _FSDGPM(Method):
 
 
 _PMNIST = {"ascent_lr": 0.05, "buffer": 200, "basis_samples": 200, "threshold": 0.99, "threshold_step": 0.0005}
+
+
+def _on_images(*values: float) -> dict[str, float]:
+    names = ("ascent_lr", "buffer", "basis_samples", "threshold", "threshold_step")
+    return dict(zip(names, values, strict=True))
+
+
 _PRESETS = {
     "pmnist": _PMNIST,
     "pmnist-60k": {**_PMNIST, "buffer": 1000},
-    "cifar100-split": {
-        "ascent_lr": 0.001,
-        "buffer": 1000,
-        "basis_samples": 125,
-        "threshold": 0.97,
-        "threshold_step": 0.003,
-    },
-    "cifar100-superclass": {
-        "ascent_lr": 0.01,
-        "buffer": 1000,
-        "basis_samples": 125,
-        "threshold": 0.98,
-        "threshold_step": 0.001,
-    },
-    "tiny-imagenet": {
-        "ascent_lr": 0.001,
-        "buffer": 400,
-        "basis_samples": 200,
-        "threshold": 0.90,
-        "threshold_step": 0.0025,
-    },
+    "cifar100-split": _on_images(0.001, 1000, 125, 0.97, 0.003),
+    "cifar100-superclass": _on_images(0.01, 1000, 125, 0.98, 0.001),
+    "tiny-imagenet": _on_images(0.001, 400, 200, 0.90, 0.0025),
 }
 register_method(
     "fs-dgpm",
