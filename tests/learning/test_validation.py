@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ class Paced:
     def decay_lr(self, divisor: float) -> float:
         self.lr /= divisor
         return self.lr
+
+    def prediction_weights(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def weights_restored(self) -> None:
+        pass
 
 
 class Scripted(TaskGroup):

@@ -91,7 +91,7 @@ def test_the_check_draws_no_random_numbers(name: str, monkeypatch: pytest.Monkey
     found = []
     for looks in (True, False):
         if not looks:
-            for module in ("ewc", "parts.task_memory"):
+            for module in ("ewc", "parts.task_memory_method"):
                 monkeypatch.setattr(f"steppe.methods.{module}.require_batchable", lambda *_: None)
         torch.manual_seed(0)
         model = with_positions()

@@ -132,9 +132,12 @@ class FlatUpdate:
     def union_loss(self, flat: Tensor, current: list[Sample], union: list[Sample]) -> Tensor:
         """2 / |D ∪ N| · (Σ_D weight · loss + Σ_N weight · loss), sample by sample."""
         weights = getattr(self.s, "current_weight", 0.5), getattr(self.s, "replay_weight", 0.5)
+        x = torch.stack([sample[0] for sample in union])  # together, for models that normalize by the batch
+        logits, _ = self.problem.forward(self.model, self.parts(flat), x, False)
         total = flat.new_zeros(())
-        for place, sample in enumerate(union):
-            total = total + weights[place >= len(current)] * self.loss(flat, [sample])
+        for place, (row, sample) in enumerate(zip(logits, union, strict=True)):
+            loss = head_loss(row.unsqueeze(0), [sample[1]], [self.problem.heads[sample[2]]])
+            total = total + weights[place >= len(current)] * loss
         return 2 * total / len(union)
 
     def gradient(self, flat: Tensor, samples: list[Sample]) -> Tensor:
