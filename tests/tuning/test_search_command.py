@@ -124,7 +124,10 @@ def test_a_killed_search_makes_the_same_trials(lines: int) -> None:
     assert not Path("killed/trials.json").exists()
     with journal.open("ab") as file:
         file.write(b'{"op_code":5,"worker')  # as if killed while writing
-    assert main([*command, "killed", "--resume"]) == 0
+    until = time.monotonic() + 20
+    while (code := main([*command, "killed", "--resume"])) == 2 and time.monotonic() < until:
+        time.sleep(0.1)  # a killed worker may hold the directory's lock for a moment
+    assert code == 0
     assert trials("killed") == trials("whole")
     assert Path("killed/best.toml").read_text("utf-8") == Path("whole/best.toml").read_text("utf-8")
 
