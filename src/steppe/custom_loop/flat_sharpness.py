@@ -110,7 +110,7 @@ class FlatSharpness(WrappedOptimizer):
             The loss at w + v. None without a closure, if `first_step` was called: then this is `second_step`.
 
         Raises:
-            UsageError: There is no closure, and `first_step` was not called.
+            UsageError: Called without a closure before `first_step`.
         """
         if closure is None:
             if not self.is_perturbed:

@@ -120,7 +120,7 @@ class _Run:
         self, config: RunConfig, out: Path | None, callback: Callback, checkpoint_every: float, stop: StopCheck
     ) -> None:
         self._config, self._out, self._callback, self._every, self._stop = config, out, callback, checkpoint_every, stop
-        # Read now: the files may change while the run goes on.
+        # Read now: the files may change during the run.
         self._versions = {**versions(), **plugin_digests(config.plugins)}
         torch.set_num_threads(config.threads)
         make_deterministic(config.device)

@@ -24,7 +24,7 @@ Point = tuple[int, float]
 class Tracker(ABC):
     """Takes the events of a run or of `Learner.learn`, and logs them as curves.
 
-    If the tracker fails while the run goes on, it warns once and logs nothing more; training continues.
+    If the tracker fails during the run, it warns once and logs nothing more; training continues.
 
     Args:
         lr: The learning rate that training starts with, to log it; events name one only after it was lowered.

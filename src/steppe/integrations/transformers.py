@@ -64,7 +64,7 @@ class GradientMemoryCallback(TrainerCallback):
         share_between_processes(self.memory)
         prepared = kwargs["optimizer"]  # Accelerate's, around the trainer's
         wrapped = protected(self.memory, prepared.optimizer)
-        if wrapped is not prepared.optimizer:  # made anew, as its loss scaling holds on to the other one's step
+        if wrapped is not prepared.optimizer:  # prepare again: loss scaling is bound to the unwrapped optimizer's step
             prepared.__init__(wrapped, device_placement=False, scaler=prepared.scaler)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

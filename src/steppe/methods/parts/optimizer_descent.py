@@ -54,7 +54,7 @@ class _Running:
 
 
 class OptimizerDescent:
-    """Takes a method's steps with an optimizer that is made anew for each task.
+    """Takes a method's steps with a new optimizer for each task.
 
     Args:
         network: The network whose weights to move.
